@@ -26,7 +26,7 @@ from bench.core.parts import BucketParts, CpuContention, EncodedBucket, LeafSize
 from bench.datasets.base import Dataset
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
-from bench.strategies.ddp.replicas import wrap
+from bench.strategies.ddp.ddp import wrap
 from bench.train.data import Batches
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack

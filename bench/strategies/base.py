@@ -1,23 +1,15 @@
 """The interface of strategies: a strategy decides what ranks exchange, when, and who updates the parameters.
 
-A strategy is one file in this folder with one class. Its dataclass fields are its options. `check_compatible` refuses,
-before any process starts, what the strategy cannot be combined with. `bind` is called once on every rank and returns
-the object that the training loop drives. That object decides three things:
+A strategy is one file in this folder, or in a package here, with one class. Its dataclass fields are its options.
+`check_compatible` refuses, before any process starts, what the strategy cannot be combined with. `bind` is called once
+on every rank and returns the object that the training loop drives:
 
-- how the model is wrapped (`wrapped`: DistributedDataParallel, the bare network, one of several stages),
-- what is exchanged and when (`exchange`: gradients in every backward, parameters every few steps, moments),
-- who runs the optimizer (`update`: this rank or a server), and what the optimizer exchanges.
+    report = strategy.train_step(batch)     # for every batch
+    strategy.synchronize()                  # before every evaluation
+    state = strategy.state_dict()           # at every checkpoint, and `load_state_dict` when the run resumes
+    strategy.close()                        # at the end
 
-The training loop makes a step like this:
-
-    strategy.start_step(step, lr)
-    strategy.backward(strategy.forward(x, y))
-    outcome = strategy.finish_step()
-    num_steps = strategy.update(outcome)
-
-It calls `strategy.begin()` before the first step, `strategy.synchronize()` before every evaluation, `strategy.drain()`
-and `strategy.state_dict()` at every checkpoint, and `strategy.close()` at the end. The rest of the code knows nothing
-else about strategies, so a new strategy is one new file.
+The rest of the code knows nothing else about strategies, so a new strategy is one new file.
 """
 
 from __future__ import annotations
@@ -27,7 +19,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -130,46 +122,60 @@ class Strategy(Options, abc.ABC):
         return []
 
     @abc.abstractmethod
-    def bind(self, setup: Setup) -> BoundStrategy | Worker:
-        """Return the object that trains, or the worker that follows one that trains; every rank must call."""
-
-
-class Worker(abc.ABC):
-    """A process that computes for another process, which runs the training loop."""
-
-    @abc.abstractmethod
-    def follow(self, save: SaveState) -> None:
-        """Do what the process with the training loop commands, until it says stop.
-
-        Args:
-            save: saves this process's state at a checkpoint.
-        """
-
-    @abc.abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state that `follow` saved; call before `follow`."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Release connections and memory; every rank must call."""
+    def bind(self, setup: Setup) -> BoundStrategy | CommandedRank:
+        """Return the object that trains, or one that computes for a rank that trains; every rank must call."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkBytes:
-    """Bytes of mini-batches, activations and their gradients that one process sent to another.
+class Batch:
+    """The samples of one step on this process, and what the step needs besides.
 
     Attributes:
-        source, to: names of the two processes.
-        nbytes: bytes sent, message headers included.
+        x: images, fp32 [samples, 3, height, width].
+        y: labels, int64 [samples].
+        step: index and epoch of the step, for compressors.
+        lr: learning rate of the step's update.
+        num_parts: number of mini-batches in the batch, whose gradients are averaged.
+        amp: compute forward in bf16.
+        on_loss: called with the mean loss, detached, before its gradient is used; raises if training has diverged.
     """
 
-    source: str
-    to: str
-    nbytes: int
+    x: torch.Tensor
+    y: torch.Tensor
+    step: Step
+    lr: float
+    num_parts: int = 1
+    amp: bool = False
+    on_loss: Callable[[torch.Tensor], object] = lambda _: None
+
+    def backward(
+        self, network: nn.Module, accumulating: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    ) -> None:
+        """Add the gradients of the mean loss to those of the network's parameters.
+
+        Args:
+            network: the network, wrapped or bare.
+            accumulating: returns a context in which backward exchanges no gradients; used for all mini-batches but the
+                last.
+        """
+        *earlier, last = zip(self.x.chunk(self.num_parts), self.y.chunk(self.num_parts), strict=True)
+        losses = []
+        for x, y in earlier:
+            with accumulating():
+                loss = self._loss(network, x, y)
+                (loss / self.num_parts).backward()
+            losses.append(loss.detach())
+        loss = self._loss(network, *last)
+        self.on_loss(torch.stack([*losses, loss.detach()]).mean() if earlier else loss.detach())
+        (loss / self.num_parts if earlier else loss).backward()
+
+    def _loss(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
+            return nn.functional.cross_entropy(network(x), y)
 
 
 class Exchange(Protocol):
-    """The part of a strategy that sends and receives messages during a step and counts them."""
+    """The part of a strategy that sends and receives messages, and counts them."""
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
@@ -181,9 +187,6 @@ class Exchange(Protocol):
 
     def residual_norms(self) -> dict[int, float]:
         """Return the L2 norm of each layer's residual (what it has not sent yet), by layer id."""
-
-    def finish_step(self) -> StepReport:
-        """End the step's exchange and report it; call after `backward`. Raises what failed during the step."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps from step to step; call between two steps."""
@@ -206,101 +209,106 @@ class RepeatsDecisions(Protocol):
 class BoundStrategy(abc.ABC):
     """A strategy on one rank, driven by the training loop.
 
-    Attributes:
+    Args:
         model: the bare network, whose parameters are trained.
-        wrapped: the model as the strategy wraps it; called with a batch.
+        exchanges: everything that sends and receives messages; what they report and keep is added up.
+        optimizer: updates the model's parameters; None if another process does.
+
+    Attributes:
+        model, exchanges, optimizer: the arguments.
         layers: the model's trainable parameters.
-        exchange: sends and receives messages.
         loop: the ranks that run the training loop; None: all ranks.
     """
 
+    loop: dist.ProcessGroup | None = None
+
     def __init__(
-        self, model: nn.Module, wrapped: nn.Module, exchange: Exchange, loop: dist.ProcessGroup | None = None
+        self, model: nn.Module, exchanges: Sequence[Exchange], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
         self.model = model
-        self.wrapped = wrapped
+        self.exchanges = exchanges
+        self.optimizer = optimizer
         self.layers: list[Layer] = layers_of(model)
-        self.exchange = exchange
-        self.loop = loop
-
-    @property
-    def shard_ids(self) -> Sequence[int]:
-        """Return which of a step's `config.replicas` mini-batches this process loads; they are concatenated."""
-        return (dist.get_rank(),)
-
-    def end_pause(self) -> None:  # noqa: B027 - most strategies measure no times of their own
-        """Restart own timers; called before the first step and after every pause in training, such as an evaluation."""
 
     @abc.abstractmethod
-    def start_step(self, step: Step, lr: float) -> None:
-        """Begin a step with the learning rate of its update; called before the forward pass."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the loss of this process's batch, for `backward`."""
-        return nn.functional.cross_entropy(self.wrapped(x), y)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients; their exchange may start during backward."""
-        loss.backward()
-
-    def accumulating(self) -> AbstractContextManager[object]:
-        """Return a context in which backward adds to this process's gradients without exchanging them."""
-        return contextlib.nullcontext()
-
-    def finish_step(self) -> StepReport:
-        """End the step's exchange; the report says whether a gradient was not finite. Called after `backward`."""
-        return self.exchange.finish_step()
-
-    @abc.abstractmethod
-    def update(self, outcome: StepReport) -> int:
-        """Update the parameters (unless the step is skipped) and clear the gradients.
-
-        Args:
-            outcome: the report of `finish_step`; what the optimizer exchanges is added to it.
-
-        Returns:
-            Optimizer steps done so far. `world_size` batches count as one step, whichever ranks processed them.
-        """
+    def train_step(self, batch: Batch) -> StepReport:
+        """Learn from a batch: forward, backward, exchange and update; every rank must call."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:
         """Wait until all updates are applied everywhere: ranks then hold equal parameters. Every rank must call."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that this rank needs to resume bit for bit; call between two steps, on every rank.
+        """Return all that this rank needs to resume bit for bit; every rank must call, between two steps.
 
         The next step may change the returned tensors in place.
         """
-        return {"model": self.model.state_dict(), "exchange": self.exchange.state_dict()}
+        return {
+            "model": self.model.state_dict(),
+            "exchanges": [exchange.state_dict() for exchange in self.exchanges],
+            "optimizer": self.optimizer.state_dict() if self.optimizer is not None else None,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from what `state_dict` returned in an earlier process of this rank; every rank must call."""
         self.model.load_state_dict(state["model"])
-        self.exchange.load_state_dict(state["exchange"])
-
-    def begin(self) -> None:  # noqa: B027 - most strategies have no workers
-        """Prepare workers, before this rank resumes or trains."""
-
-    def drain(self) -> None:  # noqa: B027 - most strategies have all ranks wait for each other in every step
-        """Wait for ranks that are behind, before a checkpoint; every rank must call."""
-
-    def warm_up(self, step: Step, x: torch.Tensor, y: torch.Tensor) -> None:  # noqa: B027 - most need none
-        """Do what only a process's first step does, on any mini-batch; every rank must call.
-
-        `load_state_dict` then replaces everything that this changed.
-        """
-
-    def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return each replica's figures since the last row, given those of the ranks that run the training loop."""
-        return figures
-
-    def stop_workers(self) -> None:  # noqa: B027 - most strategies have no workers
-        """Stop the workers: no step or evaluation follows."""
-
-    def link_bytes(self) -> list[LinkBytes]:
-        """Return the bytes sent between processes since the last call, if one replica's layers lie on several."""
-        return []
+        for exchange, saved in zip(self.exchanges, state["exchanges"], strict=True):
+            exchange.load_state_dict(saved)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """Release threads, connections and memory; every rank must call."""
-        self.exchange.close()
+        """Release threads, connections and memory; every rank must call.
+
+        Ranks close together, because a backend that closes while a peer still sends aborts that peer.
+        """
+        dist.barrier()
+        for exchange in self.exchanges:
+            exchange.close()
+        dist.barrier()
+
+    @property
+    def traffic(self) -> Mapping[Purpose, Traffic]:
+        """Return what this rank has sent since the start, per purpose."""
+        all_traffic = [exchange.traffic for exchange in self.exchanges]
+        return {p: sum((each[p] for each in all_traffic if p in each), Traffic()) for p in get_args(Purpose)}
+
+    @property
+    def last_encoded(self) -> Mapping[Key, Payload]:
+        """Return what this rank encoded in its last step; if several exchanges encoded a layer, the first one's."""
+        return {key: payload for exchange in self.exchanges[::-1] for key, payload in exchange.last_encoded.items()}
+
+    def residual_norms(self) -> dict[int, float]:
+        """Return the L2 norm of each layer's residual, by layer id; if several exchanges keep one, the first one's."""
+        return {layer: norm for exchange in self.exchanges[::-1] for layer, norm in exchange.residual_norms().items()}
+
+
+class CommandedRank(abc.ABC):
+    """A process that computes for another one, which runs the training loop."""
+
+    @abc.abstractmethod
+    def follow(self, save: SaveState) -> None:
+        """Do what the process with the training loop commands, until it closes its strategy.
+
+        Args:
+            save: saves this process's state at a checkpoint.
+        """
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state that `follow` saved; call before `follow`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release connections and memory; every rank must call."""
+
+
+@runtime_checkable
+class ReportsForOthers(Protocol):
+    """A strategy that also reports what the processes have done that compute for this one."""
+
+    def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the figures of each replica since the last row, given those of this process."""
+
+    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
+        """Return rows of `links.csv` about the last steps, without the columns that say which evaluation it was."""

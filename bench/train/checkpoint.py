@@ -241,20 +241,18 @@ def resized(
     state = states[rank % len(states)]
     batches = _redistributed([each["batches"][0] for each in states], config, rank, dataset, train)
     counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
+    exchanges = zip(*(each["strategy"]["exchanges"] for each in states), strict=True)
     strategy = state["strategy"] | {
-        "exchange": _exchange([each["strategy"]["exchange"] for each in states], rank, config.world_size, waiting)
+        "exchanges": [_exchange(parts, rank, config.world_size, waiting) for parts in exchanges]
     }
     if config.steps is None:
         counts |= {"step": batches["used"], "own_steps": batches["used"]}
-        strategy["num_steps"] = batches["used"]
     return state | {"strategy": strategy, "counts": counts, "batches": [batches]}
 
 
 def _exchange(parts: Sequence[State], rank: int, world_size: int, waiting: Waiting) -> State:
-    """Return the new state of an exchange, which may consist of two: of gradients, and of the optimizer."""
+    """Return the new state of an exchange."""
     own = parts[rank % len(parts)]
-    if "gradients" in own:
-        return {name: _exchange([part[name] for part in parts], rank, world_size, waiting) for name in own}
     if "reducer" not in own:  # DDP itself, which keeps nothing
         return own
     reducer = own["reducer"] | {

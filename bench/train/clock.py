@@ -13,7 +13,7 @@ import math
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ import torch
 from bench.core.run_folder import RunFolder, read_json
 from collectives.base import Key
 from collectives.payloads.base import Payload
+from compressors.ddp.report import StepReport
 
 _COPIED = ("measured_bandwidth_bps", "measured_rtt_s", "measured_loss_ratio", "wire_headers")
 
@@ -76,6 +77,19 @@ class StepTime:
     encode_s: float | None
     exchange_s: float | None
     exposed_s: float | None
+
+    @classmethod
+    def of(cls, report: StepReport, *, total_s: float, cpu_s: float) -> Self:
+        """Return the times of a step that made this report."""
+        return cls(
+            total_s=total_s,
+            cpu_s=cpu_s,
+            until_exchanged_s=total_s - report.update_s,
+            waited_s=None if report.exposed_s is None else report.exposed_s - report.update_exposed_s,
+            encode_s=report.encode_s,
+            exchange_s=report.exchange_s,
+            exposed_s=report.exposed_s,
+        )
 
 
 @dataclasses.dataclass(kw_only=True)

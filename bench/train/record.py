@@ -23,7 +23,7 @@ from bench.core.schema.layers import LAYERS
 from bench.core.schema.links import LINKS
 from bench.core.schema.metrics import METRICS
 from bench.models.base import weights_hash
-from bench.strategies.base import BoundStrategy, RepeatsDecisions
+from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.checkpoint import resumes_of
 from bench.train.clock import StepTimes, link_columns, mean, sample_index_sets, sampled_overlap
 from bench.train.layer_rows import LayerCounts, count_layers, layer_rows
@@ -124,7 +124,7 @@ class Recorder:
     def _reset(self) -> None:
         self._counts = Counts()
         self._layer_counts: dict[int, LayerCounts] = {}
-        self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.exchange.traffic.items()}
+        self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.traffic.items()}
         self._forwarder_use = ForwarderUse()
         # On virtual hosts, process 1 is the first process of the host's own process namespace.
         self._other_work = OtherWork(1 if self.config.cluster else launcher_of_rank())
@@ -149,7 +149,7 @@ class Recorder:
         self.progress.accuracy = self.last_row.get("test_accuracy")
         self._layer_counts = {layer_id: LayerCounts.from_dict(count) for layer_id, count in state["layers"].items()}
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
-        now = self.strategy.exchange.traffic
+        now = self.strategy.traffic
         self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
         self._replay_decisions()
         self._started = time.time() - state["wall_time_s"]
@@ -157,8 +157,8 @@ class Recorder:
 
     def _replay_decisions(self) -> None:
         """Repeat what the stopped process decided after the checkpoint, at the same steps."""
-        exchange, path = self.strategy.exchange, self._folder.choices
-        if isinstance(exchange, RepeatsDecisions):
+        path = self._folder.choices
+        for exchange in (each for each in self.strategy.exchanges if isinstance(each, RepeatsDecisions)):
             decisions = gather_json(_read_lines(path) if self.is_writer else [])[0]
             if self.is_writer:  # the last line of the file may be incomplete
                 path.write_text("".join(json.dumps(decision) + "\n" for decision in decisions), encoding="utf-8")
@@ -212,22 +212,22 @@ class Recorder:
 
     def evaluation(self, snapshot: Snapshot) -> None:
         """Gather measurements from all ranks and append rows to the run's files; every rank must call."""
-        everyone = self.strategy.members(gather_json(self._own_figures(snapshot), self.strategy.loop))
+        own = self._own_figures(snapshot)
+        others = self.strategy if isinstance(self.strategy, ReportsForOthers) else None
+        figures = [own] if others is None else others.replica_figures(own)
+        everyone = [each for of_rank in gather_json(figures, self.strategy.loop) for each in of_rank]
         target, columns = self.config.target_accuracy, snapshot.columns
         if target is not None and self._so_far["time_to_target_s"] is None and columns["test_accuracy"] >= target:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
         if self._metrics is not None and self._layers is not None:
             row = self._fixed | self._so_far | columns | self._joint_columns(everyone, snapshot)
             self._metrics.append(row)
-            steps, norms = self._counts.steps, self.strategy.exchange.residual_norms()
+            steps, norms = self._counts.steps, self.strategy.residual_norms()
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
             rows = layer_rows(self.strategy.layers, self._layer_counts, steps, norms, self._decision)
             self._layers.extend(at | each for each in rows)
-            if links := self.strategy.link_bytes():
-                RowWriter(self._folder.links, LINKS).extend(
-                    {**at, "source": link.source, "to": link.to, "activation_bytes": link.nbytes / max(1, steps)}
-                    for link in links
-                )
+            if others is not None and (links := others.link_rows(steps)):
+                RowWriter(self._folder.links, LINKS).extend(at | each for each in links)
             if self._tracker is not None:
                 self._tracker.row(row)
                 if snapshot.is_last:
@@ -238,7 +238,7 @@ class Recorder:
 
     def _sent(self) -> dict[str, dict[str, Any]]:
         """Return what this rank has sent since the previous row, per purpose."""
-        now = self.strategy.exchange.traffic
+        now = self.strategy.traffic
         return {p: dataclasses.asdict(entry.since(self._traffic_before[p])) for p, entry in now.items()}
 
     def _own_figures(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class Recorder:
             "cpu_s_per_step": snapshot.times.cpu_s_per_step(),
             "other_cpu_share": self._other_work.share if self._is_first_here else None,
             "traffic": self._sent(),
-            "index_sets": sample_index_sets(self.strategy.exchange.last_encoded, self._numel),
+            "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
             "peak_rss_bytes": peak_rss_bytes(),
             "weights": weights_hash(self.strategy.model.parameters()),
         }

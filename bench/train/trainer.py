@@ -13,7 +13,7 @@ import torch.distributed as dist
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
 from bench.datasets.base import Dataset, Part
-from bench.strategies.base import BoundStrategy, SaveState
+from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
 from bench.train.clock import StepTime, StepTimes, TrainingClock
 from bench.train.data import Batches
@@ -80,9 +80,9 @@ class Trainer:
         self.steps_per_epoch = data.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
         self._train_sample = train_sample(self.train)
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
-        self._batches = [
-            Batches(config, self.dataset, self.train, rank, self.device) for rank in self.strategy.shard_ids
-        ]
+        # A process that feeds all replicas loads all their shards.
+        shards = [dist.get_rank()] if config.replicas == config.world_size else range(config.replicas)
+        self._batches = [Batches(config, self.dataset, self.train, shard, self.device) for shard in shards]
         self.clock = TrainingClock(self.device)
         self.times = StepTimes()
         self.step = 0  # optimizer steps of the run; each uses `replicas` batches
@@ -115,14 +115,11 @@ class Trainer:
     def train_until(self, step: int) -> None:
         """Train until `step` optimizer steps are done; the training clock runs meanwhile."""
         with self.recorder.measuring(), self.clock.running():
-            self.strategy.end_pause()
             while self.step < step:
-                self._train_step()
+                self.train_step()
                 self._show_progress()
             if self.step >= self._evaluate_at:
                 self.strategy.synchronize()
-            elif self.step >= self._checkpoint_at:
-                self.strategy.drain()
             self._check_losses()
 
     @property
@@ -132,9 +129,6 @@ class Trainer:
 
     def resume(self, state: dict[str, Any]) -> None:
         """Resume from what an earlier process of this rank saved; every rank must call, before `run`."""
-        x, y = (part.chunk(self.config.accumulate)[0] for part in self._next_batch())  # any batch of the usual size
-        with self._autocast():
-            self.strategy.warm_up(self._step_now(), x, y)
         self.strategy.load_state_dict(state["strategy"])
         self.recorder.load_state_dict(state["recorder"])
         for batches, saved in zip(self._batches, state["batches"], strict=True):
@@ -155,8 +149,10 @@ class Trainer:
     def _checkpoint(self) -> None:
         assert self.save is not None
         on_cuda = self.device.type == "cuda"
+        with self.recorder.measuring(), self.clock.running():
+            of_strategy = self.strategy.state_dict()  # may wait for ranks that are behind
         state = {
-            "strategy": self.strategy.state_dict(),
+            "strategy": of_strategy,
             "recorder": self.recorder.state_dict(),
             "batches": [batches.state_dict() for batches in self._batches],
             "counts": {name: getattr(self, name) for name in _COUNTS},
@@ -183,12 +179,39 @@ class Trainer:
         """Return 1 if the run's length is given in steps, and the steps per epoch if it is given in epochs."""
         return 1 if self.config.steps else self.steps_per_epoch
 
-    def _next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next batch of each of this process's shards, concatenated: fp32 [samples, 3, 32, 32] and int64."""
+    def train_step(self) -> None:
+        """Make one step: load the batch, learn from it, and record what it took."""
+        config = self.config
+        started, cpu_started = time.perf_counter(), time.process_time()
         parts = [next(batches) for batches in self._batches]
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+        batch = Batch(
+            x=torch.cat([x for x, _ in parts]) if len(parts) > 1 else parts[0][0],
+            y=torch.cat([y for _, y in parts]) if len(parts) > 1 else parts[0][1],
+            step=Step(
+                index=self.own_steps,
+                epoch=self.step // self.steps_per_epoch,
+                rank=dist.get_rank(),
+                world_size=config.replicas,
+                seed=config.seed,
+                warmup=config.steps is None,
+            ),
+            lr=learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
+            num_parts=config.accumulate,
+            amp=config.amp == "bf16",
+            on_loss=self._remember_loss,
+        )
+        report = self.strategy.train_step(batch)
+        self._check_skips(report)
+        self.step = self.step + 1 if report.num_steps is None else report.num_steps
+        self.own_steps += 1
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if self.profiler is not None:
+            self.profiler.step()
+        self.recorder.count(report)
+        if self._is_timed:
+            total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+            self.times.steps.append(StepTime.of(report, total_s=total_s, cpu_s=cpu_s))
 
     def _show_progress(self) -> None:
         self.recorder.progress.report(
@@ -199,64 +222,9 @@ class Trainer:
             loss=lambda: float(self._losses[-1]) if self._losses else None,
         )
 
-    def _step_now(self) -> Step:
-        config = self.config
-        return Step(
-            index=self.own_steps,
-            epoch=self.step // self.steps_per_epoch,
-            rank=dist.get_rank(),
-            world_size=config.replicas,
-            seed=config.seed,
-            warmup=config.steps is None,
-        )
-
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp == "bf16")
-
-    def _train_step(self) -> None:
-        config = self.config
-        started, cpu_started = time.perf_counter(), time.process_time()
-        x, y = self._next_batch()
-        self.strategy.start_step(
-            self._step_now(), learning_rate(config, self.step, self.total_steps, self.steps_per_epoch)
-        )
-        self._forward_backward(x, y)
-        outcome = self.strategy.finish_step()
-        until_exchanged_s, waited_s = time.perf_counter() - started, outcome.exposed_s
-        self._check_skips(outcome)
-        self.step = self.strategy.update(outcome)
-        self.own_steps += 1
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        if self.profiler is not None:
-            self.profiler.step()
-        self._account(outcome, started, cpu_started, until_exchanged_s, waited_s)
-
-    def _forward_backward(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Accumulate the gradients of a step's batches; the exchange starts in the backward of the last batch."""
-        num_batches = self.config.accumulate
-        *earlier, last = zip(x.chunk(num_batches), y.chunk(num_batches), strict=True)
-        losses = []
-        for batch in earlier:
-            with self.strategy.accumulating():
-                loss = self._forward(*batch)
-                self.strategy.backward(loss / num_batches)
-            losses.append(loss.detach())
-        loss = self._forward(*last)
-        if not earlier:
-            self._remember_loss(loss.detach())
-            self.strategy.backward(loss)
-            return
-        self._remember_loss(torch.stack([*losses, loss.detach()]).mean())
-        self.strategy.backward(loss / num_batches)
-
-    def _forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with self._autocast():
-            return self.strategy.forward(x, y)
-
-    def _check_skips(self, outcome: StepReport) -> None:
+    def _check_skips(self, report: StepReport) -> None:
         """Count skipped steps; stop at the first if the configuration says so, else at too many in a row."""
-        if not outcome.skipped:
+        if not report.skipped:
             self._skips_in_a_row = 0
             return
         self.skipped_steps += 1
@@ -267,28 +235,6 @@ class Trainer:
             raise Diverged(
                 f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
                 "training has diverged: try a lower --lr"
-            )
-
-    def _account(
-        self,
-        outcome: StepReport,
-        started: float,
-        cpu_started: float,
-        until_exchanged_s: float,
-        waited_s: float | None,
-    ) -> None:
-        self.recorder.count(outcome)
-        if self._is_timed:
-            self.times.steps.append(
-                StepTime(
-                    total_s=time.perf_counter() - started,
-                    cpu_s=time.process_time() - cpu_started,
-                    until_exchanged_s=until_exchanged_s,
-                    waited_s=waited_s,
-                    encode_s=outcome.encode_s,
-                    exchange_s=outcome.exchange_s,
-                    exposed_s=outcome.exposed_s,
-                )
             )
 
     @property
@@ -343,7 +289,7 @@ class Trainer:
                     "test_accuracy": test.accuracy,
                 },
                 figures={
-                    "samples": self.own_steps * self.config.samples_per_step * len(self.strategy.shard_ids),
+                    "samples": self.own_steps * self.config.samples_per_step * len(self._batches),
                     "skipped_steps": self.skipped_steps,
                     "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
                 },

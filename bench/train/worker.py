@@ -29,7 +29,7 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, Part
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Setup, Strategy, Worker
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
 from bench.train.checkpoint import Checkpointer, Restored, resized
 from bench.train.data import slow_down
 from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
@@ -61,7 +61,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         strategy = _bind(config, model, device)
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
-        if isinstance(strategy, Worker):
+        if isinstance(strategy, CommandedRank):
             if restored is not None:
                 strategy.load_state_dict(restored.states[0])
             strategy.follow(checkpointer.save)
@@ -71,7 +71,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
             _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
         checkpointer.wait()
-        _close(strategy)
+        strategy.close()
 
 
 def _train(
@@ -86,7 +86,6 @@ def _train(
 ) -> None:
     """Run the training loop, from the restored state if there is one; rank 0 then writes the result."""
     train, test = parts_of(config)
-    strategy.begin()
     with _profiler(config, folder) as profiler:
         trainer = Trainer(
             config=config,
@@ -102,7 +101,6 @@ def _train(
         if restored is not None:
             trainer.resume(_state_of(restored, config, dataset, train))
         trainer.run()
-    strategy.stop_workers()
     checkpointer.wait()
     if dist.get_rank() == 0:
         if config.save_model:
@@ -144,7 +142,7 @@ def _load(
     return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
 
 
-def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | Worker:
+def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | CommandedRank:
     """Bind the run's strategy on this rank; every rank must call."""
     strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"]))
     return strategy.bind(
@@ -157,13 +155,6 @@ def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> Bo
             device=device,
         )
     )
-
-
-def _close(strategy: BoundStrategy | Worker) -> None:
-    """Close the strategy on all ranks together: a backend that closes while a peer still sends aborts that peer."""
-    dist.barrier()
-    strategy.close()
-    dist.barrier()
 
 
 def _result(recorder: Recorder) -> dict[str, Any]:

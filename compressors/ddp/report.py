@@ -110,8 +110,13 @@ class StepReport:
         skipped: a gradient was not finite on some rank; the optimizer step must be skipped.
         encode_s: seconds in which the communication thread encoded and decoded. None: not known.
         exchange_s: seconds in which the communication thread was busy, encoding included. None: not known.
-        exposed_s: seconds from the arrival of the last bucket to the last result. None: not known, as PyTorch hides it.
+        exposed_s: seconds from the arrival of the last bucket to the last result, and those in which the optimizer
+            waited. None: not known, as PyTorch hides it.
+        update_s: seconds of the optimizer's step, with what it exchanges.
+        update_exposed_s: seconds of the optimizer's step in which it waited; part of `exposed_s`.
         encoded: one entry per layer and message that it was part of.
+        num_steps: optimizer steps of all ranks together so far, where `world_size` batches count as one step, whichever
+            ranks processed them. None: one more than before, as ranks make their steps together.
         staleness: number of parameter versions that the gradient was behind when applied. None: not asynchronous.
         factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say. None: no
             such matrices.
@@ -123,7 +128,10 @@ class StepReport:
     encode_s: float | None = None
     exchange_s: float | None = None
     exposed_s: float | None = None
+    update_s: float = 0.0
+    update_exposed_s: float = 0.0
     encoded: list[EncodedLayer] = dataclasses.field(default_factory=list)
+    num_steps: int | None = None
     staleness: int | None = None
     factor_fallbacks: int | None = None
     factor_updates_skipped: int | None = None

@@ -67,6 +67,14 @@ def test_a_strategy_trains(installed: str, tmp_path: Path) -> None:
     assert float(row["payload_bytes_per_step"]) == float(row["dense_bytes_per_step"]) / EVERY
 
 
+def test_a_strategy_needs_few_concepts() -> None:
+    """What the object that trains defines, beside its base class, the interface and its constructor."""
+    tree = ast.parse((FOLDER / "averaging.py").read_text(encoding="utf-8"))
+    (_, trained) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    defined = {node.name for node in trained.body if isinstance(node, ast.FunctionDef)} - {"__init__"}
+    assert defined == {"train_step", "synchronize", "state_dict", "load_state_dict"}
+
+
 @pytest.mark.parametrize(("room", "most"), [("compressors", 8), ("optimizers", 3)])
 def test_it_needs_few_concepts(room: str, most: int) -> None:
     """What it imports of this project, and what of its base class it defines."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.core import spec
-from bench.strategies.base import BoundStrategy, Setup
+from bench.strategies.base import Batch, BoundStrategy, Setup
 from collectives.transport.base import TransportError
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
@@ -56,27 +57,36 @@ def bound(strategy: str, compressor: str = "none", optimizer: str = "sgd", colle
     return training
 
 
-def train_step(training: BoundStrategy, index: int, *, poison: bool = False) -> tuple[StepReport, int]:
+class Poisoned(nn.Module):
+    """A network whose loss, and so every gradient, is not a number."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x) * float("nan")  # type: ignore[no-any-return]
+
+
+class PoisonedBatch(Batch):
+    """A batch with such a loss."""
+
+    def backward(self, network: nn.Module, accumulating: Any = contextlib.nullcontext) -> None:
+        super().backward(Poisoned(network), accumulating)
+
+
+def train_step(training: BoundStrategy, index: int, *, poison: bool = False) -> StepReport:
     """One step on data that differ between ranks and steps, with a learning rate that falls."""
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + index)
     x, y = torch.randn(5, 1, 8, 8, generator=generator), torch.randint(3, (5,), generator=generator)
     where = Step(index=index, epoch=0, rank=dist.get_rank(), world_size=dist.get_world_size(), seed=1, warmup=False)
-    training.start_step(where, LR / (index + 1))
-    loss = nn.functional.cross_entropy(training.wrapped(x), y)
-    (loss * float("nan") if poison else loss).backward()
-    outcome = training.finish_step()
-    return outcome, training.update(outcome)
+    batch = (PoisonedBatch if poison else Batch)(x=x, y=y, step=where, lr=LR / (index + 1))
+    return training.train_step(batch)
 
 
 def weights(model: nn.Module) -> bytes:
     """All parameters, bit for bit; not a tensor, which would live in memory of the process that ends."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy().tobytes()
-
-
-def close(training: BoundStrategy) -> None:
-    dist.barrier()
-    training.close()
-    dist.barrier()
 
 
 @dataclasses.dataclass
@@ -98,9 +108,9 @@ def everything(rank: int) -> Seen:
         for strategy, collective in (("ddp", f"server{options}"), (f"async_server{options}", "server")):
             training = bound(strategy, compressor, optimizer, collective)
             for index in range(STEPS):
-                assert train_step(training, index)[1] == index + 1
+                assert train_step(training, index).num_steps == (None if strategy.startswith("ddp") else index + 1)
             ends.append(weights(training.model))
-            close(training)
+            training.close()
         seen.alike.append((ends[0], ends[1]))
     for limit in (1, 3):
         seen.staleness[limit] = lag_behind(rank, limit, seen)
@@ -115,10 +125,10 @@ def lag_behind(rank: int, limit: int, seen: Seen) -> list[int | None]:
     behind = []
     for index in range(10):
         time.sleep(float(torch.rand(1, generator=dice)) * (0.03 if rank == SLOW_RANK else 0.005))
-        behind.append(train_step(training, index)[0].staleness)
+        behind.append(train_step(training, index).staleness)
     training.synchronize()
     seen.synchronized.append(weights(training.model))
-    close(training)
+    training.close()
     return behind
 
 
@@ -127,25 +137,25 @@ def go_at_own_speed(rank: int, seen: Seen) -> None:
     while done < 10:
         if rank == SLOW_RANK:
             time.sleep(0.3)
-        done = train_step(training, seen.own_steps)[1]
+        done = train_step(training, seen.own_steps).num_steps or 0
         seen.own_steps += 1
     training.synchronize()
     seen.synchronized.append(weights(training.model))
-    close(training)
+    training.close()
 
 
 def skip_a_push(rank: int, seen: Seen) -> None:
     training = bound("async_server:mode=asp", "topk:ratio=0.2")
     for index in range(4):
-        before = training.exchange.residual_norms()
-        outcome, _ = train_step(training, index, poison=rank == 1 and index == 2)
+        before = training.residual_norms()
+        outcome = train_step(training, index, poison=rank == 1 and index == 2)
         seen.skipped.append(outcome.skipped)
         if outcome.skipped:
-            seen.kept_residual = training.exchange.residual_norms() == before
+            seen.kept_residual = training.residual_norms() == before
             assert outcome.staleness is None
     training.synchronize()
     seen.synchronized.append(weights(training.model))
-    close(training)
+    training.close()
 
 
 @pytest.fixture(scope="module")

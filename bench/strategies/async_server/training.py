@@ -1,7 +1,14 @@
-"""The worker's side: a thread encodes each gradient during backward and sends it to the server."""
+"""Both sides of the parameter server's training: the server's parameters and threads, and each rank's worker.
+
+The worker has a thread that encodes each gradient during backward and sends it to the server.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import datetime
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,20 +19,153 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from bench.strategies.async_server.server import ServerParameters, Service, star
-from bench.strategies.base import BoundStrategy, Setup
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import Batch, BoundStrategy, Setup
 from collectives.base import Key
-from collectives.parameter_server.link import RemoteServer
-from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Worker
+from collectives.parameter_server.link import RemoteServer, serve
+from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Push, Session, Worker
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
+from collectives.server import added
 from collectives.transport.base import Purpose, Traffic, Transport
+from collectives.transport.process_group import ProcessGroupTransport
+from compressors.base import Compressor
 from compressors.ddp.communicator import Nonfinite
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 
 T = TypeVar("T")
+
+
+class ServerParameters:
+    """Hold fp32 copies of a model's trainable parameters; implements the server's `Parameters`.
+
+    Args:
+        layers: the model's layers, whose weights are copied; ids count from 0.
+        compressor: turns a sum of payloads back into a gradient.
+        optimizer: the update rule.
+        lr: the learning rate before any schedule.
+        world_size: number of workers.
+        seed: the run's seed.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        compressor: Compressor,
+        optimizer: Optimizer,
+        *,
+        lr: float,
+        world_size: int,
+        seed: int,
+    ) -> None:
+        weights = [
+            nn.Parameter(layer.weight.detach().float().contiguous().clone())
+            for layer in layers
+            if layer.weight is not None
+        ]
+        self._layers = [
+            dataclasses.replace(layer, weight=weight) for layer, weight in zip(layers, weights, strict=True)
+        ]
+        self._weights = weights
+        self._gradients = [torch.zeros_like(weight) for weight in weights]
+        self._reducer = Reducer(compressor)
+        self._optimizer = optimizer.build(weights, lr)
+        self._world_size = world_size
+        self._seed = seed
+
+    def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
+        """Make one optimizer step with the learning rate of the first push. See `Parameters.apply`."""
+        first = pushes[0]
+        step = Step(
+            index=first.clock_end.index,
+            epoch=first.clock_end.epoch,
+            rank=first.rank,
+            world_size=num_terms,
+            seed=self._seed,
+        )
+        for layer, weight, gradient in zip(self._layers, self._weights, self._gradients, strict=True):
+            terms = [push.payloads[layer.id] for push in pushes if layer.id in push.payloads]
+            weight.grad = gradient if terms else None  # a layer without a push keeps its weights
+            if terms:
+                total = terms[0] if len(terms) == 1 else added(terms)
+                self._reducer.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
+        for group in self._optimizer.param_groups:
+            group["lr"] = first.clock_end.lr * (num_terms / self._world_size)
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a deep copy of the parameters and the optimizer's state."""
+        return copy.deepcopy({"weights": self._weights, "optimizer": self._optimizer.state_dict()})
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for weight, saved in zip(self._weights, state["weights"], strict=True):
+            weight.copy_(saved)
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def packed(self) -> list[torch.Tensor]:
+        """Return each layer's weights as a packed dense payload. See `Parameters.packed`."""
+        return [Dense(weight.detach().view(-1)).pack() for weight in self._weights]
+
+
+def star(root: int, timeout_s: float) -> dict[int, Transport]:
+    """Return links between `root` and every other rank, by that other rank; every rank must call.
+
+    The root gets all links, another rank only its own. Each link is its own process group, in which the root is rank 0,
+    because threads must not share a process group.
+    """
+    links: dict[int, Transport] = {}
+    for worker in range(dist.get_world_size()):
+        if worker != root:
+            group = dist.new_group([root, worker], timeout=datetime.timedelta(seconds=timeout_s), sort_ranks=False)
+            if dist.get_rank() in (root, worker):
+                links[worker] = ProcessGroupTransport(cast(dist.ProcessGroup, group), timeout_s=timeout_s)
+    return links
+
+
+class Service:
+    """Run the server with one thread for every worker in another process.
+
+    Args:
+        server: the server whose sessions the threads drive.
+        links: one transport per other worker, by its rank.
+        numels: number of elements of every layer, by layer id.
+        own_rank: rank of this process's worker, which uses `own_session` without a thread.
+
+    Attributes:
+        server: the server.
+        own_session: the session of this process's worker.
+    """
+
+    def __init__(
+        self, server: ParameterServer, links: Mapping[int, Transport], numels: Sequence[int], *, own_rank: int
+    ) -> None:
+        self._numels = numels
+        self.server = server
+        sessions = {rank: server.join(rank) for rank in range(server.world_size)}
+        self.own_session = sessions[own_rank]
+        self._threads = [
+            threading.Thread(
+                target=self._serve, args=(link, sessions[rank]), name=f"server for rank {rank}", daemon=True
+            )
+            for rank, link in links.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Wait until every worker has disconnected."""
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, link: Transport, session: Session) -> None:
+        try:
+            serve(link, session, self._numels)
+        except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
+            self.server.fail(error)
 
 
 class AsyncWorker:
@@ -100,6 +240,7 @@ class AsyncWorker:
             exchange_s=self._exchange_s,
             exposed_s=time.perf_counter() - backward_ended,
             encoded=self._encoded,
+            num_steps=self.answer.num_steps,
             staleness=self.answer.staleness,
         )
 
@@ -185,8 +326,6 @@ class AsyncTraining(BoundStrategy):
         make_server: makes the server; called on `root` only.
     """
 
-    exchange: AsyncWorker
-
     def __init__(self, setup: Setup, *, root: int, make_server: MakeServer) -> None:
         config, layers = setup.config, layers_of(setup.model)
         reducer, optimizer = setup.make_reducer()
@@ -208,28 +347,24 @@ class AsyncTraining(BoundStrategy):
             server_side: Worker = self._service.own_session
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
-        worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)
-        super().__init__(setup.model, setup.model, worker)
+        self._worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)
+        super().__init__(setup.model, [self._worker])
 
     @override
-    def start_step(self, step: Step, lr: float) -> None:
-        self.exchange.start_step(step, lr)  # the learning rate travels with the push
-
-    @override
-    def update(self, outcome: StepReport) -> int:
-        """Copy the server's parameters into the model, even if this step's push was dropped."""
-        self._take(self.exchange.answer)
+    def train_step(self, batch: Batch) -> StepReport:
+        """Make a step and take over the server's parameters, even if this step's push was dropped."""
+        worker = self._worker
+        worker.start_step(batch.step, batch.lr)  # the learning rate travels with the push
+        batch.backward(self.model)
+        report = worker.finish_step()
+        self._take(worker.answer)
         for parameter in self.model.parameters():
             parameter.grad = None
-        return self.exchange.answer.num_steps
+        return report
 
     @override
     def synchronize(self) -> None:
-        self._take(self.exchange.synchronize())
-
-    @override
-    def drain(self) -> None:
-        self.synchronize()
+        self._take(self._worker.synchronize())
 
     @override
     def state_dict(self) -> dict[str, Any]:

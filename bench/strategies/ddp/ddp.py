@@ -5,9 +5,11 @@ Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parall
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, get_args
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -15,18 +17,25 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from bench.core import spec
 from bench.core.config.run import RunConfig
+from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Setup, Strategy
-from bench.strategies.ddp.replicas import GradientExchange, KeptGradients, Replicas, wrap
+from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy
 from collectives.base import Collective, Key
 from collectives.options import Incompatible
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
 from compressors.ddp.attach import hook_for
-from compressors.ddp.communicator import CompressedCommunicator, Nonfinite
-from compressors.ddp.hook import HookSettings
+from compressors.ddp.communicator import (
+    CompressedCommunicator,
+    Nonfinite,
+    Trigger,
+    await_command,
+    zero_nonfinite_,
+)
+from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 from compressors.torch_hooks import TorchCommHook
@@ -82,31 +91,199 @@ class Ddp(Strategy):
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
         channel = setup.open_channel() if setup.optimizer.exchanges else None
-        wrapped, gradients, optimizer = self._gradients(setup, channel)
-        exchange = gradients if channel is None else WithOptimizer(gradients, channel)
-        return Replicas(setup.model, wrapped, exchange, optimizer.bind(setup.model, setup.config.lr, channel), channel)
-
-    def _gradients(
-        self, setup: Setup, channel: CompressedCommunicator | None
-    ) -> tuple[nn.Module, GradientExchange, Optimizer]:
-        """Return the wrapped model, the exchange of its gradients, and the optimizer (perhaps without momentum)."""
-        config, compressor = setup.config, setup.compressor
         if channel is not None and setup.optimizer.keeps_gradients:
-            kept = KeptGradients(setup.model, channel, trigger=config.trigger, nonfinite=config.nonfinite)
-            return setup.model, kept, setup.optimizer
-        reducer, optimizer = setup.make_reducer()
-        ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
-        if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
-            return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), optimizer
-        settings = HookSettings(
-            seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
-        )
-        return ddp, hook_for(ddp, reducer, setup.collective, settings), optimizer
+            optimizer = setup.optimizer.bind(setup.model, setup.config.lr, channel)
+            return OwnGradients(
+                setup.model, channel, optimizer, trigger=setup.config.trigger, nonfinite=setup.config.nonfinite
+            )
+        return SharedGradients(setup, channel)
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:
     """Return True if DDP without a hook does the same."""
     return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
+
+
+def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:
+    """Wrap the model in DDP, without a broadcast: ranks start from one seed and compare hashes of the weights."""
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=bucket_mb,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        init_sync=False,
+    )
+
+
+class GradientExchange(Exchange, Protocol):
+    """The exchange of a backward's gradients."""
+
+    def start_step(self, step: Step) -> None:
+        """Set the current step; call before backward."""
+
+    def finish_step(self) -> StepReport:
+        """End the step's exchange and report it; call after backward. Raises what failed during the step."""
+
+
+class Replicas(BoundStrategy):
+    """Train a copy of the network on every rank: an optimizer on each applies the same update.
+
+    Args:
+        model: the bare network.
+        exchanges: of gradients, and of what the optimizer sends.
+        optimizer: updates the model's parameters.
+        channel: carries what the optimizer exchanges in its `step`; None if it exchanges nothing.
+    """
+
+    exchanges: Sequence[GradientExchange]
+    optimizer: torch.optim.Optimizer
+
+    def __init__(
+        self,
+        model: nn.Module,
+        exchanges: Sequence[GradientExchange],
+        optimizer: torch.optim.Optimizer,
+        channel: CompressedCommunicator | None,
+    ) -> None:
+        super().__init__(model, exchanges, optimizer)
+        self._channel = channel
+
+    @override
+    def train_step(self, batch: Batch) -> StepReport:
+        for group in self.optimizer.param_groups:
+            group["lr"] = batch.lr
+        for exchange in self.exchanges:
+            exchange.start_step(batch.step)
+        report = self._compute_gradients(batch)
+        started = time.perf_counter()
+        if not report.skipped:
+            self.optimizer.step()
+            if self._channel is not None:
+                own = self._channel.finish_step()
+                report.add(own)
+                report.update_exposed_s = own.exposed_s or 0.0
+        self.optimizer.zero_grad()  # sets them to None, so DDP copies the next gradients into its buckets, not adds
+        report.update_s = time.perf_counter() - started
+        return report
+
+    @abc.abstractmethod
+    def _compute_gradients(self, batch: Batch) -> StepReport:
+        """Leave in every parameter the gradient that the optimizer steps on."""
+
+    @override
+    def synchronize(self) -> None:
+        """Do nothing: replicas are equal after every step."""
+
+
+class SharedGradients(Replicas):
+    """Let DDP exchange gradients in every backward, through our hook, one of PyTorch's, or none.
+
+    Args:
+        setup: what this rank trains with.
+        channel: carries what the optimizer exchanges; None if it exchanges nothing.
+    """
+
+    def __init__(self, setup: Setup, channel: CompressedCommunicator | None) -> None:
+        config, compressor = setup.config, setup.compressor
+        reducer, optimizer = setup.make_reducer()
+        self.ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
+        gradients: GradientExchange
+        if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
+            gradients = DdpExchange(self.ddp, compressor, nonfinite=config.nonfinite)
+        else:
+            settings = HookSettings(
+                seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
+            )
+            gradients = hook_for(self.ddp, reducer, setup.collective, settings)
+        exchanges = [gradients] if channel is None else [gradients, channel]
+        super().__init__(setup.model, exchanges, optimizer.bind(setup.model, config.lr, channel), channel)
+        self._setup = setup
+        self._is_after_pause = True
+
+    @override
+    def _compute_gradients(self, batch: Batch) -> StepReport:
+        gradients = self.exchanges[0]
+        if self._is_after_pause and isinstance(gradients, CompressionHook):
+            gradients.end_pause()
+        self._is_after_pause = False
+        batch.backward(self.ddp, self.ddp.no_sync)
+        return gradients.finish_step()
+
+    @override
+    def synchronize(self) -> None:
+        self._is_after_pause = True
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        self._is_after_pause = True
+        return super().state_dict()
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rebuild_buckets()
+        super().load_state_dict(state)
+
+    def _rebuild_buckets(self) -> None:
+        """Run one forward and backward: DDP rebuilds its buckets after the first, and rounding depends on buckets.
+
+        `load_state_dict` then replaces everything that this changed.
+        """
+        config, device = self._setup.config, self._setup.device
+        side = cast(Dataset, spec.build("datasets", config.filled["dataset"])).image_size
+        step = Step(index=0, epoch=0, rank=dist.get_rank(), world_size=dist.get_world_size(), seed=config.seed)
+        self.exchanges[0].start_step(step)
+        self._compute_gradients(
+            Batch(
+                x=torch.zeros(config.batch_size, 3, side, side, device=device),
+                y=torch.zeros(config.batch_size, dtype=torch.int64, device=device),
+                step=step,
+                lr=config.lr,
+                amp=config.amp == "bf16",
+            )
+        )
+        self.optimizer.zero_grad()
+
+
+class OwnGradients(Replicas):
+    """Leave each rank its own gradients: the optimizer exchanges something else.
+
+    Ranks only vote on whether all gradients are finite. With the sync trigger they also wait until all ranks have
+    finished backward.
+
+    Args:
+        model: the bare network.
+        channel: the optimizer's channel, which carries and counts the votes.
+        optimizer: updates the model's parameters.
+        trigger: with "sync", a rank continues when rank 0 has seen all ranks finish backward.
+        nonfinite: what to do about a non-finite gradient.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        channel: CompressedCommunicator,
+        optimizer: torch.optim.Optimizer,
+        *,
+        trigger: Trigger,
+        nonfinite: Nonfinite,
+    ) -> None:
+        super().__init__(model, [channel], optimizer, channel)
+        self._channel = channel
+        self._trigger = trigger
+        self._nonfinite = nonfinite
+
+    @override
+    def _compute_gradients(self, batch: Batch) -> StepReport:
+        batch.backward(self.model)
+        started = time.perf_counter()
+        if self._trigger == "sync":
+            await_command(self._channel.transport)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        saw_nonfinite = any(zero_nonfinite_(gradient, self._nonfinite) for gradient in gradients)
+        skipped = self._nonfinite != "zero" and self._channel.on_any_rank(saw_nonfinite)
+        seconds = time.perf_counter() - started
+        return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)
 
 
 # Steps between two readings of DDP's own timers: a reading costs as much as a small layer. 7 has no common factor with
@@ -207,56 +384,3 @@ class DdpExchange:
         if not ended or not computed:
             return None
         return max(0, int(ended) - int(computed)) * 1e-9
-
-
-class WithOptimizer:
-    """Combine the exchange of gradients with the optimizer's own exchange.
-
-    `finish_step` ends only the exchange of gradients, because the optimizer sends later, in its `step`.
-
-    Args:
-        gradients: the exchange of gradients.
-        channel: carries what the optimizer exchanges.
-    """
-
-    def __init__(self, gradients: GradientExchange, channel: CompressedCommunicator) -> None:
-        self._gradients = gradients
-        self._channel = channel
-
-    @property
-    def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return the sum of both exchanges' traffic, per purpose."""
-        both = (self._gradients.traffic, self._channel.traffic)
-        return {p: sum((traffic.get(p, Traffic()) for traffic in both), Traffic()) for p in get_args(Purpose)}
-
-    @property
-    def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return what this rank encoded in its last step; if both encoded a layer, its gradient's payload."""
-        return {**self._channel.last_encoded, **self._gradients.last_encoded}
-
-    def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of each layer's residual, by layer id; if both have one, the gradient's."""
-        return self._channel.residual_norms() | self._gradients.residual_norms()
-
-    def start_step(self, step: Step) -> None:
-        """Set the current step of both; call before `backward`."""
-        self._gradients.start_step(step)
-        self._channel.start_step(step)
-
-    def finish_step(self) -> StepReport:
-        """End the exchange of gradients and report it."""
-        return self._gradients.finish_step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what both keep from step to step."""
-        return {"gradients": self._gradients.state_dict(), "optimizer": self._channel.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._gradients.load_state_dict(state["gradients"])
-        self._channel.load_state_dict(state["optimizer"])
-
-    def close(self) -> None:
-        """Close both exchanges; every rank must call."""
-        self._gradients.close()
-        self._channel.close()

@@ -1,4 +1,4 @@
-"""Trace a network, sort its operations by kind, and assign each one to a device of a pool."""
+"""Trace a network, sort its operations by kind, and assign each one to a device; plan which process is which device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from torch import fx, nn
 
 from bench.core.errors import UsageError
-from bench.core.topology import Device, Role
+from bench.core.topology import Device, Role, Topology
 from bench.datasets.base import IMAGE_SIZE
+from bench.strategies.placed.messages import HOST_RANK
 
 Work = Literal["matrix", "convolution", "activation", "other"]
 
@@ -246,3 +247,127 @@ class _Checker(fx.Interpreter):
         memory = self.env[changed].untyped_storage()._cdata
         sharing = [node for node, value in self.env.items() if value.untyped_storage()._cdata == memory]
         return any(user is not n and user not in self.env for node in sharing for user in node.users)
+
+
+# (node that makes a value, node that uses it) for a gradient; (node that makes it, "") for the value itself.
+Edge = tuple[str, str]
+
+LOSS = "loss"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Route:
+    """The devices that run the operations of one replica.
+
+    Attributes:
+        traced: the whole network.
+        device_of: index of the device within its pool, by node name.
+        ranks: the ranks of the pool's devices.
+    """
+
+    traced: fx.GraphModule
+    device_of: Mapping[str, int]
+    ranks: Sequence[int]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """Return the operations in the order in which they run."""
+        return [node for node in self.traced.graph.nodes if node.op != "output"]
+
+    @property
+    def result(self) -> fx.Node:
+        """Return the node that makes the network's result."""
+        (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
+        (result,) = output.args
+        assert isinstance(result, fx.Node)
+        return result
+
+    def users(self, node: fx.Node) -> list[str]:
+        """Return the names of a value's users, the last one first; the loss is the result's last user."""
+        names = {user.name for user in node.users if user.op != "output"}
+        in_order = [other.name for other in reversed(self.nodes) if other.name in names]
+        return [LOSS, *in_order] if node is self.result else in_order
+
+    def home(self, user: str) -> int:
+        """Return the index of the device on which a node, or the loss, is computed."""
+        return self.device_of[self.result.name if user == LOSS else user]
+
+    def elsewhere(self, node: fx.Node) -> list[int]:
+        """Return the other devices that use a value, in the order of their first use."""
+        homes = [self.home(user) for user in reversed(self.users(node))]
+        return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
+
+    def messages(self, source: int, to: int) -> list[Edge]:
+        """Return what one device sends to another in a step: values in the order of forward, then gradients."""
+        nodes = [node for node in self.nodes if self.device_of[node.name] == source]
+        values = [(node.name, "") for node in nodes if to in self.elsewhere(node)]
+        gradients = [
+            (made.name, node.name)
+            for node in reversed(nodes)
+            for made in node.all_input_nodes
+            if self.device_of[made.name] == to
+        ]
+        return values + gradients
+
+
+Split = Literal["type", "data", "both"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Map ranks to devices: rank 0 is the host, and the devices follow in the order of the topology.
+
+    Attributes:
+        pools: the devices of each replica; devices at the same index hold the same part of it.
+        ranks: the ranks of these devices, in the same order.
+        host: name of the host that sends the data.
+    """
+
+    pools: tuple[tuple[Device, ...], ...]
+    ranks: tuple[tuple[int, ...], ...]
+    host: str
+
+    @classmethod
+    def of(cls, topology: Topology, by: Split) -> Plan:
+        """Return the plan: one replica over all devices (type), one per device (data), or one per pool (both)."""
+        devices = topology.devices
+        match by:
+            case "type":
+                pools = [devices]
+            case "data":
+                pools = [(device,) for device in devices]
+            case "both":
+                pools = topology.pools()
+        rank_of = {device.name: rank for rank, device in enumerate(devices, start=HOST_RANK + 1)}
+        ranks = tuple(tuple(rank_of[device.name] for device in pool) for pool in pools)
+        return cls(pools=tuple(pools), ranks=ranks, host=topology.host)
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the number of replicas, which is also the number of mini-batches per step."""
+        return len(self.pools)
+
+    @property
+    def device_ranks(self) -> list[int]:
+        """Return every rank except the host's."""
+        return sorted(rank for ranks in self.ranks for rank in ranks)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Return (replica, index within its pool) of a device."""
+        return next((r, ranks.index(rank)) for r, ranks in enumerate(self.ranks) if rank in ranks)
+
+    def peers(self, index: int) -> list[int]:
+        """Return the ranks of the devices that hold the same part, one in every replica."""
+        return [ranks[index] for ranks in self.ranks]
+
+    def assign(self, model: nn.Module, activations: ActivationPolicy) -> tuple[Assignment, list[Route]]:
+        """Return the assignment of operations to the first replica's devices, and a route for every replica.
+
+        Raises:
+            UsageError: the model cannot be traced.
+        """
+        traced = trace(model)
+        assignment = assign(traced, self.pools[0], activations)
+        index_of = {device.name: index for index, device in enumerate(self.pools[0])}
+        device_of = {node: index_of[name] for node, name in assignment.device_of.items()}
+        return assignment, [Route(traced=traced, device_of=device_of, ranks=ranks) for ranks in self.ranks]

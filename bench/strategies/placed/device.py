@@ -11,13 +11,13 @@ on all devices.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
@@ -26,8 +26,8 @@ from bench.core.config.syntax import Straggler
 from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import SaveState, Worker
-from bench.strategies.placed.messages import HOST_RANK, hear, receive_all_, receive_tensor, send_all, tell
+from bench.strategies.base import CommandedRank, SaveState
+from bench.strategies.placed.messages import HOST_RANK, as_dicts, hear, receive_all_, receive_tensor, send_all, tell
 from bench.strategies.placed.stage import Stage
 from collectives.pool import BoundPool
 from collectives.transport.base import Traffic, Transport
@@ -49,7 +49,7 @@ _NEXT: Mapping[State, tuple[State, ...]] = {
 }
 
 
-class DeviceProcess(Worker):
+class DeviceProcess(CommandedRank):
     """Run one device.
 
     Args:
@@ -119,8 +119,10 @@ class DeviceProcess(Worker):
 
     @override
     def close(self) -> None:
-        """Release the collective's resources; every device must call."""
+        """Release the collective's resources, together with all other processes."""
+        dist.barrier()
         self._channel.close()
+        dist.barrier()
 
     def _state_dict(self) -> dict[str, Any]:
         return {
@@ -129,7 +131,7 @@ class DeviceProcess(Worker):
             "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
             "channel": self._channel.state_dict(),
             "num_steps": self._num_steps,
-            "traffic": {purpose: dataclasses.asdict(t) for purpose, t in self._transport.traffic.items()},
+            "traffic": as_dicts(self._transport.traffic),
             "links": dict(self._stage.sent_bytes),
         }
 
@@ -252,7 +254,7 @@ class DeviceProcess(Worker):
     def _report(self) -> None:
         """Send the host what it records and evaluates, and receive the averaged running statistics."""
         figures = {
-            "traffic": {purpose: dataclasses.asdict(t) for purpose, t in self._transport.traffic.items()},
+            "traffic": as_dicts(self._transport.traffic),
             "links": dict(self._stage.sent_bytes),
             "residual_norms": self._channel.residual_norms(),
             "weights": weights_hash(self._parameters),

@@ -16,21 +16,20 @@ from torch import nn
 from typing_extensions import override
 
 from bench.core.config.run import RunConfig
-from bench.strategies.base import BoundStrategy, LinkBytes
-from bench.strategies.placed.messages import HOST_RANK, hear, receive_all_, send_all, send_tensor, tell
-from bench.strategies.placed.plan import Plan
+from bench.strategies.base import Batch, BoundStrategy
+from bench.strategies.placed.assignment import Plan
+from bench.strategies.placed.messages import HOST_RANK, as_dicts, hear, receive_all_, send_all, send_tensor, tell
 from bench.strategies.placed.stage import Stage
-from collectives.base import BoundCollective, Collective, Downlink, Key
+from collectives.base import BoundCollective, Collective, Downlink
 from collectives.payloads.base import Payload, unpack
 from collectives.schedule.layout import Layout
 from collectives.server import added
 from collectives.transport.base import Purpose, ReduceOp, Traffic, Transport, wait_all
 from compressors.ddp.report import EncodedLayer, StepReport
-from compressors.layer import Layer, Step, layers_of
 
 
 class HostTraining(BoundStrategy):
-    """Drive the devices from the training loop; the trained parameters lie on them, and the host has a copy.
+    """Command all devices, and count what they exchange; the trained parameters lie on them, and the host has a copy.
 
     Args:
         config: the run's configuration.
@@ -50,85 +49,8 @@ class HostTraining(BoundStrategy):
         transport: Transport,
         loop: dist.ProcessGroup,
     ) -> None:
-        self.devices = Devices(config, plan, stages, transport, layers_of(model))
-        super().__init__(model, model, self.devices, loop)
-        self._plan = plan
-        self._config = config
-        self._num_steps = 0
-        self._step: dict[str, Any] = {}
-        self._lr = 0.0
-
-    @override
-    def begin(self) -> None:
-        """Load the network onto the devices, which receive it once they have looked for a checkpoint."""
-        self.devices.load()
-
-    @property
-    @override
-    def shard_ids(self) -> Sequence[int]:
-        return range(self._plan.num_replicas)
-
-    @override
-    def start_step(self, step: Step, lr: float) -> None:
-        self._step = {"index": step.index, "epoch": step.epoch, "seed": step.seed, "warmup": step.warmup}
-        self._lr = lr
-
-    @override
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Send one mini-batch to each replica and return the mean loss; the devices continue with backward."""
-        size = self._config.batch_size
-        return self.devices.train(self._step, self._lr, x.split(size), y.split(size))
-
-    @override
-    def backward(self, loss: torch.Tensor) -> None:
-        """Do nothing: the devices run backward by themselves."""
-
-    @override
-    def update(self, outcome: StepReport) -> int:
-        self._num_steps += 1
-        return self._num_steps
-
-    @override
-    def synchronize(self) -> None:
-        self.devices.collect()
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the host has counted; every device saves its own parameters and state."""
-        return {"devices": self.devices.state_dict(), "num_steps": self._num_steps}
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.devices.load_state_dict(state["devices"])
-        self._num_steps = state["num_steps"]
-
-    @override
-    def members(self, figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return one entry per replica: what its devices sent in sum, and the time and memory of devices and host."""
-        (own,) = figures
-        share = {"samples": own["samples"] // len(self.shard_ids)}
-        return [own | share | replica for replica in self.devices.figures(own)]
-
-    @override
-    def stop_workers(self) -> None:
-        self.devices.stop()
-
-    @override
-    def link_bytes(self) -> list[LinkBytes]:
-        return self.devices.link_bytes()
-
-
-class Devices:
-    """Command all devices from the host, and count what they exchange."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        plan: Plan,
-        stages: Mapping[int, Stage],
-        transport: Transport,
-        layers: Sequence[Layer],
-    ) -> None:
+        super().__init__(model, exchanges=())
+        self.loop = loop
         self._config = config
         self._plan = plan
         self._stages = stages
@@ -138,54 +60,48 @@ class Devices:
             for ranks, pool in zip(plan.ranks, plan.pools, strict=True)
             for rank, device in zip(ranks, pool, strict=True)
         }
-        self._layers = {layer.id: layer for layer in layers}
+        self._is_loaded = False
         self._reports: dict[int, dict[str, Any]] = {}
         self._counted: dict[int, dict[Purpose, Traffic]] = {rank: _nothing() for rank in self._names}
         self._links_counted: dict[tuple[int, int], int] = {}
         self._batch_bytes: dict[int, int] = dict.fromkeys(self._names, 0)
 
     @property
+    @override
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return what the host sent; `figures` returns what the devices sent."""
+        """Return what the host sent; `replica_figures` returns what the devices sent."""
         return self._transport.traffic
 
-    @property
-    def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return nothing: the host encodes nothing."""
-        return {}
-
+    @override
     def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of each layer's residual in the first replica, by layer id, as of the last `collect`."""
+        """Return the L2 norm of each layer's residual in the first replica, by layer id, as of the last evaluation."""
         return {
             int(layer): norm
             for rank in self._plan.ranks[0]
             for layer, norm in self._reports.get(rank, {}).get("residual_norms", {}).items()
         }
 
-    def load(self) -> None:
-        """Send every device its part of the network's state."""
-        for rank, stage in self._stages.items():
-            tell(self._transport, rank, {"command": "load"})
-            send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
+    @override
+    def train_step(self, batch: Batch) -> StepReport:
+        """Send one mini-batch to each replica, and wait until every device has updated its parameters.
 
-    def train(
-        self, step: Mapping[str, Any], lr: float, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        """Start a step on every replica, each with its own mini-batch; return the mean loss."""
-        for rank in self._plan.device_ranks:
-            tell(self._transport, rank, {"command": "batch", "step": dict(step), "lr": lr})
-        for ranks, x, y in zip(self._plan.ranks, inputs, labels, strict=True):
-            for rank in ranks:
+        With the sync trigger, first command the exchange.
+        """
+        if not self._is_loaded:  # only now, because devices first look for a checkpoint
+            self.load()
+            self._is_loaded = True
+        ranks, size = self._plan.device_ranks, self._config.batch_size
+        step = {name: getattr(batch.step, name) for name in ("index", "epoch", "seed", "warmup")}
+        for rank in ranks:
+            tell(self._transport, rank, {"command": "batch", "step": step, "lr": batch.lr})
+        for replica, x, y in zip(self._plan.ranks, batch.x.split(size), batch.y.split(size), strict=True):
+            for rank in replica:
                 if self._stages[rank].takes_input:
                     self._send(x, rank)
                 if self._stages[rank].makes_result:
                     self._send(y, rank)
-        makers = [rank for rank in self._plan.device_ranks if self._stages[rank].makes_result]
-        return torch.tensor([hear(self._transport, rank)["loss"] for rank in makers]).mean()
-
-    def finish_step(self) -> StepReport:
-        """Wait until every device has updated its parameters; with the sync trigger, first command the exchange."""
-        ranks = self._plan.device_ranks
+        makers = [rank for rank in ranks if self._stages[rank].makes_result]
+        batch.on_loss(torch.tensor([hear(self._transport, rank)["loss"] for rank in makers]).mean())
         if self._config.trigger == "sync":
             for rank in ranks:
                 hear(self._transport, rank)
@@ -194,18 +110,22 @@ class Devices:
         skip = any(report["nonfinite"] for report in self._hear_all())
         for rank in ranks:
             tell(self._transport, rank, {"skip": skip})
-        outcomes = self._hear_all()
+        reports = self._hear_all()
+        layers = {layer.id: layer for layer in self.layers}
+        encoded = [part | {"layer": layers[part["layer"]]} for report in reports for part in report["encoded"]]
         return StepReport(
             skipped=skip,
-            encode_s=max(outcome["encode_s"] for outcome in outcomes),
-            exchange_s=max(outcome["exchange_s"] for outcome in outcomes),
-            exposed_s=statistics.mean(outcome["exposed_s"] for outcome in outcomes),
-            encoded=[
-                EncodedLayer(**(part | {"layer": self._layers[part["layer"]]}))
-                for outcome in outcomes
-                for part in outcome["encoded"]
-            ],
+            encode_s=max(report["encode_s"] for report in reports),
+            exchange_s=max(report["exchange_s"] for report in reports),
+            exposed_s=statistics.mean(report["exposed_s"] for report in reports),
+            encoded=[EncodedLayer(**part) for part in encoded],
         )
+
+    def load(self) -> None:
+        """Send every device its part of the network's state."""
+        for rank, stage in self._stages.items():
+            tell(self._transport, rank, {"command": "load"})
+            send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
 
     def _hear_all(self) -> list[dict[str, Any]]:
         """Return the next report of every device; requests for a sum that come before it are served.
@@ -221,32 +141,14 @@ class Devices:
             reports += messages
         return reports
 
-    def state_dict(self) -> dict[str, Any]:
-        """Make every device save its state; return what the host has counted."""
-        for rank in self._plan.device_ranks:
-            tell(self._transport, rank, {"command": "checkpoint"})
-        counted = {
-            rank: {purpose: dataclasses.asdict(entry) for purpose, entry in traffic.items()}
-            for rank, traffic in self._counted.items()
-        }
-        return {
-            "reports": self._reports,
-            "counted": counted,
-            "links_counted": self._links_counted,
-            "dealt_bytes": self._batch_bytes,
-        }
+    def _send(self, tensor: torch.Tensor, rank: int) -> None:
+        with self._transport.counted_as("activation"):
+            pendings, nbytes = send_tensor(self._transport, tensor, rank)
+            wait_all(pendings)
+        self._batch_bytes[rank] += nbytes
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; devices restore their own states."""
-        self._reports = state["reports"]
-        self._counted = {
-            rank: {purpose: Traffic(**entry) for purpose, entry in traffic.items()}
-            for rank, traffic in state["counted"].items()
-        }
-        self._links_counted = state["links_counted"]
-        self._batch_bytes = state["dealt_bytes"]
-
-    def collect(self) -> None:
+    @override
+    def synchronize(self) -> None:
         """Fetch the first replica's parameters, and average running statistics over replicas, on host and devices."""
         for rank in self._plan.device_ranks:
             tell(self._transport, rank, {"command": "report"})
@@ -267,63 +169,85 @@ class Devices:
             for rank in self._plan.peers(index):
                 send_all(self._transport, rank, buffers)
 
-    def figures(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what each replica sent between the last two `collect`s, its CPU time, memory and weights' hash.
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Make every device save its parameters and state; return what the host has counted."""
+        for rank in self._plan.device_ranks:
+            tell(self._transport, rank, {"command": "checkpoint"})
+        return {
+            "reports": self._reports,
+            "counted": {rank: as_dicts(traffic) for rank, traffic in self._counted.items()},
+            "links_counted": list(self._links_counted.items()),
+            "batch_bytes": self._batch_bytes,
+        }
 
-        Call once per `collect`. The host's `own` figures are shared out equally over the replicas.
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what the host has counted; devices restore their own states."""
+        self._reports = state["reports"]
+        self._counted = {
+            rank: {purpose: Traffic(**entry) for purpose, entry in traffic.items()}
+            for rank, traffic in state["counted"].items()
+        }
+        self._links_counted = dict(state["links_counted"])
+        self._batch_bytes = state["batch_bytes"]
+
+    def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return one entry per replica: what its devices sent since the last row, their CPU time, memory and weights.
+
+        Call once per `synchronize`. The host's own figures are shared out equally over the replicas.
         """
-        return [self._figures_of(ranks) | self._resources_of(ranks, own) for ranks in self._plan.ranks]
-
-    def _resources_of(self, ranks: Sequence[int], own: Mapping[str, Any]) -> dict[str, Any]:
-        reports = [self._reports[rank] for rank in ranks]
-        part = 1 / len(self._plan.ranks)
-        cpu_s = [report["cpu_s_per_step"] for report in reports if report["cpu_s_per_step"] is not None]
+        part = 1 / self._plan.num_replicas
         of_host = own["cpu_s_per_step"]
-        return {
-            "cpu_s_per_step": (
-                None if of_host is None or not cpu_s else (sum(cpu_s) + part * of_host) / (len(cpu_s) + part)
-            ),
-            "peak_rss_bytes": max(own["peak_rss_bytes"], *(report["peak_rss_bytes"] for report in reports)),
-        }
+        replicas = []
+        for ranks in self._plan.ranks:
+            reports = [self._reports[rank] for rank in ranks]
+            sent = _nothing()
+            for rank, report in zip(ranks, reports, strict=True):
+                now = {purpose: Traffic(**entry) for purpose, entry in report["traffic"].items()}
+                for purpose in sent:
+                    sent[purpose] += now[purpose].since(self._counted[rank][purpose])
+                self._counted[rank] = now
+            cpu_s = [report["cpu_s_per_step"] for report in reports if report["cpu_s_per_step"] is not None]
+            is_timed = of_host is not None and cpu_s
+            replicas.append(
+                own
+                | {
+                    "samples": own["samples"] // self._plan.num_replicas,
+                    "traffic": as_dicts(sent),
+                    "weights": "".join(report["weights"] for report in reports),
+                    "cpu_s_per_step": (sum(cpu_s) + part * of_host) / (len(cpu_s) + part) if is_timed else None,
+                    "peak_rss_bytes": max(own["peak_rss_bytes"], *(report["peak_rss_bytes"] for report in reports)),
+                }
+            )
+        return replicas
 
-    def _figures_of(self, ranks: Sequence[int]) -> dict[str, Any]:
-        sent = _nothing()
-        for rank in ranks:
-            now = {purpose: Traffic(**entry) for purpose, entry in self._reports[rank]["traffic"].items()}
-            for purpose in sent:
-                sent[purpose] += now[purpose].since(self._counted[rank][purpose])
-            self._counted[rank] = now
-        return {
-            "traffic": {purpose: dataclasses.asdict(entry) for purpose, entry in sent.items()},
-            "weights": "".join(self._reports[rank]["weights"] for rank in ranks),
-        }
-
-    def link_bytes(self) -> list[LinkBytes]:
-        """Return bytes of mini-batches, activations and their gradients since the last call, by sender and receiver."""
+    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
+        """Return a row for each two processes between which mini-batches, activations or their gradients were sent."""
         totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._batch_bytes.items() if nbytes}
         for rank, report in self._reports.items():
             totals |= {(rank, int(to)): nbytes for to, nbytes in report["links"].items()}
         names = {HOST_RANK: self._plan.host} | self._names
-        rows = [
-            LinkBytes(source=names[source], to=names[to], nbytes=nbytes - self._links_counted.get((source, to), 0))
+        before, self._links_counted = self._links_counted, totals
+        return [
+            {
+                "source": names[source],
+                "to": names[to],
+                "activation_bytes": (nbytes - before.get((source, to), 0)) / max(1, num_steps),
+            }
             for (source, to), nbytes in sorted(totals.items())
         ]
-        self._links_counted = totals
-        return rows
+
+    @override
+    def close(self) -> None:
+        """Stop the devices."""
+        self.stop()
+        super().close()
 
     def stop(self) -> None:
         """Command every device to stop."""
         for rank in self._plan.device_ranks:
             tell(self._transport, rank, {"command": "stop"})
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
-    def _send(self, tensor: torch.Tensor, rank: int) -> None:
-        with self._transport.counted_as("activation"):
-            pendings, nbytes = send_tensor(self._transport, tensor, rank)
-            wait_all(pendings)
-        self._batch_bytes[rank] += nbytes
 
 
 def _nothing() -> dict[Purpose, Traffic]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-from collectives.transport.base import Pending, Transport, TransportError, wait_all
+from collectives.transport.base import Pending, Purpose, Traffic, Transport, TransportError, wait_all
 
-Command = Literal["load", "batch", "reduce", "report", "checkpoint", "stop"]
 HOST_RANK = 0
 
 _LENGTH = struct.Struct("<Q")
@@ -37,6 +37,11 @@ def hear(transport: Transport, source: int) -> Any:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a command", name)
     return json.loads(_receive(transport, source, length))
+
+
+def as_dicts(traffic: Mapping[Purpose, Traffic]) -> dict[Purpose, dict[str, Any]]:
+    """Return traffic as values for JSON."""
+    return {purpose: dataclasses.asdict(entry) for purpose, entry in traffic.items()}
 
 
 def send_all(transport: Transport, to: int, tensors: list[torch.Tensor]) -> None:

@@ -28,12 +28,11 @@ from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, Setup, Strategy, Worker
-from bench.strategies.placed.assignment import ActivationPolicy, check_values
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
+from bench.strategies.placed.assignment import ActivationPolicy, Plan, Split, check_values
 from bench.strategies.placed.device import DeviceProcess
 from bench.strategies.placed.host import HostSum, HostTraining
 from bench.strategies.placed.messages import HOST_RANK
-from bench.strategies.placed.plan import Plan, Split
 from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.options import Incompatible
@@ -185,7 +184,7 @@ class Placed(Strategy):
         return list(assignment.notes)
 
     @override
-    def bind(self, setup: Setup) -> BoundStrategy | Worker:
+    def bind(self, setup: Setup) -> BoundStrategy | CommandedRank:
         config = setup.config
         plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
         _, routes = plan.assign(setup.model, self.activations)

@@ -16,69 +16,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from bench.strategies.placed.assignment import attribute, parameters_of
+from bench.strategies.placed.assignment import LOSS, Edge, Route, attribute, parameters_of
 from bench.strategies.placed.messages import receive_tensor, send_tensor
 from collectives.transport.base import Pending, Transport, wait_all
-
-# (node that makes a value, node that uses it) for a gradient; (node that makes it, "") for the value itself.
-Edge = tuple[str, str]
-
-LOSS = "loss"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Route:
-    """The devices that run the operations of one replica.
-
-    Attributes:
-        traced: the whole network.
-        device_of: index of the device within its pool, by node name.
-        ranks: the ranks of the pool's devices.
-    """
-
-    traced: fx.GraphModule
-    device_of: Mapping[str, int]
-    ranks: Sequence[int]
-
-    @property
-    def nodes(self) -> list[fx.Node]:
-        """Return the operations in the order in which they run."""
-        return [node for node in self.traced.graph.nodes if node.op != "output"]
-
-    @property
-    def result(self) -> fx.Node:
-        """Return the node that makes the network's result."""
-        (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
-        (result,) = output.args
-        assert isinstance(result, fx.Node)
-        return result
-
-    def users(self, node: fx.Node) -> list[str]:
-        """Return the names of a value's users, the last one first; the loss is the result's last user."""
-        names = {user.name for user in node.users if user.op != "output"}
-        in_order = [other.name for other in reversed(self.nodes) if other.name in names]
-        return [LOSS, *in_order] if node is self.result else in_order
-
-    def home(self, user: str) -> int:
-        """Return the index of the device on which a node, or the loss, is computed."""
-        return self.device_of[self.result.name if user == LOSS else user]
-
-    def elsewhere(self, node: fx.Node) -> list[int]:
-        """Return the other devices that use a value, in the order of their first use."""
-        homes = [self.home(user) for user in reversed(self.users(node))]
-        return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
-
-    def messages(self, source: int, to: int) -> list[Edge]:
-        """Return what one device sends to another in a step: values in the order of forward, then gradients."""
-        nodes = [node for node in self.nodes if self.device_of[node.name] == source]
-        values = [(node.name, "") for node in nodes if to in self.elsewhere(node)]
-        gradients = [
-            (made.name, node.name)
-            for node in reversed(nodes)
-            for made in node.all_input_nodes
-            if self.device_of[made.name] == to
-        ]
-        return values + gradients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,16 +8,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import torch
-import torch.distributed as dist
 from annotated_types import Ge
 from typing_extensions import Doc
 
 from bench.strategies.base import BoundStrategy, Strategy
 from collectives.options import Incompatible
-from collectives.payloads.dense import Dense
-from collectives.transport.process_group import ProcessGroupTransport
-from compressors.ddp.report import StepReport
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -34,47 +29,31 @@ class Averaging(Strategy):
         return Averaged(setup, self.every)
 
 
-class Wires:
-    def __init__(self, collective):
-        self.last_encoded = {}
-        self.bound = collective.bind(ProcessGroupTransport(dist.new_group()))
-
-    @property
-    def traffic(self):
-        return self.bound.transport.traffic
-
-    def residual_norms(self):
-        return {}
-
-    def finish_step(self):
-        return StepReport()
-
-    def close(self):
-        self.bound.close()
-
-
 class Averaged(BoundStrategy):
     def __init__(self, setup, every):
-        super().__init__(setup.model, setup.model, Wires(setup.collective))
-        self.optimizer = setup.optimizer.build(setup.model.parameters(), setup.config.lr)
-        self.every, self.num_steps, self.equal = every, 0, True
+        self.channel = setup.open_channel()
+        super().__init__(setup.model, [self.channel], setup.optimizer.bind(setup.model, setup.config.lr))
+        self.every, self.steps_since = every, 0
 
-    def start_step(self, step, lr):
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
-    def update(self, outcome):
+    def train_step(self, batch):
+        self.channel.start_step(batch.step)
+        batch.backward(self.model)
+        self.optimizer.param_groups[0]["lr"] = batch.lr
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.num_steps, self.equal = self.num_steps + 1, False
-        if self.num_steps % self.every == 0:
+        self.steps_since += 1
+        if self.steps_since == self.every:
             self.synchronize()
-        return self.num_steps
+        return self.channel.finish_step()
 
-    @torch.no_grad()
     def synchronize(self):
-        if not self.equal:
-            for layer in self.layers:
-                total = self.exchange.bound.sum(Dense(layer.weight.flatten()), (layer.id,))
-                layer.weight.copy_(total.to_dense().view(layer.shape) / dist.get_world_size())
-        self.equal = True
+        if self.steps_since:
+            self.channel.combine_([layer.weight.data for layer in self.layers])
+        self.steps_since = 0
+
+    def state_dict(self):
+        return super().state_dict() | {"steps_since": self.steps_since}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.steps_since = state["steps_since"]

@@ -13,9 +13,10 @@ from bench.core.config.run import RunConfig
 from bench.core.topology import Topology
 from bench.models.cnn import Linear
 from bench.optimizers.torch_optimizers import Sgd
+from bench.strategies.base import Batch
+from bench.strategies.placed.assignment import Plan
 from bench.strategies.placed.device import DeviceProcess
 from bench.strategies.placed.host import HostSum, HostTraining
-from bench.strategies.placed.plan import Plan
 from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.ring import Ring
@@ -56,10 +57,9 @@ def train(
         if transport.rank == 0:
             stages = {rank: Stage(route, 0, transport, CPU) for route in routes for rank in route.ranks}
             host = host_type(config, model, plan, stages, transport, None)
-            host.begin()
             outcomes = steps(host)
             host.synchronize()
-            host.stop_workers()
+            host.stop()
             return outcomes
         replica, index = plan.place(transport.rank)
         collective: Collective = HostSum.over(transport) if merge == "host" else Ring()
@@ -86,12 +86,9 @@ def one_step(host: HostTraining, index: int, *, spoilt: bool = False) -> bool:
     x = torch.randn(2 * BATCH, 3, 32, 32, generator=generator)
     if spoilt:
         x[BATCH] = torch.nan  # on the second replica alone
-    host.start_step(Step(index=index, epoch=0, rank=0, world_size=2, seed=1, warmup=False), 0.1)
-    loss = host.forward(x, torch.randint(0, 10, (2 * BATCH,), generator=generator))
-    host.backward(loss)
-    outcome = host.finish_step()
-    host.update(outcome)
-    return outcome.skipped
+    y = torch.randint(0, 10, (2 * BATCH,), generator=generator)
+    step = Step(index=index, epoch=0, rank=0, world_size=2, seed=1, warmup=False)
+    return host.train_step(Batch(x=x, y=y, step=step, lr=0.1)).skipped
 
 
 def expected_after(steps: list[int]) -> nn.Module:
@@ -153,9 +150,9 @@ def test_a_run_may_ask_to_stop_at_such_a_gradient(plan: Plan) -> None:
 
 def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: Plan) -> None:
     class Forgetful(HostTraining):
-        """A host that deals before it loads."""
+        """A host that sends mini-batches before it loads."""
 
-        def begin(self) -> None:
+        def load(self) -> None:
             pass
 
     with pytest.raises(RuntimeError, match="a device that is in state idle cannot go to compute"):

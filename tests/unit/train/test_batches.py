@@ -56,7 +56,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
     for rank in range(2):
         old = Batches(make_config(batch_size=4, augment=False), DATASET, TRAIN, rank, torch.device("cpu"))
         before += [label for _ in range(used) for label in next(old)[1].tolist()]
-        states.append({"batches": [old.state_dict()], "counts": {"step": used}, "strategy": {"exchange": {}}})
+        states.append({"batches": [old.state_dict()], "counts": {"step": used}, "strategy": {"exchanges": [{}]}})
     config = make_config(batch_size=4, augment=False, replicas=world_size, world_size=world_size)
     per_epoch = 40 // world_size // 4
     after, places = [], []
@@ -68,7 +68,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
         places.append(state["counts"]["step"])
         left = per_epoch - state["counts"]["step"] % per_epoch if state["counts"]["step"] % per_epoch else 0
         after += [label for _ in range(left) for label in next(new)[1].tolist()]
-        assert len(next(new)[1]) == 4  # of the next epoch, in which all samples are shard_ids
+        assert len(next(new)[1]) == 4  # of the next epoch, in which all samples are dealt
     assert len(set(places)) == 1
     assert len({*before, *after}) == len(before) + len(after) > 40 - 4 * world_size
 
@@ -83,11 +83,11 @@ def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been()
         hook = {"step": 3, "reducer": reducer, "collective": {"residuals": kept, "keepers": keepers, "downlink": {}}}
         old = batches()
         next(old)
-        states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchange": hook}})
+        states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchanges": [hook]}})
     config = make_config(batch_size=4, replicas=3, world_size=3)
     for waiting, mean, served in (("sum", 5.0, [9.0, 10.5]), ("drop", 0.0, [])):
         new = [resized(states, config, rank, waiting, DATASET, TRAIN) for rank in range(3)]  # type: ignore[arg-type]
-        exchanges = [state["strategy"]["exchange"] for state in new]
+        exchanges = [state["strategy"]["exchanges"][0] for state in new]
         zero = torch.zeros(2)
         residuals = [exchange["reducer"]["residuals"].get(0, zero) for exchange in exchanges]
         assert float(torch.stack(residuals).mean(dim=0)[0]) == mean

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from bench.optimizers.torch_optimizers import Sgd
-from bench.strategies.ddp.ddp import WithOptimizer
-from bench.strategies.ddp.replicas import KeptGradients, Replicas
+from bench.strategies.base import Batch
+from bench.strategies.ddp.ddp import OwnGradients
 from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
 from compressors.ddp.reducer import Reducer
+from compressors.ddp.report import StepReport
 from compressors.layer import layers_of
 from compressors.none import NoCompression
 from tests.testing.compressor_cases import step_at
@@ -31,12 +34,28 @@ class Averaging(torch.optim.Optimizer):
         Sgd(momentum=0).build(parameters, self.param_groups[0]["lr"]).step()
 
 
-def replicas(transport: MemoryTransport, nonfinite: Nonfinite, trigger: Trigger = "async") -> Replicas:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GivenGradient(Batch):
+    """A batch whose gradient is known."""
+
+    gradient: torch.Tensor
+
+    def backward(self, network: nn.Module, accumulating: object = None) -> None:
+        network.weight.grad = self.gradient  # type: ignore[assignment]
+
+
+def train_step(strategy: OwnGradients, index: int, rank: int, gradient: torch.Tensor) -> StepReport:
+    nothing = torch.empty(0)
+    return strategy.train_step(
+        GivenGradient(x=nothing, y=nothing, step=step_at(index, rank, 2), lr=1.0, gradient=gradient)
+    )
+
+
+def replicas(transport: MemoryTransport, nonfinite: Nonfinite, trigger: Trigger = "async") -> OwnGradients:
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
     channel = CompressedCommunicator(layers_of(model), Reducer(NoCompression()), Ring(), transport)
-    kept = KeptGradients(model, channel, trigger=trigger, nonfinite=nonfinite)
-    return Replicas(model, model, WithOptimizer(kept, channel), Averaging(model, channel), channel)
+    return OwnGradients(model, channel, Averaging(model, channel), trigger=trigger, nonfinite=nonfinite)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +67,12 @@ def test_all_ranks_leave_out_a_step_that_one_cannot_make(
 ) -> None:
     def train(transport: MemoryTransport) -> None:
         strategy = replicas(transport, nonfinite)
-        strategy.start_step(step_at(0, transport.rank, 2), 1.0)
         bad = float("nan") if transport.rank == 1 else 2.0
-        strategy.model.weight.grad = torch.tensor([[1.0 + transport.rank, bad]])  # type: ignore[union-attr]
-        outcome = strategy.finish_step()
-        assert outcome.skipped is skipped
-        assert strategy.exchange.traffic["gradient"].nbytes == 0
-        assert strategy.update(outcome) == 1
+        report = train_step(strategy, 0, transport.rank, torch.tensor([[1.0 + transport.rank, bad]]))
+        assert report.skipped is skipped
         assert strategy.model.weight.tolist() == [weights]  # type: ignore[union-attr, operator]
-        assert strategy.exchange.traffic["gradient"].nbytes == (0 if skipped else 8)
-        assert len(outcome.encoded) == (0 if skipped else 1)
+        assert strategy.traffic["gradient"].nbytes == (0 if skipped else 8)
+        assert len(report.encoded) == (0 if skipped else 1)
 
     run_threads(train, 2)
 
@@ -66,18 +81,14 @@ def test_what_the_optimizer_sends_is_part_of_the_step() -> None:
     def train(transport: MemoryTransport) -> None:
         strategy = replicas(transport, "skip", "sync")
         for index in range(2):
-            strategy.start_step(step_at(index, transport.rank, 2), 1.0)
-            strategy.model.weight.grad = torch.ones(1, 2)
-            outcome = strategy.finish_step()
-            before = outcome.exposed_s
-            assert strategy.exchange.traffic["control"].nbytes == (index + 1) * 9  # a vote, and a word of the trigger
-            strategy.update(outcome)
-            assert before is not None
-            assert outcome.exposed_s is not None
-            assert outcome.exposed_s > before > 0
-            assert [encoded.layer.name for encoded in outcome.encoded] == ["weight"]
-        assert strategy.exchange.residual_norms() == {}
-        assert strategy.exchange.last_encoded == {}
-        strategy.close()
+            report = train_step(strategy, index, transport.rank, torch.ones(1, 2))
+            assert strategy.traffic["control"].nbytes == (index + 1) * 9  # a vote, and a word of the trigger
+            assert report.exposed_s is not None
+            assert report.update_s > report.update_exposed_s > 0
+            assert report.exposed_s > report.update_exposed_s
+            assert [encoded.layer.name for encoded in report.encoded] == ["weight"]
+        assert strategy.residual_norms() == {}
+        assert strategy.last_encoded == {}
+        strategy.exchanges[0].close()
 
     run_threads(train, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from unittest.mock import MagicMock, call
 
 import pytest
+import torch
 
 from bench.strategies.async_server.training import AsyncTraining
 from bench.train.trainer import Trainer
@@ -12,22 +13,37 @@ from bench.train.trainer import Trainer
 STEPS = 4
 
 
-@pytest.mark.parametrize(
-    ("evaluates_at", "saves_at", "waits"),
-    [(STEPS, 9, ["synchronize"]), (9, STEPS, ["drain"]), (STEPS, STEPS, ["synchronize"]), (9, 9, [])],
-)
-def test_ranks_wait_for_each_other_while_the_clock_runs(evaluates_at: int, saves_at: int, waits: list[str]) -> None:
+def paused() -> tuple[MagicMock, MagicMock]:
+    """A trainer after its steps, and what its clock and its strategy see."""
     trainer, seen = MagicMock(), MagicMock()
-    trainer.configure_mock(step=STEPS, _evaluate_at=evaluates_at, _checkpoint_at=saves_at)
+    trainer.configure_mock(step=STEPS, _losses=[], device=torch.device("cpu"))
     seen.attach_mock(trainer.clock.running.return_value, "running")
     seen.attach_mock(trainer.strategy, "strategy")
+    return trainer, seen
+
+
+@pytest.mark.parametrize(("evaluates_at", "waits"), [(STEPS, [call.strategy.synchronize()]), (9, [])])
+def test_ranks_wait_for_each_other_while_the_clock_runs(evaluates_at: int, waits: list[object]) -> None:
+    trainer, seen = paused()
+    trainer._evaluate_at = evaluates_at
     Trainer.train_until(trainer, STEPS)
     before, *between, after = seen.mock_calls
     assert (before, after) == (call.running.__enter__(), call.running.__exit__(None, None, None))
-    assert between == [call.strategy.end_pause(), *(getattr(call.strategy, name)() for name in waits)]
+    assert between == waits
 
 
-def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoint() -> None:
-    strategy = MagicMock()
-    AsyncTraining.drain(strategy)
-    assert strategy.mock_calls == [call.synchronize()]
+def test_a_checkpoint_waits_for_ranks_that_are_behind_while_the_clock_runs() -> None:
+    trainer, seen = paused()
+    Trainer._checkpoint(trainer)
+    before, state, after = seen.mock_calls
+    assert (before, after) == (call.running.__enter__(), call.running.__exit__(None, None, None))
+    assert state == call.strategy.state_dict()
+
+
+def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    training = MagicMock(spec=AsyncTraining, _service=None, model=MagicMock(), exchanges=(), optimizer=None)
+    AsyncTraining.state_dict(training)
+    assert training.mock_calls[0] == call.synchronize()

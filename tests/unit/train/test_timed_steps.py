@@ -11,7 +11,7 @@ import torch
 
 from bench.core import spec
 from bench.datasets.base import Part
-from bench.strategies.base import BoundStrategy
+from bench.strategies.base import Batch, BoundStrategy
 from bench.train.record import Recorder
 from bench.train.trainer import Trainer
 from compressors.ddp.report import StepReport
@@ -23,20 +23,13 @@ PART = Part(images=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), labels=torch.z
 class Among:
     """A strategy that computes nothing; while this rank makes a step, all of them together make so many."""
 
-    shard_ids = (0,)
-
     def __init__(self, steps_of_all: int) -> None:
         self._each, self._done = steps_of_all, 0
 
-    def forward(self, _: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(())
-
-    def finish_step(self) -> StepReport:
-        return StepReport(skipped=False, encode_s=0.0, exchange_s=0.0, exposed_s=0.0, encoded=[])
-
-    def update(self, _: StepReport) -> int:
+    def train_step(self, batch: Batch) -> StepReport:
+        batch.on_loss(torch.zeros(()))
         self._done += self._each
-        return self._done
+        return StepReport(num_steps=self._done)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
