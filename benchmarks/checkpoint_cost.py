@@ -35,12 +35,12 @@ def main() -> None:
     copies, writes, plain = [], [], []
     with tempfile.TemporaryDirectory(dir=options.folder) as path:
         folder = RunFolder(Path(path))
+        nbytes = len(PackedState(state).to_tensor())
         for turn in range(1, options.turns + 1):
             started = time.perf_counter()
-            packed = PackedState(state, copy=True)
+            packed = PackedState(state)
             copies.append(time.perf_counter() - started)
             writes.append(seconds_to_write(folder, turn, packed))
-            nbytes = sum(part.nbytes for part in packed.parts())
             plain.append(seconds_of_dd(folder.path, nbytes))
     ratio = statistics.median(write / other for write, other in zip(writes, plain, strict=True))
     print(f"{nbytes / 2**20:.0f} MiB per rank, {RANKS} files, {options.turns} turns: copy in memory "
@@ -64,7 +64,7 @@ def seconds_to_write(folder: RunFolder, step: int, packed: PackedState) -> float
     """A whole checkpoint, until the one before is removed."""
     checkpoints = Checkpoints(folder)
     started = time.perf_counter()
-    files: dict[int, FileFacts] = {rank: checkpoints.write(step, rank, packed.parts()) for rank in range(RANKS)}
+    files: dict[int, FileFacts] = {rank: checkpoints.write(step, rank, packed.save) for rank in range(RANKS)}
     checkpoints.complete(Manifest(digest="", run_id="", step=step, world_size=RANKS, files=files, rows={}))
     checkpoints.prune(before=step)
     return time.perf_counter() - started

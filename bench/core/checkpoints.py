@@ -1,7 +1,8 @@
 """Write, check and remove the checkpoints of a run folder.
 
-A checkpoint is a folder with one file per rank of this machine and a manifest. The manifest is written last; without it
-the checkpoint is incomplete and ignored. Every file is written under a temporary name, synced, and renamed.
+A checkpoint is a folder with one safetensors file per rank of this machine and a manifest. The manifest is written
+last; without it the checkpoint is incomplete and ignored. Every file is written under a temporary name, synced, and
+renamed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 import pydantic
 
@@ -23,7 +24,7 @@ from bench.core.environment import version_of
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder, read_json
 
-FORMAT = 4
+FORMAT = 5
 _MANIFEST = "manifest.json"
 _MARK = "bench checkpoint"
 
@@ -39,6 +40,15 @@ class FileFacts:
 
     nbytes: int
     crc32: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the facts of a file."""
+        crc32 = 0
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                crc32 = zlib.crc32(block, crc32)
+            return cls(nbytes=file.tell(), crc32=crc32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +125,7 @@ class Checkpoints:
 
     def file(self, step: int, rank: int) -> Path:
         """Return the path of a rank's file."""
-        return self.at(step) / f"rank-{rank}.state"
+        return self.at(step) / f"rank-{rank}.safetensors"
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, newest first."""
@@ -164,24 +174,27 @@ class Checkpoints:
 
     def complete(self, manifest: Manifest) -> None:
         """Write the manifest, which completes the checkpoint."""
-        with _written(self.at(manifest.step) / _MANIFEST) as file:
-            file.write(manifest.to_json().encode())
+        with _replacing(self.at(manifest.step) / _MANIFEST) as temporary:
+            temporary.write_text(manifest.to_json(), encoding="utf-8")
 
-    def write(self, step: int, rank: int, parts: Iterable[memoryview]) -> FileFacts:
+    def write(self, step: int, rank: int, save: Callable[[Path], object]) -> FileFacts:
         """Write a rank's file; it is on the disk when this returns.
+
+        Args:
+            step: optimizer steps done.
+            rank: the rank.
+            save: writes the file to the path that it is given.
 
         Raises:
             OSError: the disk is full or the file cannot be written; no part of it is left.
         """
         self.at(step).mkdir(parents=True, exist_ok=True)
-        nbytes = crc32 = 0
-        with _written(self.file(step, rank)) as file:
-            for part in parts:
-                file.write(part)
-                nbytes, crc32 = nbytes + part.nbytes, zlib.crc32(part, crc32)
+        with _replacing(self.file(step, rank)) as temporary:
+            save(temporary)
+            facts = FileFacts.of(temporary)
         _sync_folder(self._path)
         _sync_folder(self._folder.path)
-        return FileFacts(nbytes=nbytes, crc32=crc32)
+        return facts
 
     def prune(self, before: int) -> None:
         """Remove all checkpoints older than this step; other ranks may be writing a newer one meanwhile."""
@@ -233,13 +246,12 @@ def _sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that atomically replaces `path` when the block ends; if the block fails, nothing is left."""
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that atomically replaces `path` when the block ends; if it fails, nothing is left."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import os
 import threading
-import zlib
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
@@ -22,7 +21,7 @@ from bench.train import data
 from bench.train.data import Batches
 from bench.train.rank import gather_json
 from collectives.parameter_server.residuals import EVERY_RANK
-from compressors.ddp.packed_state import PackedState, StateError, unpack_state
+from compressors.ddp.packed_state import PackedState, StateError, load_state
 
 
 class CheckpointFailed(RunFailed):
@@ -78,7 +77,7 @@ class Checkpointer:
             CheckpointFailed: the previous checkpoint could not be written.
         """
         self.wait()
-        packed = PackedState(state, copy=True)
+        packed = PackedState(state)
         rows = row_bytes(self._folder)
         self._thread = threading.Thread(target=self._write, args=(step, packed, rows), name="checkpoint", daemon=True)
         self._thread.start()
@@ -103,7 +102,7 @@ class Checkpointer:
 
     def _write_own(self, step: int, packed: PackedState) -> FileFacts | OSError:
         try:
-            return self._checkpoints.write(step, self._rank, packed.parts())
+            return self._checkpoints.write(step, self._rank, packed.save)
         except OSError as error:
             return error
 
@@ -206,11 +205,10 @@ class Checkpointer:
         file = self._checkpoints.file(manifest.step, rank)
         advice = "put it back from a copy, or start the run again"
         try:
-            packed = torch.from_file(str(file), size=file.stat().st_size, dtype=torch.uint8)
-            if zlib.crc32(packed.numpy().data) != manifest.files[rank].crc32:
+            if FileFacts.of(file) != manifest.files[rank]:
                 raise CheckpointFailed(f"{file} is damaged: its checksum is not the manifest's; {advice}")
-            state: dict[str, Any] = unpack_state(packed, device)
-        except (OSError, RuntimeError, StateError, KeyError) as error:
+            state: dict[str, Any] = load_state(file, device)
+        except (OSError, StateError, KeyError) as error:
             raise CheckpointFailed(f"{file} cannot be read ({error}); {advice}") from None
         return state
 

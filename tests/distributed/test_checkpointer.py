@@ -151,7 +151,7 @@ def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_o
 def test_a_file_that_has_changed_is_refused_and_nothing_that_was_written_is_lost(tmp_path: Path) -> None:
     for answer in run_ranks(damaged, 2, tmp_path, args=(str(tmp_path / "run"),)):
         assert answer["refusal"].endswith(
-            "rank-1.state is damaged: its checksum is not the manifest's; put it back from a copy, or start the "
+            "rank-1.safetensors is damaged: its checksum is not the manifest's; put it back from a copy, or start the "
             "run again"
         )
         assert (answer["steps"], answer["rows"]) == ([2, 1], "step\n2\n")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from bench.core.checkpoints import Checkpoints, Manifest
 from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
+
+
+def content(written: bytes) -> Callable[[Path], object]:
+    """What writes these bytes to a file."""
+    return lambda path: path.write_bytes(written)
 
 
 def add_checkpoint(folder: RunFolder, config: RunConfig, step: int) -> None:
     """Lay it into a run's folder, with the configuration that it is of."""
     folder.config.write_text(config.to_json())
     checkpoints = Checkpoints(folder)
-    files = {0: checkpoints.write(step, 0, [memoryview(b"state")])}
+    files = {0: checkpoints.write(step, 0, content(b"state"))}
     checkpoints.complete(
         Manifest(digest=config.digest, run_id=folder.run_id, step=step, world_size=1, files=files, rows={})
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from compressors.ddp.packed_state import PackedState, StateError, pack_state, unpack_state
+from compressors.ddp.packed_state import PackedState, StateError, load_state, pack_state, unpack_state
 
 
 def example() -> dict[Any, Any]:
@@ -46,10 +47,20 @@ def test_a_state_comes_back_as_it_was() -> None:
 
 def test_a_copy_does_not_change_with_its_state() -> None:
     state = {"residual": torch.ones(4)}
-    packed = PackedState(state, copy=True)
+    packed = PackedState(state)
     state["residual"].zero_()
-    joined = torch.frombuffer(bytearray(b"".join(packed.parts())), dtype=torch.uint8)
-    assert unpack_state(joined)["residual"].tolist() == [1, 1, 1, 1]
+    assert unpack_state(packed.to_tensor())["residual"].tolist() == [1, 1, 1, 1]
+
+
+def test_a_file_holds_what_was_packed_and_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    PackedState(example()).save(path)
+    assert_equal(load_state(path, torch.device("cpu")), example())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StateError, match="is no packed state"):
+        load_state(path, torch.device("cpu"))
+    with pytest.raises(OSError, match="No such file"):
+        PackedState(example()).save(tmp_path / "nowhere" / "state")
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, torch.ones(2).to_sparse(), torch.ones(2, dtype=torch.complex64)])

@@ -14,6 +14,7 @@ from bench.core.checkpoints import Checkpoints, Manifest, cut_rows, row_bytes
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
+from tests.testing.checkpoints import content
 from tests.testing.configs import make_config
 
 
@@ -32,7 +33,7 @@ def folder(tmp_path: Path, config: RunConfig) -> RunFolder:
 def make(folder: RunFolder, config: RunConfig, step: int) -> Manifest:
     """A checkpoint of two ranks."""
     checkpoints = Checkpoints(folder)
-    files = {rank: checkpoints.write(step, rank, [memoryview(b"abc" * (rank + 1))]) for rank in range(2)}
+    files = {rank: checkpoints.write(step, rank, content(b"abc" * (rank + 1))) for rank in range(2)}
     manifest = Manifest(
         digest=config.digest, run_id=folder.run_id, step=step, world_size=2, files=files, rows=row_bytes(folder)
     )
@@ -45,13 +46,13 @@ def test_there_is_a_checkpoint_once_its_manifest_is_written_and_the_last_one_is_
 ) -> None:
     checkpoints = Checkpoints(folder)
     manifest = make(folder, config, 9)
-    checkpoints.write(10, 0, [memoryview(b"x")])
+    checkpoints.write(10, 0, content(b"x"))
     assert checkpoints.steps() == [9]
     assert checkpoints.check(9, config) == manifest
     assert manifest.files[1].nbytes == checkpoints.file(9, 1).stat().st_size == 6
     make(folder, config, 10)
     assert checkpoints.steps() == [10, 9]
-    checkpoints.write(11, 1, [memoryview(b"x")])  # by a rank that is ahead
+    checkpoints.write(11, 1, content(b"x"))  # by a rank that is ahead
     checkpoints.prune(before=10)
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step-000000010", "step-000000011"]
     checkpoints.prune_others(10)
@@ -109,14 +110,14 @@ def of_another_run(folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (cut, r"rank-1.state is cut or missing \(it had 6 bytes\); put it back, or start the run again"),
+        (cut, r"rank-1.safetensors is cut or missing \(it had 6 bytes\); put it back, or start the run again"),
         (without_rows, "metrics.csv lacks rows that were there at the checkpoint; put the file back, or start"),
         (foreign, "manifest.json is not a checkpoint's manifest .*; remove .*step-000000009, and training resumes"),
         (half_a_manifest, "manifest.json is not a checkpoint's manifest"),
         (with_other_values, r"manifest.json is not a checkpoint's manifest \(step: Input should be a valid integer"),
         (
             of_another_form,
-            "was written by gradwire 0.0.9 in format 0, and this version reads format 3; resume the run",
+            "was written by gradwire 0.0.9 in format 0, and this version reads format 5; resume the run",
         ),
         (of_another_run, "belongs to run .*, and the configuration here is .*; put the run's own config.json and"),
     ],

@@ -86,6 +86,7 @@ def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_the
     time.sleep(PROGRESS_EVERY_S)
     progress.repeat()
     assert path.read_text().splitlines() == [line, line]
+    progress._file.close()  # type: ignore[union-attr]
     of_another_rank = Progress(None)
     of_another_rank.report(step=7, total_steps=9, epoch=0.5, samples=28, loss=lambda: 1.0)
     of_another_rank.repeat()
