@@ -259,6 +259,8 @@ class OwnGradients(Replicas):
         nonfinite: what to do about a non-finite gradient.
     """
 
+    _channel: CompressedCommunicator
+
     def __init__(
         self,
         model: nn.Module,
@@ -269,7 +271,6 @@ class OwnGradients(Replicas):
         nonfinite: Nonfinite,
     ) -> None:
         super().__init__(model, [channel], optimizer, channel)
-        self._channel = channel
         self._trigger = trigger
         self._nonfinite = nonfinite
 
