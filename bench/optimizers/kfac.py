@@ -15,8 +15,7 @@ from typing_extensions import Doc, override
 from bench.core import spec
 from bench.core.errors import UsageError
 from bench.optimizers.base import Optimizer
-from bench.optimizers.kronecker.exchange import MomentExchange
-from bench.optimizers.kronecker.layer import MomentCapture
+from bench.optimizers.kronecker import MomentCapture, MomentExchange
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, OptionError, Options, Positive, incompatibility
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle

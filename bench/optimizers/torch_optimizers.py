@@ -1,10 +1,10 @@
-"""The common options of Adam and AdamW: the decay rates of two moments of the gradient."""
+"""Optimizers of torch, with its own options under its own names."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge, Lt
@@ -15,18 +15,27 @@ from collectives.options import OptionError, Positive, PositiveOrZero
 
 
 @dataclasses.dataclass(kw_only=True)
-class MomentOptimizer(Optimizer):
-    """Base of the components `adam` and `adamw`, with their common options."""
+class TorchOptimizer(Optimizer):
+    """Base of the components that build one of torch's optimizers.
 
-    default_lr: ClassVar[float] = 0.001
+    Class facts:
+        torch_class: torch's class, whose parameters have the names of the options; betas are (beta1, beta2).
+        implementation: the fastest implementation that torch has.
+    """
 
-    beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
-    beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
-    eps: Annotated[Positive, Doc("added to the root of the second moment before dividing by it")] = 1e-8
+    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    implementation: ClassVar[Mapping[str, bool]] = {"fused": True}  # one pass over memory
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        options: dict[str, Any] = {name: getattr(self, name) for name in self.option_names()}
+        if "beta1" in options:
+            options["betas"] = options.pop("beta1"), options.pop("beta2")
+        return self.torch_class(parameters, lr=lr, **options, **self.implementation)
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sgd(Optimizer, name="sgd"):
+class Sgd(TorchOptimizer, name="sgd"):
     """SGD: stochastic gradient descent with heavy-ball or Nesterov momentum.
 
     Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning"
@@ -40,6 +49,7 @@ class Sgd(Optimizer, name="sgd"):
     """
 
     default_lr: ClassVar[float] = 0.02
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
 
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.9
     nesterov: Annotated[bool, Doc("look ahead along the velocity before stepping")] = False
@@ -54,17 +64,6 @@ class Sgd(Optimizer, name="sgd"):
         """Return SGD without momentum, in which only the weight decay keeps a velocity."""
         remaining = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
         return HandedOver(optimizer=remaining, coefficient=self.momentum, nesterov=self.nesterov)
-
-    @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            parameters,
-            lr=lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-            fused=True,  # one pass over memory
-        )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -95,7 +94,7 @@ class SgdOfVelocities(Sgd):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Adam(MomentOptimizer, name="adam"):
+class Adam(TorchOptimizer, name="adam"):
     """Adam: steps scaled by running moments of the gradient.
 
     Source: Kingma, Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1.
@@ -103,22 +102,17 @@ class Adam(MomentOptimizer, name="adam"):
     Build torch.optim.Adam.
     """
 
-    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
+    default_lr: ClassVar[float] = 0.001
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
 
-    @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return torch.optim.Adam(
-            parameters,
-            lr=lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=True,  # one pass over memory
-        )
+    beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
+    eps: Annotated[Positive, Doc("added to the root of the second moment before dividing by it")] = 1e-8
+    weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdamW(MomentOptimizer, name="adamw"):
+class AdamW(Adam, name="adamw"):
     """AdamW: Adam with weight decay that does not enter the moments.
 
     Source: Loshchilov, Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
@@ -126,22 +120,13 @@ class AdamW(MomentOptimizer, name="adamw"):
     Build torch.optim.AdamW.
     """
 
-    weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.AdamW
 
-    @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            parameters,
-            lr=lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            fused=True,  # one pass over memory
-        )
+    weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
 
 
 @dataclasses.dataclass(kw_only=True)
-class Adagrad(Optimizer, name="adagrad"):
+class Adagrad(TorchOptimizer, name="adagrad"):
     """Adagrad: steps scaled by the root of the sum of all squared gradients so far.
 
     Source: Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic optimization" (2011).
@@ -150,25 +135,16 @@ class Adagrad(Optimizer, name="adagrad"):
     """
 
     default_lr: ClassVar[float] = 0.01
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adagrad
+    implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch's fused version is for CPUs only
 
     lr_decay: Annotated[PositiveOrZero, Doc("the learning rate is divided by 1 + steps * lr_decay")] = 0.0
     eps: Annotated[Positive, Doc("added to the root of the sum before dividing by it")] = 1e-10
     weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
 
-    @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return torch.optim.Adagrad(
-            parameters,
-            lr=lr,
-            lr_decay=self.lr_decay,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            foreach=True,  # torch has a fused version for CPUs only
-        )
-
 
 @dataclasses.dataclass(kw_only=True)
-class Rmsprop(Optimizer, name="rmsprop"):
+class Rmsprop(TorchOptimizer, name="rmsprop"):
     """RMSprop: steps scaled by the root of a running mean of squared gradients.
 
     Source: Tieleman, Hinton, "Lecture 6.5: RMSProp" (Neural networks for machine learning, 2012); `centered` is Graves,
@@ -178,22 +154,11 @@ class Rmsprop(Optimizer, name="rmsprop"):
     """
 
     default_lr: ClassVar[float] = 0.001
+    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.RMSprop
+    implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch has no fused version
 
     alpha: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.99
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.0
     centered: Annotated[bool, Doc("divide by the deviation from the mean gradient instead of its size")] = False
     eps: Annotated[Positive, Doc("added to the root before dividing by it")] = 1e-8
     weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
-
-    @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(
-            parameters,
-            lr=lr,
-            alpha=self.alpha,
-            momentum=self.momentum,
-            centered=self.centered,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            foreach=True,  # torch has no fused version
-        )

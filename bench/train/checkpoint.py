@@ -35,12 +35,18 @@ class Restored:
     Attributes:
         step: optimizer steps done when the checkpoint was made.
         states: the rank's own state; if the number of ranks has changed, the states of all old ranks.
-        waiting: if the number of ranks has changed, what to do with residuals (see `resizing`); else None.
+        waiting: if the number of ranks has changed, what to do with residuals (see `resized`); else None.
     """
 
     step: int
     states: list[dict[str, Any]]
     waiting: Waiting | None
+
+    def state(self, config: RunConfig, dataset: Dataset, train: Part) -> dict[str, Any]:
+        """Return this rank's state, adapted if the number of ranks has changed."""
+        if self.waiting is None:
+            return self.states[0]
+        return resized(self.states, config, dist.get_rank(), self.waiting, dataset, train)
 
 
 class Checkpointer:
@@ -96,44 +102,40 @@ class Checkpointer:
 
     def _write(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
         try:
-            self._complete(step, self._write_own(step, packed), rows)
+            self._write_together(step, packed, rows)
         except Exception as error:  # noqa: BLE001 - the next `wait` raises it
             self._failure = error
 
-    def _write_own(self, step: int, packed: PackedState) -> FileFacts | OSError:
+    def _write_together(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
+        """Write this rank's part, complete the checkpoint once all have written theirs, and remove the previous one."""
+        own: dict[str, int] | str
         try:
-            return self._checkpoints.write(step, self._rank, packed.save)
+            own = vars(self._checkpoints.write(step, self._rank, packed.save))
         except OSError as error:
-            return error
-
-    def _complete(self, step: int, own: FileFacts | OSError, rows: dict[str, int]) -> None:
-        """Complete a checkpoint once all ranks have written their parts, and remove the previous one."""
-        result = str(own.strerror or own) if isinstance(own, OSError) else vars(own)
-        everyone = gather_json([self._config.node_rank, result], self._group)
-        self._give_up(step, [what if isinstance(what, str) else None for _, what in everyone])
-        own_node = self._config.node_rank
-        here = {rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == own_node}
-        manifest = Manifest(
-            digest=self._config.digest,
-            run_id=self._folder.run_id,
-            step=step,
-            world_size=len(everyone),
-            files=here,
-            rows=rows,
-        )
-        self._give_up(step, gather_json(self._write_manifest(manifest), self._group))
+            own = str(error.strerror or error)
+        everyone = gather_json([self._config.node_rank, own], self._group)
+        self._give_up(step, [facts if isinstance(facts, str) else None for _, facts in everyone])
+        here = {
+            rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == self._config.node_rank
+        }
+        why = None
+        if self._completes:
+            manifest = Manifest(
+                digest=self._config.digest,
+                run_id=self._folder.run_id,
+                step=step,
+                world_size=len(everyone),
+                files=here,
+                rows=rows,
+            )
+            try:
+                self._checkpoints.complete(manifest)
+            except OSError as error:
+                why = str(error.strerror or error)
+        self._give_up(step, gather_json(why, self._group))
         if self._completes:
             self._checkpoints.prune(before=step)
         self._last_step = step
-
-    def _write_manifest(self, manifest: Manifest) -> str | None:
-        """Write the manifest if this rank does so for its folder; return the reason if it cannot be written."""
-        try:
-            if self._completes:
-                self._checkpoints.complete(manifest)
-        except OSError as error:
-            return str(error.strerror or error)
-        return None
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:
         """Remove the checkpoint if any rank had a problem with it; `problems` is in rank order.
@@ -142,17 +144,19 @@ class Checkpointer:
             CheckpointFailed: a rank had a problem.
         """
         for rank, why in enumerate(problems):
-            if why is not None:
-                self._checkpoints.discard(step)
-                raise CheckpointFailed(self._sentence(step, rank, why))
-
-    def _sentence(self, step: int, rank: int, why: str) -> str:
-        if self._last_step is None:
-            advice = "there is no earlier one: make room and start the run again"
-        else:
-            path = self._folder.path
-            advice = f"the one of step {self._last_step} is kept: make room and resume with bench run --resume {path}"
-        return f"the checkpoint of step {step} could not be written on rank {rank} ({why}); {advice}"
+            if why is None:
+                continue
+            self._checkpoints.discard(step)
+            if self._last_step is None:
+                advice = "there is no earlier one: make room and start the run again"
+            else:
+                path = self._folder.path
+                advice = (
+                    f"the one of step {self._last_step} is kept: make room and resume with bench run --resume {path}"
+                )
+            raise CheckpointFailed(
+                f"the checkpoint of step {step} could not be written on rank {rank} ({why}); {advice}"
+            )
 
     def restore(self, device: torch.device) -> Restored | None:
         """Read the newest checkpoint that all ranks have; None if the run starts from the beginning.
@@ -184,22 +188,17 @@ class Checkpointer:
         return restored
 
     def _read_together(self, manifest: Manifest, resume: dict[str, Any], device: torch.device) -> Restored:
-        """Read what this rank needs of a checkpoint; fail on all ranks if one cannot."""
-        restored, problem = None, None
+        """Read this rank's state, or all if the number of ranks has changed; fail on all ranks if one cannot."""
+        is_resized = manifest.world_size != self._config.world_size
+        states, problem = [], None
         try:
-            restored = self._read_needed(manifest, resume, device)
+            ranks = range(manifest.world_size) if is_resized else [self._rank]
+            states = [self._read(manifest, rank, device) for rank in ranks]
         except CheckpointFailed as failure:
             problem = str(failure)
         if problems := [each for each in gather_json(problem) if each is not None]:
             raise CheckpointFailed(problems[0])
-        assert restored is not None
-        return restored
-
-    def _read_needed(self, manifest: Manifest, resume: dict[str, Any], device: torch.device) -> Restored:
-        if manifest.world_size == self._config.world_size:
-            return Restored(step=manifest.step, states=[self._read(manifest, self._rank, device)], waiting=None)
-        states = [self._read(manifest, rank, device) for rank in range(manifest.world_size)]
-        return Restored(step=manifest.step, states=states, waiting=resume["waiting"])
+        return Restored(step=manifest.step, states=states, waiting=resume["waiting"] if is_resized else None)
 
     def _read(self, manifest: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
         file = self._checkpoints.file(manifest.step, rank)

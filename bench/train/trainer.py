@@ -117,7 +117,15 @@ class Trainer:
         with self.recorder.measuring(), self.clock.running():
             while self.step < step:
                 self.train_step()
-                self._show_progress()
+                self.recorder.progress.report(
+                    step=self.step,
+                    total_steps=self.total_steps,
+                    epoch=self.epoch,
+                    samples=self.step
+                    * self.config.samples_per_step
+                    * self.config.replicas,  # exact to a batch per rank
+                    loss=lambda: float(self._losses[-1]) if self._losses else None,
+                )
             if self.step >= self._evaluate_at:
                 self.strategy.synchronize()
             self._check_losses()
@@ -136,8 +144,8 @@ class Trainer:
         for name, value in state["counts"].items():
             setattr(self, name, value)
         if "_evaluate_at" not in state["counts"]:  # the number of ranks has changed, and so the steps per epoch
-            self._evaluate_at = self._next_multiple(self.config.eval_every)
-            self._checkpoint_at = self._next_multiple(self.config.checkpoint_every)
+            self._evaluate_at = self._due(self.config.eval_every, at_multiple=True)
+            self._checkpoint_at = self._due(self.config.checkpoint_every, at_multiple=True)
         self._losses = list(state["losses"].unbind())
         self.times = StepTimes(steps=[StepTime(**seconds) for seconds in state["times"]])
         self.clock.elapsed_s = state["train_time_s"]
@@ -164,20 +172,15 @@ class Trainer:
         }
         self.save(self.step, state)
 
-    def _due(self, every: int) -> int:
-        """Return the step that is `every` epochs (or steps) from now; with `every` 0, the last step."""
-        every *= self._unit
-        return min(self.total_steps, self.step + every) if every else self.total_steps
+    def _due(self, every: int, *, at_multiple: bool = False) -> int:
+        """Return the step that is `every` epochs from now (steps, if the run's length is given in steps).
 
-    def _next_multiple(self, every: int) -> int:
-        """Return the next step that is a multiple of `every` epochs (or steps); with `every` 0, the last step."""
-        every *= self._unit
-        return min(self.total_steps, (self.step // every + 1) * every) if every else self.total_steps
-
-    @property
-    def _unit(self) -> int:
-        """Return 1 if the run's length is given in steps, and the steps per epoch if it is given in epochs."""
-        return 1 if self.config.steps else self.steps_per_epoch
+        With `at_multiple` it is the next multiple of `every`; with `every` 0, the last step.
+        """
+        every *= 1 if self.config.steps else self.steps_per_epoch
+        if not every:
+            return self.total_steps
+        return min(self.total_steps, self.step + every - (self.step % every if at_multiple else 0))
 
     def train_step(self) -> None:
         """Make one step: load the batch, learn from it, and record what it took."""
@@ -212,15 +215,6 @@ class Trainer:
         if self._is_timed:
             total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
             self.times.steps.append(StepTime.of(report, total_s=total_s, cpu_s=cpu_s))
-
-    def _show_progress(self) -> None:
-        self.recorder.progress.report(
-            step=self.step,
-            total_steps=self.total_steps,
-            epoch=self.epoch,
-            samples=self.step * self.config.samples_per_step * self.config.replicas,  # exact to one batch per rank
-            loss=lambda: float(self._losses[-1]) if self._losses else None,
-        )
 
     def _check_skips(self, report: StepReport) -> None:
         """Count skipped steps; stop at the first if the configuration says so, else at too many in a row."""

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -29,8 +29,8 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, Part
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
-from bench.train.checkpoint import Checkpointer, Restored, resized
+from bench.strategies.base import CommandedRank, Setup, Strategy
+from bench.train.checkpoint import Checkpointer
 from bench.train.data import slow_down
 from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
@@ -53,59 +53,77 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     if device.type == "cpu":
         use_batch_scheduling()
     with process_group(device, config.timeout_s):
-        _check_same_configuration(config)
+        if dist.get_world_size() != config.world_size:
+            raise RuntimeError(f"the run has {config.world_size} ranks, but {dist.get_world_size()} were started")
+        if len(set(gather_json(config.digest))) > 1:
+            raise Mismatch(
+                "the machines were given different options; use the same command on each, except for --node-rank, and "
+                "add --threads and --device if their cores or GPUs differ"
+            )
         dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
         torch.manual_seed(config.seed)  # every rank draws the same weights
         model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes).to(device)
-        _check_same_weights(model)
-        strategy = _bind(config, model, device)
+        if len(set(gather_json(weights_hash(model.parameters())))) > 1:
+            raise Mismatch(
+                "ranks drew different initial weights from one seed; use the same torch version on every machine"
+            )
+        strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"])).bind(
+            Setup(
+                config=config,
+                model=model,
+                compressor=cast(Compressor, spec.build("compressors", config.filled["compressor"])),
+                collective=cast(Collective, spec.build("collectives", config.filled["collective"])),
+                optimizer=cast(Optimizer, spec.build("optimizers", config.filled["optimizer"])),
+                device=device,
+            )
+        )
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
         if isinstance(strategy, CommandedRank):
             if restored is not None:
                 strategy.load_state_dict(restored.states[0])
             strategy.follow(checkpointer.save)
+            checkpointer.wait()
         else:
             if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
                 slow_down(model, straggler.slowdown)
             recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
-            _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
-        checkpointer.wait()
+            train, test = parts_of(config)
+            with _profiler(config, folder) as profiler:
+                trainer = Trainer(
+                    config=config,
+                    strategy=strategy,
+                    dataset=dataset,
+                    train=train,
+                    test=test,
+                    recorder=recorder,
+                    device=device,
+                    profiler=profiler,
+                    save=checkpointer.save,
+                )
+                if restored is not None:
+                    trainer.resume(restored.state(config, dataset, train))
+                trainer.run()
+            checkpointer.wait()
+            if dist.get_rank() == 0:
+                if config.save_model:
+                    torch.save(model.state_dict(), folder.model)
+                result = {name: recorder.last_row.get(name) for name in _RESULT}
+                write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **result})
         strategy.close()
 
 
-def _train(
-    config: RunConfig,
-    folder: RunFolder,
-    strategy: BoundStrategy,
-    recorder: Recorder,
-    dataset: Dataset,
-    device: torch.device,
-    checkpointer: Checkpointer,
-    restored: Restored | None,
-) -> None:
-    """Run the training loop, from the restored state if there is one; rank 0 then writes the result."""
-    train, test = parts_of(config)
-    with _profiler(config, folder) as profiler:
-        trainer = Trainer(
-            config=config,
-            strategy=strategy,
-            dataset=dataset,
-            train=train,
-            test=test,
-            recorder=recorder,
-            device=device,
-            profiler=profiler,
-            save=checkpointer.save,
-        )
-        if restored is not None:
-            trainer.resume(_state_of(restored, config, dataset, train))
-        trainer.run()
-    checkpointer.wait()
-    if dist.get_rank() == 0:
-        if config.save_model:
-            torch.save(strategy.model.state_dict(), folder.model)
-        write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **_result(recorder)})
+# The columns of the last row that `status.json` repeats.
+_RESULT = (
+    "epoch",
+    "step",
+    "test_accuracy",
+    "train_time_s",
+    "wall_time_s",
+    "samples_per_s",
+    "time_to_target_s",
+    "replicas_in_sync",
+)
 
 
 def prepare(path: str) -> None:
@@ -117,13 +135,6 @@ def prepare(path: str) -> None:
         Exception: whatever a rank would raise while loading the data.
     """
     parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
-
-
-def _state_of(restored: Restored, config: RunConfig, dataset: Dataset, train: Part) -> dict[str, Any]:
-    """Return this rank's state, adapted if the number of ranks has changed."""
-    if restored.waiting is None:
-        return restored.states[0]
-    return resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
 
 
 def parts_of(config: RunConfig) -> tuple[Part, Part]:
@@ -140,52 +151,6 @@ def _load(
 ) -> tuple[Part, Part]:
     component = cast(Dataset, spec.build("datasets", dataset))
     return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
-
-
-def _bind(config: RunConfig, model: torch.nn.Module, device: torch.device) -> BoundStrategy | CommandedRank:
-    """Bind the run's strategy on this rank; every rank must call."""
-    strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"]))
-    return strategy.bind(
-        Setup(
-            config=config,
-            model=model,
-            compressor=cast(Compressor, spec.build("compressors", config.filled["compressor"])),
-            collective=cast(Collective, spec.build("collectives", config.filled["collective"])),
-            optimizer=cast(Optimizer, spec.build("optimizers", config.filled["optimizer"])),
-            device=device,
-        )
-    )
-
-
-def _result(recorder: Recorder) -> dict[str, Any]:
-    keys = (
-        "epoch",
-        "step",
-        "test_accuracy",
-        "train_time_s",
-        "wall_time_s",
-        "samples_per_s",
-        "time_to_target_s",
-        "replicas_in_sync",
-    )
-    return {key: recorder.last_row.get(key) for key in keys}
-
-
-def _check_same_configuration(config: RunConfig) -> None:
-    if dist.get_world_size() != config.world_size:
-        raise RuntimeError(f"the run has {config.world_size} ranks, but {dist.get_world_size()} were started")
-    if len(set(gather_json(config.digest))) > 1:
-        raise Mismatch(
-            "the machines were given different options; use the same command on each, except for --node-rank, and add "
-            "--threads and --device if their cores or GPUs differ"
-        )
-
-
-def _check_same_weights(model: torch.nn.Module) -> None:
-    if len(set(gather_json(weights_hash(model.parameters())))) > 1:
-        raise Mismatch(
-            "ranks drew different initial weights from one seed; use the same torch version on every machine"
-        )
 
 
 class Mismatch(BenchError):

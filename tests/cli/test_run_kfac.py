@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.optimizers.kronecker.exchange import owned
+from bench.optimizers.kronecker import owned
 from collectives.payloads.bundle import Bundle
 from tests.testing.invoke import execute, invoke, only_run, rows
 

@@ -14,7 +14,7 @@ from torch import nn
 from bench.core import spec
 from bench.core.errors import UsageError
 from bench.optimizers.kfac import Kfac
-from bench.optimizers.kronecker.layer import KroneckerLayer
+from bench.optimizers.kronecker import KroneckerLayer
 from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import Alone, Transport

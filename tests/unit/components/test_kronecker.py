@@ -12,8 +12,7 @@ from torch import nn
 
 from bench.core import spec
 from bench.optimizers.kfac import kl_scale, preconditioned, predicted_change
-from bench.optimizers.kronecker.exchange import MomentExchange, owned
-from bench.optimizers.kronecker.layer import KroneckerLayer, MomentCapture, kronecker_layers
+from bench.optimizers.kronecker import KroneckerLayer, MomentCapture, MomentExchange, kronecker_layers, owned
 from collectives.base import Collective
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import MatrixForm, cholesky
