@@ -1,17 +1,29 @@
-"""The description of a cluster: the virtual hosts of one run and the link of each."""
+"""The description of a cluster: the virtual hosts of one run and the link of each.
+
+A link's rate may change over time, by a trace: a file of delivery opportunities. Each line is the millisecond, counted
+from the beginning, at which one packet of 1500 bytes may pass; several lines with the same number let several packets
+pass. An opportunity without a waiting packet is lost, small packets share one, and after the last line the trace starts
+again.
+
+Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), whose recorded traces of cellular networks have this form.
+"""
 
 from __future__ import annotations
 
+import array
+import codecs
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from bench.core.config.configuration import short_digest
-from bench.core.counters import WireHeaders
+from bench.core.counters import FRAME_BYTES, WireHeaders
 from bench.core.errors import UsageError
+from bench.core.files import check_regular
 from bench.core.units import MAX_RATE_BPS, format_rate, format_seconds
-from bench.hosts.forwarder.trace import Trace
 
 # Addresses of one /24 network, without the first and the last.
 MAX_HOSTS = 254
@@ -21,6 +33,81 @@ REAL_FRAMES_UP_TO_BPS = 300e6
 _MIN_RATE_BPS = 100e3
 _MIN_CPU_SHARE = 0.05
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}")
+# Twelve days: the forwarder stores milliseconds in 32 bits.
+_LAST_MS = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A reference to a trace file and its contents at the time when the run was configured.
+
+    Attributes:
+        path: the file.
+        digest: digest of its contents, ten hex digits.
+        mean_bps: mean rate in bits per second, including headers: each opportunity carries a frame of 1514 bytes.
+    """
+
+    path: str
+    digest: str
+    mean_bps: float
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Read and check a file.
+
+        Raises:
+            UsageError: it cannot be read, or is not a trace.
+        """
+        opportunities = _read(path)
+        mean_bps = 8 * FRAME_BYTES * len(opportunities) / (1e-3 * opportunities[-1])
+        return cls(path=str(path.absolute()), digest=_digest(opportunities), mean_bps=mean_bps)
+
+    def opportunities(self) -> array.array[int]:
+        """Read the file and return the millisecond of each opportunity, ascending, as unsigned 32-bit numbers.
+
+        Raises:
+            UsageError: the file cannot be read, or has changed.
+        """
+        opportunities = _read(Path(self.path))
+        if _digest(opportunities) != self.digest:
+            raise UsageError(f"the trace {self.path} has changed since the run was configured; restore the old file")
+        return opportunities
+
+    @property
+    def label(self) -> str:
+        """Return its name in rows, such as ``cell.up (1a2b3c4d5e)``."""
+        return f"{Path(self.path).name} ({self.digest})"
+
+
+def _read(path: Path) -> array.array[int]:
+    check_regular(path)
+    try:
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("ascii").splitlines()
+    except OSError as error:
+        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(
+            f"{path} is not a trace: it holds more than numbers; give one with a whole number of milliseconds a line"
+        ) from None
+    opportunities = array.array("I")
+    last = 0
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        moment = int(text) if text.isdecimal() and len(text) < 12 else -1
+        if not last <= moment <= _LAST_MS:
+            raise UsageError(
+                f"{path}, line {number}: '{text[:20]}' is not a delivery opportunity; write milliseconds as whole"
+                " numbers, one on each line, none below the one before"
+            )
+        opportunities.append(moment)
+        last = moment
+    if last == 0:
+        raise UsageError(f"{path} is not a trace: it needs a delivery opportunity after millisecond 0")
+    return opportunities
+
+
+def _digest(opportunities: array.array[int]) -> str:
+    return hashlib.sha256(" ".join(map(str, opportunities)).encode()).hexdigest()[:10]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,18 +141,15 @@ class HostLink:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise UsageError(f"'{self.name}' is not a host's name; use letters, digits, dots and dashes, at most 63")
-        for direction, rate in (("uplink", self.uplink_bps), ("downlink", self.downlink_bps)):
-            if rate is not None and not (_MIN_RATE_BPS <= rate <= MAX_RATE_BPS):
-                raise UsageError(f"{self.name}: {direction} of {rate:g} bit/s is not possible; give 100kbit to 100gbit")
         for direction, rate, trace in (
             ("uplink", self.uplink_bps, self.uplink_trace),
             ("downlink", self.downlink_bps, self.downlink_trace),
         ):
-            if trace is None:
-                continue
-            if rate is not None:
+            if rate is not None and not (_MIN_RATE_BPS <= rate <= MAX_RATE_BPS):
+                raise UsageError(f"{self.name}: {direction} of {rate:g} bit/s is not possible; give 100kbit to 100gbit")
+            if rate is not None and trace is not None:
                 raise UsageError(f"{self.name}: the {direction} has both a rate and a trace; give one of them")
-            if not (_MIN_RATE_BPS <= trace.mean_bps <= MAX_RATE_BPS):
+            if trace is not None and not (_MIN_RATE_BPS <= trace.mean_bps <= MAX_RATE_BPS):
                 raise UsageError(
                     f"{self.name}: {direction} by {trace.label}, {format_rate(trace.mean_bps)} on average, is not"
                     " possible; give a trace of 100kbit to 100gbit"
@@ -230,14 +314,13 @@ class Cluster:
             UsageError: the values are not a cluster's.
         """
         try:
-            return cls(**{**values, "hosts": tuple(map(_host_from_dict, values["hosts"]))})
+            hosts = []
+            for host in values["hosts"]:
+                traces = {name: Trace(**host[name]) for name in ("uplink_trace", "downlink_trace") if host.get(name)}
+                hosts.append(HostLink(**{**host, **traces}))
+            return cls(**{**values, "hosts": tuple(hosts)})
         except (TypeError, KeyError) as error:
             raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
-
-
-def _host_from_dict(values: Mapping[str, Any]) -> HostLink:
-    traces = {name: Trace(**values[name]) for name in ("uplink_trace", "downlink_trace") if values.get(name)}
-    return HostLink(**{**values, **traces})
 
 
 def _slowest(rates: Iterable[float | None]) -> float | None:

@@ -16,40 +16,27 @@ from bench.core.config.job import RanksConfig
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate
-from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink, Trace
 from collectives.options import did_you_mean
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preset:
-    """A named network and the origin of its numbers."""
-
-    link: HostLink
-    meaning: str
-
-
-def _preset(name: str, uplink: str, downlink: str, latency: str, meaning: str) -> Preset:
-    link = HostLink(
-        name=name,
-        uplink_bps=parse_rate(uplink),
-        downlink_bps=parse_rate(downlink),
-        latency_s=parse_duration(latency),
-    )
-    return Preset(link=link, meaning=meaning)
+def _preset(name: str, uplink: str, downlink: str, latency: str) -> HostLink:
+    rates = {"uplink_bps": parse_rate(uplink), "downlink_bps": parse_rate(downlink)}
+    return HostLink(name=name, latency_s=parse_duration(latency), **rates)
 
 
 # No preset has loss: wireless links repeat lost frames themselves, so that TCP sees delay instead.
-PRESETS: Mapping[str, Preset] = {
-    "adsl": _preset(
-        "adsl", "1mbit", "16mbit", "12ms", "ADSL2+ (ITU-T G.992.5, at most 1.4 up and 24 down), 2 km of line"
-    ),
-    "4g": _preset(
-        "4g", "10mbit", "30mbit", "25ms", "LTE category 4 in a busy cell; round trip 50 ms between two phones"
-    ),
-    "wifi": _preset("wifi", "100mbit", "100mbit", "2ms", "802.11ac through a wall, the rate that TCP reaches"),
-    "1gbe": _preset("1gbe", "1gbit", "1gbit", "0ms", "gigabit Ethernet; its 50 us come from the virtual switch"),
-    "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms", "10-gigabit Ethernet; most machines cannot reach it"),
+PRESETS: Mapping[str, HostLink] = {
+    # ADSL2+ (ITU-T G.992.5, at most 1.4 up and 24 down), 2 km of line
+    "adsl": _preset("adsl", "1mbit", "16mbit", "12ms"),
+    # LTE category 4 in a busy cell; round trip 50 ms between two phones
+    "4g": _preset("4g", "10mbit", "30mbit", "25ms"),
+    # 802.11ac through a wall, the rate that TCP reaches
+    "wifi": _preset("wifi", "100mbit", "100mbit", "2ms"),
+    # gigabit Ethernet; its 50 us come from the virtual switch
+    "1gbe": _preset("1gbe", "1gbit", "1gbit", "0ms"),
+    # 10-gigabit Ethernet; most machines cannot reach it
+    "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms"),
 }
 
 _RATES = {"bandwidth": ("uplink", "downlink"), "uplink": ("uplink",), "downlink": ("downlink",)}
@@ -154,7 +141,11 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
         if key != "loss" and not isinstance(text, str):
             raise UsageError(f'{where}{key}={text!r} is not a text; write it like {key} = "{_EXAMPLE[key]}"')
     _refuse_two_rates(texts, where)
-    base = _named(texts["network"]).link if "network" in texts else HostLink(name="host")
+    network = texts.get("network")
+    if network not in (None, *PRESETS):
+        known = ", ".join(PRESETS)
+        raise UsageError(f"there is no network '{network}'{did_you_mean(network, PRESETS)}; known are {known}")
+    base = HostLink(name="host") if network is None else PRESETS[network]
     figures: dict[str, Any] = {}
     for key, directions in _RATES.items():
         for direction in directions:
@@ -198,12 +189,6 @@ _EXAMPLE = (
         "jitter": "1ms",
     }
 )
-
-
-def _named(name: str) -> Preset:
-    if name not in PRESETS:
-        raise UsageError(f"there is no network '{name}'{did_you_mean(name, PRESETS)}; known are {', '.join(PRESETS)}")
-    return PRESETS[name]
 
 
 def _as_float(value: float) -> float:

@@ -32,12 +32,12 @@ from bench.hosts import support
 from bench.hosts.cluster import Cluster
 from bench.hosts.link_report import NetworkReport
 from bench.hosts.network import INTERFACE
-from bench.hosts.supervisor import STOP_GRACE_S, Assignment
+from bench.hosts.supervisor import STOP_GRACE_S, Instructions
 from bench.hosts.support import UNSHARE, search_path
 
 # Port of the rendezvous on host 0; the network is private, so the port is always free.
 PORT = 29500
-ASSIGNMENT_FILE = "hosts.json"
+INSTRUCTIONS_FILE = "hosts.json"
 
 _READY_WITHIN_S = 600.0
 _KILL_GRACE_S = 2.0
@@ -119,7 +119,7 @@ def start_hosts(
 
     Args:
         cluster: hosts and links.
-        run_dir: an existing folder; gets `hosts.json` (the assignment) and `link.json` (the measurements).
+        run_dir: an existing folder; gets `hosts.json` (the supervisor's instructions) and `link.json` (measurements).
         command_for: returns (arguments, variables to add to this process's environment) for a host's index.
         output: file for the output of all processes; None: this process's output.
         grace_s: after the first command failed, how many seconds the others may continue.
@@ -129,10 +129,17 @@ def start_hosts(
         UsageError: virtual hosts, or the settings of their links, are not possible here.
         RunFailed: the network could not be set up, or a host cannot reach another.
     """
-    cluster = _settled(cluster, run_dir)
+    for what, needed in (
+        ("the run's folder", run_dir),
+        ("the Python interpreter", Path(sys.executable)),
+        ("bench", Path(__file__)),
+    ):
+        if any(each.is_relative_to("/run") for each in (needed.absolute(), needed.resolve())):
+            raise UsageError(f"{what} is {needed}, and /run is hidden from virtual hosts; use another place")
+    cluster = support.check_and_choose_backend(cluster)
     commands = [command_for(index) for index in range(len(cluster.hosts))]
     shared = {WIRE_HEADERS_VARIABLE: cluster.wire_headers}
-    assignment = Assignment(
+    instructions = Instructions(
         cluster=cluster,
         commands=tuple(tuple(map(str, arguments)) for arguments, _ in commands),
         environments=tuple({**shared, **variables} for _, variables in commands),
@@ -140,8 +147,8 @@ def start_hosts(
         grace_s=grace_s,
         seed=seed,
     )
-    path = run_dir.resolve() / ASSIGNMENT_FILE
-    path.write_text(assignment.to_json(), encoding="utf-8")
+    path = run_dir.resolve() / INSTRUCTIONS_FILE
+    path.write_text(instructions.to_json(), encoding="utf-8")
     status_out, status_in = os.pipe()
     status = os.fdopen(status_out, "rb", buffering=0)
     supervisor = [sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)]
@@ -172,23 +179,6 @@ def start_hosts(
         status.close()
         raise
     return HostsJob(unshare, status, cluster, report)
-
-
-def _settled(cluster: Cluster, run_dir: Path) -> Cluster:
-    """Return the cluster with its backend chosen; refuse what is not possible here before anything is started.
-
-    Raises:
-        UsageError: virtual hosts, or the settings of their links, are not possible here.
-    """
-    needed = (
-        ("the run's folder", run_dir),
-        ("the Python interpreter", Path(sys.executable)),
-        ("bench", Path(__file__)),
-    )
-    for what, path in needed:
-        if any(each.is_relative_to("/run") for each in (path.absolute(), path.resolve())):
-            raise UsageError(f"{what} is {path}, and /run is hidden from virtual hosts; use another place")
-    return support.check_and_choose_backend(cluster)
 
 
 def torchrun_arguments(

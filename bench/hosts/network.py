@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,31 +64,8 @@ def own_offload_arguments(cluster: Cluster, host: HostLink) -> list[str]:
     return ["gso_max_segs", str(frames)] if frames < _MAX_FRAMES_OFFLOADED else []
 
 
-def uplink_rate_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """Return `tc` commands for the rate at which a host sends."""
-    return _rate_commands(device, host.uplink_bps, real_frames=real_frames)
-
-
-def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """Return `tc` commands for what a host sends: its rate, and below it delay and loss."""
-    commands = uplink_rate_commands(device, host, real_frames=real_frames)
-    if not host.impaired:
-        return commands
-    place = ["parent", "1:1", "handle", "10:"] if commands else ["root", "handle", "10:"]
-    netem = ["tc", "qdisc", "add", "dev", device, *place, "netem", "limit", str(_num_delayed_packets(host))]
-    if host.latency_s:
-        netem += ["delay", f"{round(host.latency_s * 1e6)}us"]
-    if host.loss:
-        netem += ["loss", f"{host.loss * 100:.6f}%"]
-    return [*commands, netem]
-
-
-def downlink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """Return `tc` commands for what a host receives: only its rate, because delay is set at the sender."""
-    return _rate_commands(device, host.downlink_bps, real_frames=real_frames)
-
-
-def _rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> list[list[str]]:
+def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> list[list[str]]:
+    """Return `tc` commands for the rate of what a device sends; none if it is not limited."""
     if rate_bps is None:
         return []
     burst = burst_bytes(rate_bps, real_frames=real_frames)
@@ -98,12 +74,21 @@ def _rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) ->
     return [["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", *tbf]]
 
 
-def _num_delayed_packets(host: HostLink) -> int:
-    """Return netem's limit: packets in flight plus a full queue. Its default of 1000 would silently cap the rate."""
-    if host.uplink_bps is None:
-        return _NUM_PACKETS_UNLIMITED
-    held_s = host.latency_s + _QUEUE_S
-    return 100 + math.ceil(host.uplink_bps / 8 * held_s / FRAME_BYTES)
+def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
+    """Return `tc` commands for what a host sends: its rate, and below it delay and loss."""
+    commands = rate_commands(device, host.uplink_bps, real_frames=real_frames)
+    if not host.impaired:
+        return commands
+    num_packets = _NUM_PACKETS_UNLIMITED
+    if host.uplink_bps is not None:  # packets in flight plus a full queue; netem's default would silently cap the rate
+        num_packets = 100 + math.ceil(host.uplink_bps / 8 * (host.latency_s + _QUEUE_S) / FRAME_BYTES)
+    place = ["parent", "1:1", "handle", "10:"] if commands else ["root", "handle", "10:"]
+    netem = ["tc", "qdisc", "add", "dev", device, *place, "netem", "limit", str(num_packets)]
+    if host.latency_s:
+        netem += ["delay", f"{round(host.latency_s * 1e6)}us"]
+    if host.loss:
+        netem += ["loss", f"{host.loss * 100:.6f}%"]
+    return [*commands, netem]
 
 
 # Name of the network interface on every virtual host.
@@ -133,11 +118,18 @@ def namespace_commands(cluster: Cluster) -> list[list[str]]:
 
 
 def link_commands(cluster: Cluster) -> list[list[str]]:
-    """Return the commands that make interfaces, addresses and links, in order: argument lists of `ip` and `tc`."""
-    commands = [] if cluster.forwarded else _switch_commands()
-    for index in range(len(cluster.hosts)):
-        commands += _tap_commands(cluster, index) if cluster.forwarded else _pair_commands(cluster, index)
-    return commands
+    """Return the commands that make interfaces, addresses and links, in order: argument lists of `ip` and `tc`.
+
+    Delay is set at the sender, so only the rate of what a host receives is limited at the switch.
+    """
+    indices = range(len(cluster.hosts))
+    if cluster.forwarded:
+        return [command for index in indices for command in _tap_commands(cluster, index)]
+    return [
+        ["ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0"],
+        ["ip", "link", "set", _SWITCH, "addrgenmode", "none", "up"],
+        *(command for index in indices for command in _pair_commands(cluster, index)),
+    ]
 
 
 def ethernet_address(index: int) -> str:
@@ -156,13 +148,6 @@ def name_lines(cluster: Cluster) -> str:
     return "".join(f"\n{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in named) + "\n"
 
 
-def _switch_commands() -> list[list[str]]:
-    return [
-        ["ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0"],
-        ["ip", "link", "set", _SWITCH, "addrgenmode", "none", "up"],
-    ]
-
-
 def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
     host, name, far_end = cluster.hosts[index], namespace(index), port(index)
     offload, own_offload = offload_arguments(cluster), own_offload_arguments(cluster, host)
@@ -174,7 +159,7 @@ def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
         ["ip", "link", "set", far_end, "master", _SWITCH, *offload, "up"],
         *_interface_commands(cluster, index, own_offload),
         *_on(name, uplink_commands(INTERFACE, host, real_frames=real_frames)),
-        *downlink_commands(far_end, host, real_frames=real_frames),
+        *rate_commands(far_end, host.downlink_bps, real_frames=real_frames),
     ]
 
 
@@ -183,7 +168,7 @@ def _tap_commands(cluster: Cluster, index: int) -> list[list[str]]:
 
     The kernel limits only the uplink's rate; the forwarder does the rest.
     """
-    rate = uplink_rate_commands(INTERFACE, cluster.hosts[index], real_frames=True)
+    rate = rate_commands(INTERFACE, cluster.hosts[index].uplink_bps, real_frames=True)
     own = ["address", ethernet_address(index), "txqueuelen", _TAP_FRAMES, *offload_arguments(cluster)]
     return [*_interface_commands(cluster, index, own), *_on(namespace(index), rate)]
 
@@ -219,24 +204,17 @@ def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
 
     def body() -> None:
         try:
-            _enter(namespace)
+            libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
+            with Path("/run/netns", namespace).open("rb") as file:
+                if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code), namespace)
             outcome.set_result(fn())
         except BaseException as error:  # noqa: BLE001 - raised by the future's `result`
             outcome.set_exception(error)
 
     threading.Thread(target=body, name=f"in-{namespace}", daemon=True).start()
     return outcome
-
-
-def _enter(namespace: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
-    descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), namespace)
-    finally:
-        os.close(descriptor)
 
 
 # TCP's congestion control: the only one that every kernel has and that every namespace may choose.
@@ -246,8 +224,13 @@ _SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 def set_congestion_control(cluster: Cluster) -> str:
     """Set TCP's congestion control on every virtual host, whose namespace must exist; return what is then in effect."""
-    names = {start_in(namespace(index), partial(_write, _SETTING)).result() for index in range(len(cluster.hosts))}
-    return " ".join(sorted(names))
+
+    def write() -> str:
+        with contextlib.suppress(OSError):  # some sandboxes forbid it, and `congestion_warnings` reports it
+            _SETTING.write_text(CONGESTION_CONTROL, encoding="ascii")
+        return _SETTING.read_text(encoding="ascii").strip()
+
+    return " ".join(sorted({start_in(namespace(index), write).result() for index in range(len(cluster.hosts))}))
 
 
 def congestion_warnings(congestion_control: str) -> list[str]:
@@ -260,18 +243,8 @@ def congestion_warnings(congestion_control: str) -> list[str]:
     ]
 
 
-def _write(setting: Path) -> str:
-    """Write the setting if possible and return its value: some sandboxes show the setting but do not let it change."""
-    with contextlib.suppress(OSError):  # `congestion_warnings` reports it
-        setting.write_text(CONGESTION_CONTROL, encoding="ascii")
-    return setting.read_text(encoding="ascii").strip()
-
-
-_SETTINGS = Path("/proc/sys/net/bridge")
-
-
 def disable_packet_filters() -> None:
     """Disable packet filters for the bridges in this process's network namespace."""
-    for setting in _SETTINGS.glob("bridge-nf-call-*"):
+    for setting in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):
         with contextlib.suppress(OSError):  # some sandboxes forbid it; frames are then slower, but arrive
             setting.write_text("0", encoding="ascii")

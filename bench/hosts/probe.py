@@ -39,7 +39,7 @@ _DATAGRAM_SILENCE_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class DatagramSeries:
     """A series of equal datagrams.
 
     Attributes:
@@ -96,13 +96,6 @@ class Row:
         return num_received, 8 * (last - first) / share / max(changed - began, _PACE_S)
 
 
-def ignoring(address: str, port: int) -> socket.socket:
-    """Return a socket that accepts datagrams and is never read: a closed port would answer each with an error."""
-    sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sink.bind((address, port))
-    return sink
-
-
 _SILENCE_S = 0.2
 _LONG_MESSAGE_S = 0.25
 # TCP's window doubles once per round trip; it should be fully open in the second half of the message.
@@ -120,7 +113,7 @@ _ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # uses almost no memory: the kernel
 class _Lane:
     """One connection of a measurement: sender, receiver, size of the long message, and the configured rate.
 
-    With losses at a constant rate, the long message is the datagrams `row`. If `sender_is_slower`, frames are counted
+    With losses at a constant rate, the long message is `datagrams`. If `sender_is_slower`, frames are counted
     at the sender's interface, because the receiver's link may also carry what other hosts send.
     """
 
@@ -131,7 +124,7 @@ class _Lane:
     asked_bps: float | None
     headers: WireHeaders
     sender_is_slower: bool
-    row: Row | None
+    datagrams: DatagramSeries | None
 
 
 def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
@@ -150,16 +143,20 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
     flows: list[Flow] = []
     for step in steps:
         flows += measure_flows(cluster, [(host, (host + step) % num_hosts) for host in range(num_hosts)])
+    num_datagrams = sum(flow.num_sent for flow in flows)
+    num_received = sum(flow.num_received for flow in flows)
+    names = [host.name for host in cluster.hosts]
+
+    def alone(flow: Flow) -> Flow:
+        return measure_flows(cluster, [(names.index(flow.sender), names.index(flow.receiver))])[0]
+
     return NetworkReport(
         measured_bandwidth_bps=min(flow.long_bps for flow in flows),
         measured_rtt_s=statistics.median(flow.rtt_s for flow in flows),
-        measured_loss_ratio=_loss_ratio(flows),
+        measured_loss_ratio=1 - num_received / num_datagrams if num_datagrams else None,
         wire_headers=cluster.wire_headers,
         congestion_control=congestion_control,
-        warnings=(
-            *congestion_warnings(congestion_control),
-            *link_warnings(cluster, flows, partial(_measure_alone, cluster)),
-        ),
+        warnings=(*congestion_warnings(congestion_control), *link_warnings(cluster, flows, alone)),
         flows=tuple(flows),
     )
 
@@ -172,34 +169,33 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     """
     in_step = threading.Barrier(2 * len(pairs), timeout=_TIMEOUT_S)
     one_at_a_time = threading.Lock()
-    running: list[tuple[_Lane, Future[float], Future[_Seen], _ShortStart]] = []
+    running: list[tuple[_Lane, Future[tuple[float, float]], Future[_Seen]]] = []
     for sender, receiver in pairs:
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
-        start = _ShortStart()
         # On slow links processors are no limit, and a hundred messages one after the other would take minutes.
         slow = lane.asked_bps is not None and lane.asked_bps < _SLOW_BPS
         turn = contextlib.nullcontext() if slow else one_at_a_time
         received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
-        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening, start))
-        running.append((lane, sent, received, start))
+        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening))
+        running.append((lane, sent, received))
     flows, problems = [], []
-    for lane, sent, received, start in running:
+    for lane, sent, received in running:
         names = cluster.hosts[lane.sender].name, cluster.hosts[lane.receiver].name
         errors = [error for error in (sent.exception(), received.exception()) if error is not None]
         if errors:
             problems += [(*names, error) for error in errors if not isinstance(error, threading.BrokenBarrierError)]
             continue
-        seen = received.result()
+        seen, (rtt_s, short_start_s) = received.result(), sent.result()
         flows.append(
             Flow(
                 sender=names[0],
                 receiver=names[1],
                 asked_bps=lane.asked_bps,
                 long_bps=seen.long_bps,
-                short_bps=8 * seen.short_bytes / (seen.short_end_s - start.time_s),
-                rtt_s=sent.result(),
-                num_sent=lane.row.number if lane.row else 0,
+                short_bps=8 * seen.short_bytes / (seen.short_end_s - short_start_s),
+                rtt_s=rtt_s,
+                num_sent=lane.datagrams.number if lane.datagrams else 0,
                 num_received=seen.num_received,
             )
         )
@@ -207,13 +203,6 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
         sender_name, receiver_name, error = problems[0]
         raise RunFailed(f"virtual host {sender_name} cannot reach {receiver_name}: {error or type(error).__name__}")
     return flows
-
-
-@dataclasses.dataclass
-class _ShortStart:
-    """Start time of the short message; the sender's thread sets it, and it is read after both threads have ended."""
-
-    time_s: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,12 +222,6 @@ class _Seen:
     short_bytes: float
 
 
-def _loss_ratio(flows: Sequence[Flow]) -> float | None:
-    """Return the share of all datagrams that were lost; None if none were sent."""
-    num_sent = sum(flow.num_sent for flow in flows)
-    return 1 - sum(flow.num_received for flow in flows) / num_sent if num_sent else None
-
-
 def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     source, target = cluster.hosts[sender], cluster.hosts[receiver]
     asked = min((rate for rate in (source.mean_rates[0], target.mean_rates[1]) if rate is not None), default=None)
@@ -253,7 +236,7 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
         asked_bps=None if by_trace else asked,
         headers=cluster.wire_headers,
         sender_is_slower=asked is not None and asked != target.mean_rates[1],
-        row=Row.at(asked) if any(host.loss for host in cluster.hosts) and not by_trace else None,
+        datagrams=DatagramSeries.at(asked) if any(host.loss for host in cluster.hosts) and not by_trace else None,
     )
 
 
@@ -262,8 +245,9 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
     try:
         with (
             socket.create_server((lane.address, _PORT)) as server,
-            ignoring(lane.address, _PORT),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink,
         ):
+            sink.bind((lane.address, _PORT))  # accepts datagrams unread: a closed port would answer each with an error
             server.settimeout(_TIMEOUT_S)
             listening.set_result(None)
             connection, _ = server.accept()
@@ -274,7 +258,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
                     _read(connection, 1)
                     connection.sendall(b".")
                 in_step.wait()
-                long = lane.row.receive(_TIMEOUT_S) if lane.row else _receive_long(connection, lane)
+                long = lane.datagrams.receive(_TIMEOUT_S) if lane.datagrams else _receive_long(connection, lane)
                 in_step.wait()
                 _read(connection, 1)
                 bytes_before = interface_bytes(lane.headers).received
@@ -312,9 +296,8 @@ def _send(
     in_step: threading.Barrier,
     turn: contextlib.AbstractContextManager[object],
     listening: Future[None],
-    start: _ShortStart,
-) -> float:
-    """Send the long and the short message; return the median round trip time."""
+) -> tuple[float, float]:
+    """Send the long and the short message; return the median round trip time, and when the short message began."""
     try:
         listening.result(_TIMEOUT_S)
         with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
@@ -326,8 +309,8 @@ def _send(
                 _read(connection, 1)
                 round_trips.append(time.perf_counter() - sent)
             in_step.wait()
-            if lane.row:
-                lane.row.send(lane.address, _PORT)
+            if lane.datagrams:
+                lane.datagrams.send(lane.address, _PORT)
             else:
                 connection.sendall(_ZEROS[: lane.long_bytes])
             in_step.wait()
@@ -335,10 +318,10 @@ def _send(
             with turn:
                 connection.sendall(b".")
                 _read(connection, 1)  # the receiver counts from here on
-                start.time_s = time.perf_counter()
+                short_start_s = time.perf_counter()
                 connection.sendall(_ZEROS[:SHORT_MESSAGE_BYTES])
                 _read(connection, 1)
-            return statistics.median(round_trips)
+            return statistics.median(round_trips), short_start_s
     except BaseException:
         in_step.abort()
         raise
@@ -352,9 +335,3 @@ def _read(connection: socket.socket, num_bytes: int) -> None:
         if received == 0:
             raise ConnectionError("the connection was closed")
         num_bytes -= received
-
-
-def _measure_alone(cluster: Cluster, flow: Flow) -> Flow:
-    names = [host.name for host in cluster.hosts]
-    (alone,) = measure_flows(cluster, [(names.index(flow.sender), names.index(flow.receiver))])
-    return alone

@@ -95,7 +95,7 @@ _NAMES = Path("/etc/hosts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assignment:
+class Instructions:
     """The launcher's instructions to the supervisor.
 
     Attributes:
@@ -115,7 +115,7 @@ class Assignment:
     seed: int
 
     def to_json(self) -> str:
-        """Return the assignment as JSON text."""
+        """Return the instructions as JSON text."""
         values = {**vars(self), "cluster": self.cluster.to_dict(), "run_dir": str(self.run_dir)}
         return json.dumps(values, indent=2) + "\n"
 
@@ -134,53 +134,45 @@ class Assignment:
 
 
 def main(path: str, status_fd: str) -> int:
-    """Run the assignment; return the exit code of the first command that failed, 0 if none did."""
+    """Follow the instructions; return the exit code of the first command that failed, 0 if none did."""
     status = int(status_fd)
     os.set_inheritable(status, False)  # the pipe closes when this process ends
     _tell(status, {"begun": True})
     signal.signal(signal.SIGUSR1, lambda *_: _end_alone(status))
+    stop_requested = threading.Event()
+    threading.Thread(target=_listen, args=(stop_requested, status), daemon=True).start()
     try:
-        return _serve(path, status)
+        instructions = Instructions.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            forwarder = _prepare(instructions)
+        except (BenchError, OSError) as error:
+            code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
+            _tell(status, {"error": str(error), "exit_code": code})
+            return code
+        _tell(status, {"ready": True})
+        return _Hosts(instructions, stop_requested, forwarder).run()
     finally:
         _tell(status, {"ended": True})
 
 
-def _serve(path: str, status: int) -> int:
-    asked_to_stop = threading.Event()
-    threading.Thread(target=_listen, args=(asked_to_stop, status), daemon=True).start()
-    assignment = Assignment.from_json(Path(path).read_text(encoding="utf-8"))
-    try:
-        forwarder = _prepare(assignment)
-    except (BenchError, OSError) as error:
-        code = error.exit_code if isinstance(error, BenchError) else RunFailed.exit_code
-        _tell(status, {"error": str(error), "exit_code": code})
-        return code
-    _tell(status, {"ready": True})
-    return _Hosts(assignment, asked_to_stop, forwarder).run()
-
-
-def _prepare(assignment: Assignment) -> Forwarder | None:
-    forwarder = _build(assignment.cluster, assignment.seed)
-    if _NAMES.exists():
-        # torch looks up names of the addresses that it connects to, and there is no name server in the namespace.
-        own = Path("/run/hosts")
-        own.write_text(_NAMES.read_text(encoding="utf-8") + network.name_lines(assignment.cluster), encoding="utf-8")
-        run_commands([["mount", "--bind", str(own), str(_NAMES)]])
-    congestion_control = network.set_congestion_control(assignment.cluster)
-    probe.measure(assignment.cluster, congestion_control).write(RunFolder(assignment.run_dir))
-    return forwarder
-
-
-def _build(cluster: Cluster, seed: int) -> Forwarder | None:
-    """Build the network; return its forwarder, or None if the kernel forwards frames."""
+def _prepare(instructions: Instructions) -> Forwarder | None:
+    """Build and measure the network; return its forwarder, or None if the kernel forwards frames."""
+    cluster = instructions.cluster
     run_commands(network.namespace_commands(cluster))
     network.disable_packet_filters()
     forwarder = None
     if cluster.forwarded:
         names = map(network.namespace, range(len(cluster.hosts)))
         taps = [start_in(name, partial(open_tap, network.INTERFACE)).result() for name in names]
-        forwarder = Forwarder(cluster.hosts, taps, seed=seed)
+        forwarder = Forwarder(cluster.hosts, taps, seed=instructions.seed)
     run_commands(network.link_commands(cluster))
+    if _NAMES.exists():
+        # torch looks up names of the addresses that it connects to, and there is no name server in the namespace.
+        own = Path("/run/hosts")
+        own.write_text(_NAMES.read_text(encoding="utf-8") + network.name_lines(cluster), encoding="utf-8")
+        run_commands([["mount", "--bind", str(own), str(_NAMES)]])
+    congestion_control = network.set_congestion_control(cluster)
+    probe.measure(cluster, congestion_control).write(RunFolder(instructions.run_dir))
     return forwarder
 
 
@@ -204,10 +196,10 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
             )
 
 
-def _listen(asked_to_stop: threading.Event, status: int) -> None:
+def _listen(stop_requested: threading.Event, status: int) -> None:
     """Wait for the launcher's request to stop; if the launcher dies, end the job."""
     for _ in sys.stdin:
-        asked_to_stop.set()
+        stop_requested.set()
     _end_alone(status)
 
 
@@ -220,39 +212,45 @@ def _end_alone(status: int) -> None:
 class _Hosts:
     """The running commands, one per host."""
 
-    def __init__(self, assignment: Assignment, asked_to_stop: threading.Event, forwarder: Forwarder | None) -> None:
-        self._assignment = assignment
-        self._asked_to_stop = asked_to_stop
+    def __init__(
+        self, instructions: Instructions, stop_requested: threading.Event, forwarder: Forwarder | None
+    ) -> None:
+        self._instructions = instructions
+        self._stop_requested = stop_requested
         self._exit_code = 0
         self._kill_at: float | None = None
         self._stop_at: float | None = None
-        signal.signal(signal.SIGTERM, lambda *_: asked_to_stop.set())
+        signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
         self._slowed = [
             SlowHost(network.namespace(index), host.cpu_share)
-            for index, host in enumerate(assignment.cluster.hosts)
+            for index, host in enumerate(instructions.cluster.hosts)
             if host.cpu_share < 1
         ]
         self._forwarder_task = {FORWARDER_VARIABLE: forwarder.task} if forwarder else {}
         if forwarder:
             forwarder.restart()
-        self._alive = {self._start(index): host.name for index, host in enumerate(assignment.cluster.hosts)}
+        self._alive = {self._start(index): host.name for index, host in enumerate(instructions.cluster.hosts)}
 
     def run(self) -> int:
         """Wait for all commands; return the exit code of the first one that failed."""
         while self._alive:
-            if self._asked_to_stop.wait(_POLL_S):
-                self._asked_to_stop.clear()
+            if self._stop_requested.wait(_POLL_S):
+                self._stop_requested.clear()
                 self._stop()
             self._reap()
-            self._keep_deadlines()
+            now = time.monotonic()
+            if self._stop_at is not None and now >= self._stop_at:
+                self._stop()
+            if self._kill_at is not None and now >= self._kill_at:
+                self._signal(signal.SIGKILL)
         return self._exit_code
 
     def _start(self, index: int) -> int:
-        command = network.inside(index, list(self._assignment.commands[index]))
+        command = network.inside(index, list(self._instructions.commands[index]))
         return os.posix_spawnp(
             command[0],
             command,
-            os.environ | self._forwarder_task | self._assignment.environments[index],
+            os.environ | self._forwarder_task | self._instructions.environments[index],
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
             setpgroup=0,
             setsigmask=[],
@@ -272,14 +270,7 @@ class _Hosts:
                     print(killed_by(f"torchrun on {host}", -code), flush=True)
                 if code != 0 and self._exit_code == 0:
                     self._exit_code = code if code > 0 else 128 - code
-                    self._stop_at = time.monotonic() + self._assignment.grace_s
-
-    def _keep_deadlines(self) -> None:
-        now = time.monotonic()
-        if self._stop_at is not None and now >= self._stop_at:
-            self._stop()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._signal(signal.SIGKILL)
+                    self._stop_at = time.monotonic() + self._instructions.grace_s
 
     def _stop(self) -> None:
         """Send every command SIGTERM; those that have not ended after `STOP_GRACE_S` are killed."""

@@ -165,10 +165,17 @@ def choose_backend(cluster: Cluster) -> Cluster:
 
 
 def _needs_forwarder(cluster: Cluster) -> bool:
-    settings = _settings_beyond_rates(cluster)
+    """Return True if the links need more than the kernel's rate limiter and network emulator provide here."""
+    wanted = {
+        "latency": any(host.latency_s for host in cluster.hosts),
+        "jitter": any(host.jitter_s for host in cluster.hosts),
+        "loss": any(host.loss for host in cluster.hosts),
+        "traces": bool(cluster.traces),
+    }
+    settings = [name for name, is_wanted in wanted.items() if is_wanted]
     if not settings:
         return False
-    by_kernel, no_netem = (False, "") if {"jitter", "traces"} & set(settings) else netem_supported()
+    by_kernel, no_netem = (False, "") if wanted["jitter"] or wanted["traces"] else netem_supported()
     if by_kernel:
         return False
     works, no_forwarder = forwarder_supported()
@@ -176,14 +183,3 @@ def _needs_forwarder(cluster: Cluster) -> bool:
         return True
     reasons = "; and ".join(reason for reason in (no_forwarder, no_netem) if reason)
     raise UsageError(f"{' and '.join(settings)} cannot be set here: {reasons}; or leave them out")
-
-
-def _settings_beyond_rates(cluster: Cluster) -> list[str]:
-    """Return the names of the cluster's settings that the kernel's rate limiter does not provide."""
-    words = {
-        "latency": any(host.latency_s for host in cluster.hosts),
-        "jitter": any(host.jitter_s for host in cluster.hosts),
-        "loss": any(host.loss for host in cluster.hosts),
-        "traces": bool(cluster.traces),
-    }
-    return [word for word, wanted in words.items() if wanted]

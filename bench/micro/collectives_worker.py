@@ -19,8 +19,7 @@ from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.summing import Summing
 from bench.micro.synthetic_payloads import make_synthetic_payloads
 from bench.micro.turns import in_turns
-from bench.train.clock import link_columns
-from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from bench.train.rank import end_process, link_columns, process_group, rank_main, set_up_device
 from collectives.options import OptionError
 from collectives.payloads.base import PayloadError
 from collectives.transport.base import Transport, TransportError

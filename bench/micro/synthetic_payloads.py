@@ -10,8 +10,8 @@ import torch
 
 from bench.core import spec
 from bench.core.config.measurements import CollectivesConfig
-from bench.train.clock import support_overlap
 from bench.train.rank import gather_bytes
+from bench.train.sent import support_overlap
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Transport

@@ -113,7 +113,8 @@ class Checkpointer:
             own = vars(self._checkpoints.write(step, self._rank, packed.save))
         except OSError as error:
             own = str(error.strerror or error)
-        everyone = gather_json([self._config.node_rank, own], self._group)
+        own_node = self._config.node_rank
+        everyone = gather_json([own_node, own], self._group)
         self._give_up(step, [facts if isinstance(facts, str) else None for _, facts in everyone])
         here = {
             rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == self._config.node_rank

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from bench.core.config.configuration import Configuration
 from bench.core.processes import die_with_parent
-from bench.core.run_folder import RunFolder, write_json
+from bench.core.run_folder import RunFolder, read_json, write_json
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
@@ -42,6 +42,15 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[byt
     everyone = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(everyone, padded, group=group)
     return [bytes(raw[: int(size)].cpu().numpy()) for raw, size in zip(everyone, lengths, strict=True)]
+
+
+_OF_LINKS = ("measured_bandwidth_bps", "measured_rtt_s", "measured_loss_ratio", "wire_headers")
+
+
+def link_columns(folder: RunFolder) -> dict[str, Any]:
+    """Return the measured columns, `wire_headers` and `link_warnings`; all are empty without virtual hosts."""
+    measured = read_json(folder.link) or {}
+    return {name: measured.get(name) for name in _OF_LINKS} | {"link_warnings": "; ".join(measured.get("warnings", ()))}
 
 
 DYNAMO = "torch._dynamo"
@@ -98,7 +107,18 @@ def rank_main(
         try:
             work(configuration.from_json(folder.config), folder)
         except Exception as error:  # noqa: BLE001 - the launcher reads the file and tells the user
-            _leave_error(folder, error, is_sentence=isinstance(error, user_errors))
+            rank = int(os.environ.get("RANK", "0"))
+            report = {
+                "rank": rank,
+                "time": time.time(),
+                "message": str(error) if isinstance(error, user_errors) else f"{type(error).__name__}: {error}",
+                "type": type(error).__name__,
+                "lost_a_peer": isinstance(error, TransportError),
+                "lost_rank": getattr(error, "lost_rank", None),
+                "traceback": traceback.format_exc(),
+            }
+            with contextlib.suppress(OSError):  # a full disk must not hide the error that the log also holds
+                write_json(folder.error_of(rank), report)
             traceback.print_exc()
             return 1
         return 0
@@ -183,20 +203,3 @@ def _is_a_loss(error: RuntimeError) -> bool:
     """Return True if another rank or the store is gone; False for this rank's own fault, such as a port in use."""
     of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)
     return of_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)
-
-
-def _leave_error(folder: RunFolder, error: Exception, *, is_sentence: bool) -> None:
-    rank = int(os.environ.get("RANK", "0"))
-    with contextlib.suppress(OSError):  # a full disk must not hide the error that the log also holds
-        write_json(
-            folder.error_of(rank),
-            {
-                "rank": rank,
-                "time": time.time(),
-                "message": str(error) if is_sentence else f"{type(error).__name__}: {error}",
-                "type": type(error).__name__,
-                "lost_a_peer": isinstance(error, TransportError),
-                "lost_rank": getattr(error, "lost_rank", None),
-                "traceback": traceback.format_exc(),
-            },
-        )

@@ -25,10 +25,10 @@ from bench.core.schema.metrics import METRICS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.checkpoint import resumes_of
-from bench.train.clock import StepTimes, link_columns, mean, sample_index_sets, sampled_overlap
-from bench.train.layer_rows import LayerCounts, count_layers, layer_rows
+from bench.train.clock import StepTimes, mean
 from bench.train.progress import Progress
-from bench.train.rank import gather_json
+from bench.train.rank import gather_json, link_columns
+from bench.train.sent import LayerCounts, count_layers, layer_rows, sample_index_sets, sampled_overlap
 from bench.train.trackers import open_tracker
 from collectives.transport.base import Purpose, Traffic
 from compressors.ddp.report import Decision, StepReport, add_counts

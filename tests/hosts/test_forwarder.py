@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.errors import UsageError
-from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import Cluster, HostLink, Trace
 from bench.hosts.job import start_hosts
 from bench.hosts.link_report import NetworkReport
 from bench.hosts.support import forwarder_supported, hosts_supported

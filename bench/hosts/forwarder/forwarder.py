@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.core.errors import UsageError
-from bench.hosts.cluster import HostLink
+from bench.hosts.cluster import HostLink, Trace
 from bench.hosts.forwarder.build import HERE, LIBRARY, sources
-from bench.hosts.forwarder.trace import Trace
 from bench.hosts.network import queue_bytes
 from collectives.kernels.library import Library, open_library
 

@@ -12,8 +12,7 @@ from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.parts import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.costs.links.access import Links
 from bench.costs.links.paces import TraceClock
-from bench.hosts.cluster import has_real_frames
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import Trace, has_real_frames
 from bench.launch.predictions.asked import Asked
 
 FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)

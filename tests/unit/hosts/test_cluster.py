@@ -59,7 +59,7 @@ def test_options_replace_figures_of_a_preset() -> None:
     cluster = requested(hosts=2, network="wifi", latency="0ms", uplink="20mbit")
     assert cluster is not None
     host = cluster.hosts[0]
-    assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].link.downlink_bps, 0.0)
+    assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].downlink_bps, 0.0)
     assert not cluster.impaired
 
 
@@ -67,7 +67,7 @@ def test_options_replace_figures_of_a_preset() -> None:
 def test_every_preset_makes_a_cluster(name: str) -> None:
     cluster = requested(hosts=2, network=name)
     assert cluster is not None
-    assert cluster.hosts[0].uplink_bps == PRESETS[name].link.uplink_bps
+    assert cluster.hosts[0].uplink_bps == PRESETS[name].uplink_bps
 
 
 def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:

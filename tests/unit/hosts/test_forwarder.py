@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.hosts.cluster import HostLink
+from bench.hosts.cluster import HostLink, Trace
 from bench.hosts.forwarder.forwarder import Counts, Direction, Forwarder, found
-from bench.hosts.forwarder.trace import Trace
 from bench.hosts.network import ethernet_address
 
 pytestmark = pytest.mark.skipif(found().handle is None, reason=f"there is no forwarder: {found().finding}")

@@ -6,8 +6,7 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.hosts import support
-from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import Cluster, HostLink, Trace
 
 LATE = {"latency_s": 0.01}
 SHAKY = {"latency_s": 0.01, "jitter_s": 0.001}

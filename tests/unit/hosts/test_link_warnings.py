@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import Cluster, HostLink, Trace
 from bench.hosts.link_report import Flow, link_warnings
 
 ASKED = 100e6

@@ -33,14 +33,14 @@ def test_a_rate_alone_is_one_token_bucket_with_a_queue_of_200_ms() -> None:
     assert [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=True)] == [
         "tc qdisc add dev eth0 root handle 1: tbf rate 100000000bit burst 4542 limit 2504542"
     ]
-    assert network.downlink_commands("port0", host, real_frames=True) == []
+    assert network.rate_commands("port0", host.downlink_bps, real_frames=True) == []
 
 
 def test_delay_and_loss_sit_below_the_rate_with_room_for_what_is_under_way() -> None:
     host = HostLink(name="a", uplink_bps=10e6, downlink_bps=10e6, latency_s=0.1, loss=0.001)
     commands = [" ".join(command) for command in network.uplink_commands("eth0", host, real_frames=True)]
     assert commands[1] == ("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 348 delay 100000us loss 0.100000%")
-    assert len(network.downlink_commands("port0", host, real_frames=True)) == 1
+    assert len(network.rate_commands("port0", host.downlink_bps, real_frames=True)) == 1
 
 
 def test_delay_without_a_rate_is_the_root() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.errors import UsageError
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import Trace
 
 
 def write(path: Path, text: str) -> Path:

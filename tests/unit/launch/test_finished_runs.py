@@ -13,8 +13,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.rows import RowWriter
 from bench.core.run_folder import write_json
-from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.forwarder.trace import Trace
+from bench.hosts.cluster import Cluster, HostLink, Trace
 from bench.launch.predictions.finished import finished_runs
 from bench.launch.predictions.validating import as_rows, cells_of, compare
 from tests.testing.calibrations import calibration

@@ -9,7 +9,7 @@ import torch
 
 from bench.core.config.measurements import CollectivesConfig
 from bench.micro.synthetic_payloads import payload_of, synthetic_tensor
-from bench.train.clock import support_overlap
+from bench.train.sent import support_overlap
 from collectives.payloads import Dense, GroupSparse
 from collectives.payloads.base import Payload
 from tests.testing.memory_transport import MemoryTransport, run_threads
