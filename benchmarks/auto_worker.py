@@ -22,7 +22,7 @@ from bench.core.config.job import RanksConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.datasets.base import Part
+from bench.datasets.base import ImageSet
 from bench.strategies.ddp.ddp import Ddp, wrap
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
@@ -67,7 +67,7 @@ class TurnsConfig(RanksConfig):
 class Trainee:
     """One way at work on this rank."""
 
-    def __init__(self, way: tuple[str, str], config: TurnsConfig, dataset: Any, train: Part) -> None:
+    def __init__(self, way: tuple[str, str], config: TurnsConfig, dataset: Any, train: ImageSet) -> None:
         torch.manual_seed(config.seed)
         device = torch.device("cpu")
         model = spec.build("models", config.model).build(dataset.num_classes)

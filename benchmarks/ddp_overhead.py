@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
-from bench.datasets.augment import crop_and_flip, normalise
+from bench.datasets.base import crop_and_flip, normalise
 from bench.launch.resolve import resolve
 from bench.strategies.base import Setup
 from bench.train import data

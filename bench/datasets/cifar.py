@@ -23,7 +23,7 @@ from torchvision.datasets.utils import calculate_md5, check_integrity, download_
 from typing_extensions import Doc, override
 
 from bench.core.files import check_regular, locked
-from bench.datasets.base import Dataset, DatasetError, Part
+from bench.datasets.base import Dataset, DatasetError, ImageSet
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
 # Errors of `write`, which do not include a file name.
@@ -105,7 +105,7 @@ class CifarArchive(Dataset):
 
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[Part, Part]:
+    ) -> tuple[ImageSet, ImageSet]:
         """Verify and read both parts from the files that `prepare` wrote to `data_dir`; `seed` is ignored.
 
         Raises:
@@ -180,13 +180,13 @@ class CifarArchive(Dataset):
             return f"the server was silent for {self.timeout_s:g} s"
         return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
 
-    def _read(self, data_dir: Path, *, train: bool) -> Part:
+    def _read(self, data_dir: Path, *, train: bool) -> ImageSet:
         with warnings.catch_warnings():
             # The published pickles contain a dtype of an old NumPy version, about which NumPy 2.4.0 to 2.4.4 warn.
             warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
             source = self.archive(str(data_dir), train=train)
         images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
-        return Part(images=images, labels=torch.tensor(source.targets, dtype=torch.int64))
+        return ImageSet(images=images, labels=torch.tensor(source.targets, dtype=torch.int64))
 
     @property
     def _prepare_command(self) -> str:

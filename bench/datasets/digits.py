@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 from typing_extensions import override
 
-from bench.datasets.base import Dataset, Part
+from bench.datasets.base import Dataset, ImageSet
 
 _WHITE = 16  # the brightest level in the source
 
@@ -39,7 +39,7 @@ class Digits(Dataset):
 
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[Part, Part]:
+    ) -> tuple[ImageSet, ImageSet]:
         """Load both parts; `data_dir` and `seed` are ignored.
 
         Raises:
@@ -51,13 +51,13 @@ class Digits(Dataset):
 
 
 @functools.cache
-def _parts() -> tuple[Part, Part]:
+def _parts() -> tuple[ImageSet, ImageSet]:
     """Return the training and the test part; read once per process."""
     pixels, labels = _source()
     images = _enlarge(pixels)
     is_test = _every_fourth(labels)
-    train = Part(images=images[~is_test], labels=labels[~is_test])
-    test = Part(images=images[is_test], labels=labels[is_test])
+    train = ImageSet(images=images[~is_test], labels=labels[~is_test])
+    test = ImageSet(images=images[is_test], labels=labels[is_test])
     return train, test
 
 

@@ -24,7 +24,7 @@ from annotated_types import Ge, Le
 from torch.nn import functional
 from typing_extensions import Doc, override
 
-from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, Part
+from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, ImageSet
 from collectives.options import Count
 
 _NUM_SHAPES = 5
@@ -70,7 +70,7 @@ class Synthetic(Dataset):
 
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[Part, Part]:
+    ) -> tuple[ImageSet, ImageSet]:
         """Generate both parts from `seed`, in about 0.1 ms per 32x32 image and core; `data_dir` is ignored.
 
         Raises:
@@ -79,7 +79,7 @@ class Synthetic(Dataset):
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         return self._generate("train", train_size, seed), self._generate("test", test_size, seed)
 
-    def _generate(self, part: str, size: int, seed: int) -> Part:
+    def _generate(self, part: str, size: int, seed: int) -> ImageSet:
         images = torch.empty(size, 3, self.size, self.size, dtype=torch.uint8)
         labels = torch.empty(size, dtype=torch.int64)
         rounds = max(1, _BLOCK // self.classes)
@@ -93,7 +93,7 @@ class Synthetic(Dataset):
                 labels[span] = some[: size - first]
                 # Always draw the whole block, because the generator's next numbers depend on how many it has drawn.
                 images[span] = self._draw(some, axes, generator)[: size - first]
-        return Part(images=images, labels=labels)
+        return ImageSet(images=images, labels=labels)
 
     def _draw(self, labels: torch.Tensor, axes: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
         """Draw one image per label, int64 [n] -> uint8 [n, 3, size, size]."""

@@ -21,8 +21,12 @@ from collectives.options import did_you_mean
 
 
 def _preset(name: str, uplink: str, downlink: str, latency: str) -> HostLink:
-    rates = {"uplink_bps": parse_rate(uplink), "downlink_bps": parse_rate(downlink)}
-    return HostLink(name=name, latency_s=parse_duration(latency), **rates)
+    return HostLink(
+        name=name,
+        uplink_bps=parse_rate(uplink),
+        downlink_bps=parse_rate(downlink),
+        latency_s=parse_duration(latency),
+    )
 
 
 # No preset has loss: wireless links repeat lost frames themselves, so that TCP sees delay instead.
@@ -141,11 +145,12 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
         if key != "loss" and not isinstance(text, str):
             raise UsageError(f'{where}{key}={text!r} is not a text; write it like {key} = "{_EXAMPLE[key]}"')
     _refuse_two_rates(texts, where)
-    network = texts.get("network")
-    if network not in (None, *PRESETS):
-        known = ", ".join(PRESETS)
-        raise UsageError(f"there is no network '{network}'{did_you_mean(network, PRESETS)}; known are {known}")
-    base = HostLink(name="host") if network is None else PRESETS[network]
+    base, network = HostLink(name="host"), texts.get("network")
+    if network is not None:
+        if network not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise UsageError(f"there is no network '{network}'{did_you_mean(network, PRESETS)}; known are {known}")
+        base = PRESETS[network]
     figures: dict[str, Any] = {}
     for key, directions in _RATES.items():
         for direction in directions:

@@ -79,10 +79,10 @@ _RTT_TOLERANCE_S = 1e-3
 # Tolerated standard deviations: random losses exceed the expected number by more than this once in 16 000 times.
 _CHANCE = 4
 
-Alone = Callable[[Flow], Flow]
+MeasureAlone = Callable[[Flow], Flow]
 
 
-def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list[str]:
+def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) -> list[str]:
     """Return what the user must know about these links before reading results, one sentence each.
 
     Args:
@@ -97,7 +97,7 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list
     return warnings + _rtt_warning(cluster, flows) + _loss_warning(cluster, flows)
 
 
-def _rate_warning(flows: Sequence[Flow], alone: Alone) -> list[str]:
+def _rate_warning(flows: Sequence[Flow], alone: MeasureAlone) -> list[str]:
     worst = _furthest_off(flows, [flow.long_bps for flow in flows])
     if worst is None:
         return []
@@ -112,7 +112,7 @@ def _rate_warning(flows: Sequence[Flow], alone: Alone) -> list[str]:
     return [f"{what}, and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"]
 
 
-def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: Alone) -> list[str]:
+def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) -> list[str]:
     worst = _furthest_off(flows, [flow.short_bps for flow in flows])
     if worst is None:
         return []

@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -224,13 +225,14 @@ _SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 def set_congestion_control(cluster: Cluster) -> str:
     """Set TCP's congestion control on every virtual host, whose namespace must exist; return what is then in effect."""
+    names = {start_in(namespace(index), partial(_write, _SETTING)).result() for index in range(len(cluster.hosts))}
+    return " ".join(sorted(names))
 
-    def write() -> str:
-        with contextlib.suppress(OSError):  # some sandboxes forbid it, and `congestion_warnings` reports it
-            _SETTING.write_text(CONGESTION_CONTROL, encoding="ascii")
-        return _SETTING.read_text(encoding="ascii").strip()
 
-    return " ".join(sorted({start_in(namespace(index), write).result() for index in range(len(cluster.hosts))}))
+def _write(setting: Path) -> str:
+    with contextlib.suppress(OSError):  # some sandboxes forbid it, and `congestion_warnings` reports it
+        setting.write_text(CONGESTION_CONTROL, encoding="ascii")
+    return setting.read_text(encoding="ascii").strip()
 
 
 def congestion_warnings(congestion_control: str) -> list[str]:

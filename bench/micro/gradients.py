@@ -12,8 +12,7 @@ from torch import nn
 from bench.core import spec
 from bench.core.config.measurements import CompressorsConfig
 from bench.core.errors import RunFailed
-from bench.datasets.augment import normalise
-from bench.datasets.base import Dataset
+from bench.datasets.base import Dataset, normalise
 from bench.optimizers.torch_optimizers import Sgd
 from bench.train import data
 from compressors.layer import Layer

@@ -1,4 +1,4 @@
-"""The common part of AdaBelief and Max-AdaBelief: options, one step of all parameters, and the torch optimizer."""
+"""AdaBelief and Max-AdaBelief: one step of all parameters, the torch optimizer around it, and the options."""
 
 from __future__ import annotations
 
@@ -25,22 +25,9 @@ from compressors.ddp.communicator import CompressedCommunicator
 # benchmarks/optimizer_step.py).
 BLOCK_NUMEL = 1 << 17
 
-Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
+TensorList = list[torch.Tensor] | tuple[torch.Tensor, ...]
 # Replaces this rank's (bias-corrected means, maxima) in place by those of all ranks together; every rank must call.
-Exchange = Callable[[Tensors, Tensors], None]
-
-
-@dataclasses.dataclass(kw_only=True)
-class BeliefOptimizer(Optimizer):
-    """Base of the components `adabelief` and `max_adabelief`, with their common options."""
-
-    default_lr: ClassVar[float] = 0.001
-
-    beta1: Annotated[
-        float, Gt(0), Lt(1), Doc("decay rate of the mean of gradients; at 0 no gradient would deviate from it")
-    ] = 0.9
-    beta2: Annotated[float, Gt(0), Lt(1), Doc("decay rate of the variance of gradients")] = 0.999
-    eps: Annotated[PositiveOrZero, Doc("keeps the divisor away from 0")] = 1e-16
+ExchangeMoments = Callable[[TensorList, TensorList], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,15 +55,15 @@ class Rule:
 
 @torch.no_grad()
 def step(
-    theta: Tensors,
-    g: Tensors,
-    m: Tensors,
-    s: Tensors,
-    smax: Tensors,
+    theta: TensorList,
+    g: TensorList,
+    m: TensorList,
+    s: TensorList,
+    smax: TensorList,
     t: int,
     lr: float,
     rule: Rule,
-    exchange: Exchange | None = None,
+    exchange: ExchangeMoments | None = None,
 ) -> None:
     """Update the parameters once: theta -= lr * m_hat / (sqrt(s_hat) + eps).
 
@@ -108,7 +95,7 @@ def step(
         _descend(theta_, means_, largest_, t, lr, rule)
 
 
-def _blocks(*lists: Tensors) -> Iterator[tuple[Tensors, ...]]:
+def _blocks(*lists: TensorList) -> Iterator[tuple[TensorList, ...]]:
     """Yield the same block of every list, small enough for a CPU's cache; on a GPU, one block with everything."""
     if lists[0][0].device.type != "cpu":
         yield lists
@@ -118,7 +105,7 @@ def _blocks(*lists: Tensors) -> Iterator[tuple[Tensors, ...]]:
         yield tuple([part] for part in parts)
 
 
-def _observe(g: Tensors, m: Tensors, s: Tensors, smax: Tensors, t: int, rule: Rule) -> Tensors:
+def _observe(g: TensorList, m: TensorList, s: TensorList, smax: TensorList, t: int, rule: Rule) -> TensorList:
     """Update the moments and return the variances by whose root the step divides."""
     torch._foreach_lerp_(m, g, 1 - rule.beta1)
     deviation = torch._foreach_sub(g, m)
@@ -133,12 +120,12 @@ def _observe(g: Tensors, m: Tensors, s: Tensors, smax: Tensors, t: int, rule: Ru
     if rule.max_of == "running":
         torch._foreach_maximum_(smax, s)
         return smax
-    larger: Tensors = torch._foreach_maximum(s, smax)
+    larger: TensorList = torch._foreach_maximum(s, smax)
     torch._foreach_copy_(smax, s)
     return larger
 
 
-def _descend(theta: Tensors, means: Tensors, largest: Tensors, t: int, step_size: float, rule: Rule) -> None:
+def _descend(theta: TensorList, means: TensorList, largest: TensorList, t: int, step_size: float, rule: Rule) -> None:
     """Subtract step_size * means / (sqrt(largest / c) + eps), with the bias correction c; 1 if already applied."""
     # sqrt(s / c) + eps = (sqrt(s) + eps sqrt(c)) / sqrt(c); the factor 1 / sqrt(c) goes into the step size for free
     root = 1.0 if rule.max_over_corrected else math.sqrt(1 - rule.beta2**t)
@@ -151,11 +138,10 @@ def _descend(theta: Tensors, means: Tensors, largest: Tensors, t: int, step_size
 
 
 class Belief(torch.optim.Optimizer):
-    """The common part of AdaBelief and Max-AdaBelief: options, one step of all parameters, and the torch optimizer.
+    """Apply `step` to parameters.
 
-    The step is a single function, so that another implementation (for example a SYCL kernel) can replace it.
-
-    Apply `step` to parameters; the state is fp32 for 16-bit parameters, and differs between ranks that exchange.
+    The step is a single function, so that another implementation (for example a SYCL kernel) can replace it. The state
+    is fp32 for 16-bit parameters, and differs between ranks that exchange.
 
     Args:
         parameters: the parameters to update. Those without a gradient are skipped; with an exchange their gradients
@@ -166,7 +152,7 @@ class Belief(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], lr: float, rule: Rule, exchange: Exchange | None = None
+        self, parameters: Iterable[torch.nn.Parameter], lr: float, rule: Rule, exchange: ExchangeMoments | None = None
     ) -> None:
         super().__init__(parameters, {"lr": lr})
         self._rule = rule
@@ -226,7 +212,7 @@ def _wide(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdaBelief(BeliefOptimizer):
+class AdaBelief(Optimizer, name="adabelief"):
     """AdaBelief: steps scaled by how far gradients lie from their running mean.
 
     Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed gradients" (NeurIPS 2020),
@@ -235,13 +221,26 @@ class AdaBelief(BeliefOptimizer):
     Build AdaBelief as published: eps is added to the variance in every step, up to eps / (1 - beta2) in all.
     """
 
+    default_lr: ClassVar[float] = 0.001
+
+    beta1: Annotated[
+        float, Gt(0), Lt(1), Doc("decay rate of the mean of gradients; at 0 no gradient would deviate from it")
+    ] = 0.9
+    beta2: Annotated[float, Gt(0), Lt(1), Doc("decay rate of the variance of gradients")] = 0.999
+    eps: Annotated[PositiveOrZero, Doc("keeps the divisor away from 0")] = 1e-16
+
+    @property
+    def rule(self) -> Rule:
+        """Return the variant of AdaBelief for these options."""
+        return Rule(beta1=self.beta1, beta2=self.beta2, eps=self.eps)
+
     @override
-    def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return Belief(parameters, lr, Rule(beta1=self.beta1, beta2=self.beta2, eps=self.eps))
+    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return Belief(parameters, lr, self.rule)
 
 
 @dataclasses.dataclass(kw_only=True)
-class MaxAdaBelief(BeliefOptimizer, name="max_adabelief"):
+class MaxAdaBelief(AdaBelief, name="max_adabelief"):
     """Max-AdaBelief: AdaBelief that divides by the largest variance so far; ranks exchange moments, not gradients.
 
     Source: a patent application of 2022 on training over CXL, paragraphs 12 and 74-78; where it leaves the arithmetic
@@ -324,15 +323,11 @@ class MaxAdaBelief(BeliefOptimizer, name="max_adabelief"):
             )
 
     @override
-    def build(self, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        return Belief(parameters, lr, self.rule)
-
-    @override
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         if channel is None:
             return super().bind(model, lr)
 
-        def exchange(means: Tensors, maxima: Tensors) -> None:
+        def exchange(means: TensorList, maxima: TensorList) -> None:
             channel.mean_(means)
             channel.combine_(maxima, "max" if self.reduce == "s_max" else self.reduce)
             if self.reduce == "sum":
@@ -342,12 +337,10 @@ class MaxAdaBelief(BeliefOptimizer, name="max_adabelief"):
         return Belief(trainable, lr, self.rule, exchange)
 
     @property
+    @override
     def rule(self) -> Rule:
-        """Return the variant of AdaBelief for these options."""
-        return Rule(
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
+        return dataclasses.replace(
+            super().rule,
             eps_in_variance=self.eps_mode == "paper",
             max_of=self.max_of,
             max_over_corrected=self.max_over == "corrected",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -23,7 +23,7 @@ class TorchOptimizer(Optimizer):
         implementation: the fastest implementation that torch has.
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
     implementation: ClassVar[Mapping[str, bool]] = {"fused": True}  # one pass over memory
 
     @override
@@ -49,7 +49,7 @@ class Sgd(TorchOptimizer, name="sgd"):
     """
 
     default_lr: ClassVar[float] = 0.02
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.SGD
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.SGD
 
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.9
     nesterov: Annotated[bool, Doc("look ahead along the velocity before stepping")] = False
@@ -103,7 +103,7 @@ class Adam(TorchOptimizer, name="adam"):
     """
 
     default_lr: ClassVar[float] = 0.001
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Adam
 
     beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999
@@ -120,7 +120,7 @@ class AdamW(Adam, name="adamw"):
     Build torch.optim.AdamW.
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.AdamW
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.AdamW
 
     weight_decay: Annotated[PositiveOrZero, Doc("share of the weight removed per step, times lr")] = 0.01
 
@@ -135,7 +135,7 @@ class Adagrad(TorchOptimizer, name="adagrad"):
     """
 
     default_lr: ClassVar[float] = 0.01
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adagrad
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.Adagrad
     implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch's fused version is for CPUs only
 
     lr_decay: Annotated[PositiveOrZero, Doc("the learning rate is divided by 1 + steps * lr_decay")] = 0.0
@@ -154,7 +154,7 @@ class Rmsprop(TorchOptimizer, name="rmsprop"):
     """
 
     default_lr: ClassVar[float] = 0.001
-    torch_class: ClassVar[type[torch.optim.Optimizer]] = torch.optim.RMSprop
+    torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.RMSprop
     implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch has no fused version
 
     alpha: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.99

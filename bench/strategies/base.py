@@ -175,21 +175,28 @@ class Batch:
 
 
 class Exchange(Protocol):
-    """The part of a strategy that sends and receives messages, and counts them."""
+    """The part of a strategy that sends and receives messages, and counts them.
+
+    `CompressedCommunicator` is one. A subclass inherits that nothing is encoded, owed or kept.
+    """
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Count the bytes and messages that this rank has sent since the start, per purpose."""
+        raise NotImplementedError
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
         """Return what this rank encoded in its last step, by the ids of the layers in each payload."""
+        return {}
 
     def residual_norms(self) -> dict[int, float]:
         """Return the L2 norm of each layer's residual (what it has not sent yet), by layer id."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps from step to step; call between two steps."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -16,7 +16,7 @@ from bench.core.checkpoints import Checkpoints, FileFacts, Manifest, cut_rows, r
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
-from bench.datasets.base import Dataset, Part
+from bench.datasets.base import Dataset, ImageSet
 from bench.train import data
 from bench.train.data import Batches
 from bench.train.rank import gather_json
@@ -42,7 +42,7 @@ class Restored:
     states: list[dict[str, Any]]
     waiting: Waiting | None
 
-    def state(self, config: RunConfig, dataset: Dataset, train: Part) -> dict[str, Any]:
+    def state(self, config: RunConfig, dataset: Dataset, train: ImageSet) -> dict[str, Any]:
         """Return this rank's state, adapted if the number of ranks has changed."""
         if self.waiting is None:
             return self.states[0]
@@ -220,12 +220,12 @@ def resumes_of(folder: RunFolder) -> int:
 
 
 Waiting = Literal["sum", "drop"]
-State = dict[str, Any]
+RankState = dict[str, Any]
 
 
 def resized(
-    states: Sequence[State], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: Part
-) -> State:
+    states: Sequence[RankState], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: ImageSet
+) -> RankState:
     """Return the state with which a new rank resumes.
 
     Args:
@@ -248,7 +248,7 @@ def resized(
     return state | {"strategy": strategy, "counts": counts, "batches": [batches]}
 
 
-def _exchange(parts: Sequence[State], rank: int, world_size: int, waiting: Waiting) -> State:
+def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: Waiting) -> RankState:
     """Return the new state of an exchange."""
     own = parts[rank % len(parts)]
     if "reducer" not in own:  # DDP itself, which keeps nothing
@@ -272,7 +272,7 @@ def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor
     }
 
 
-def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
+def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> RankState:
     """Return the new state of a collective's servers: each new rank gets all their residuals and keeps what it serves.
 
     These are residuals of sums over ranks, so they are scaled by the ratio of the numbers of ranks.
@@ -286,7 +286,9 @@ def _server(parts: Sequence[State], world_size: int, waiting: Waiting) -> State:
     return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
 
 
-def _redistributed(saved: Sequence[State], config: RunConfig, rank: int, dataset: Dataset, train: Part) -> State:
+def _redistributed(
+    saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: ImageSet
+) -> RankState:
     """Return a new rank's state of `Batches`, with its share of the samples left in this epoch."""
     before = dataclasses.replace(config, replicas=len(saved))
     rest = []

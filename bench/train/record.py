@@ -26,10 +26,9 @@ from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.checkpoint import resumes_of
 from bench.train.clock import StepTimes, mean
-from bench.train.progress import Progress
+from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import gather_json, link_columns
 from bench.train.sent import LayerCounts, count_layers, layer_rows, sample_index_sets, sampled_overlap
-from bench.train.trackers import open_tracker
 from collectives.transport.base import Purpose, Traffic
 from compressors.ddp.report import Decision, StepReport, add_counts
 
@@ -55,7 +54,7 @@ class Snapshot:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Counts:
+class StepSums:
     """Sums over this rank's steps since the previous row.
 
     Attributes:
@@ -108,7 +107,7 @@ class Recorder:
         self._metrics = RowWriter(folder.metrics, METRICS) if self.is_writer else None
         self._layers = RowWriter(folder.layers, LAYERS) if self.is_writer else None
         self._tracker = open_tracker(config, folder, after) if self.is_writer else None
-        self.progress = Progress(folder.progress if self.is_writer else None)
+        self.progress = ProgressFile(folder.progress if self.is_writer else None)
         self._numel = sum(layer.numel for layer in strategy.layers)
         self._decision: Decision | None = None
         self._decided_until = -1
@@ -122,7 +121,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self._counts = Counts()
+        self._counts = StepSums()
         self._layer_counts: dict[int, LayerCounts] = {}
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.traffic.items()}
         self._forwarder_use = ForwarderUse()
@@ -143,7 +142,7 @@ class Recorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from another process's `state_dict`; what that process sent counts as sent by this one."""
-        self._counts = Counts(**state["counts"])
+        self._counts = StepSums(**state["counts"])
         self._so_far = state["so_far"]
         self.last_row = state["last_row"]
         self.progress.accuracy = self.last_row.get("test_accuracy")

@@ -123,7 +123,7 @@ def layer_rows(
 MAX_POSITIONS = 1 << 19
 
 # By the ids of a payload's layers: the sampled positions that it transmits, as compressed bits in base64 for JSON.
-Samples = dict[str, str]
+IndexSample = dict[str, str]
 
 
 def support_overlap(payloads: Sequence[Payload]) -> float | None:
@@ -136,7 +136,7 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
     return _mean_overlap([_support(payload) for payload in payloads])
 
 
-def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> Samples:
+def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> IndexSample:
     """Return a sample of the positions that one rank's payloads transmit, for `sampled_overlap`.
 
     Args:
@@ -147,7 +147,7 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> Samp
     return {str(key): _text(_sample(_support(payload), share, seed=key[0])) for key, payload in payloads.items()}
 
 
-def sampled_overlap(of_ranks: Sequence[Samples]) -> float | None:
+def sampled_overlap(of_ranks: Sequence[IndexSample]) -> float | None:
     """Return the support overlap over the payloads that every rank has made; None if there are none."""
     common = sorted(set.intersection(*(set(samples) for samples in of_ranks)))
     if not common:

@@ -12,12 +12,11 @@ import torch.distributed as dist
 
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
-from bench.datasets.base import Dataset, Part
+from bench.datasets.base import Dataset, ImageSet
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
 from bench.train.clock import StepTime, StepTimes, TrainingClock
-from bench.train.data import Batches
-from bench.train.evaluate import evaluate, train_sample
+from bench.train.data import Batches, evaluate, train_sample
 from bench.train.record import Recorder, Snapshot
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -68,8 +67,8 @@ class Trainer:
     config: RunConfig
     strategy: BoundStrategy
     dataset: Dataset
-    train: Part
-    test: Part
+    train: ImageSet
+    test: ImageSet
     recorder: Recorder
     device: torch.device
     profiler: torch.profiler.profile | None = None

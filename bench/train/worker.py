@@ -16,22 +16,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, write_json
-from bench.datasets.base import Dataset, DatasetError, Part
+from bench.datasets.base import Dataset, DatasetError, ImageSet
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import CommandedRank, Setup, Strategy
 from bench.train.checkpoint import Checkpointer
-from bench.train.data import slow_down
+from bench.train.clock import device_time
 from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
@@ -137,7 +138,7 @@ def prepare(path: str) -> None:
     parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
 
 
-def parts_of(config: RunConfig) -> tuple[Part, Part]:
+def parts_of(config: RunConfig) -> tuple[ImageSet, ImageSet]:
     """Return the training samples, and those to evaluate on: the test set, or a part held out of the training set."""
     train, test = _load(
         config.filled["dataset"], config.data_dir, config.seed, train_size=config.train_size, test_size=config.test_size
@@ -148,7 +149,7 @@ def parts_of(config: RunConfig) -> tuple[Part, Part]:
 @functools.lru_cache(maxsize=1)
 def _load(
     dataset: str, data_dir: str, seed: int, *, train_size: int | None, test_size: int | None
-) -> tuple[Part, Part]:
+) -> tuple[ImageSet, ImageSet]:
     component = cast(Dataset, spec.build("datasets", dataset))
     return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
 
@@ -171,6 +172,31 @@ def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.p
         on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
     ) as profiler:
         yield profiler
+
+
+def slow_down(model: nn.Module, slowdown: float) -> None:
+    """Make forward and backward of every training step take `slowdown` times as long, from now on.
+
+    At the end of backward, before the last gradient is passed on, the rank sleeps for (slowdown - 1) times its
+    computing time. Waiting for other ranks comes later and is not multiplied.
+
+    Args:
+        model: the bare network, which gets hooks.
+        slowdown: at least 1.
+    """
+    device = next(model.parameters()).device
+    started = 0.0
+
+    def begin(_module: nn.Module, _inputs: Any) -> None:
+        nonlocal started
+        started = device_time(device)
+
+    def delay(_gradients: Any) -> None:
+        time.sleep((slowdown - 1) * (device_time(device) - started))
+
+    model.register_forward_pre_hook(begin)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.autograd.graph.register_multi_grad_hook(trainable, delay)
 
 
 main = rank_main(RunConfig, run, USER_ERRORS)

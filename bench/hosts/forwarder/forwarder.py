@@ -92,7 +92,7 @@ class _Network(ctypes.Structure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class FrameCounts:
     """Numbers of frames that a host has sent to others; each counts once, a broadcast once per receiver.
 
     Attributes:
@@ -106,7 +106,7 @@ class Counts:
     dropped: int
 
 
-class Direction:
+class LinkDirection:
     """One direction of a link for the forwarder: a rate, a trace, or neither."""
 
     def __init__(self, rate_bps: float | None, trace: Trace | None) -> None:
@@ -150,8 +150,8 @@ class Forwarder:
             UsageError: a trace's file cannot be read, or has changed.
         """
         self._descriptors = list(descriptors)
-        self._up = [Direction(None, link.uplink_trace) for link in links]
-        self._down = [Direction(link.downlink_bps, link.downlink_trace) for link in links]
+        self._up = [LinkDirection(None, link.uplink_trace) for link in links]
+        self._down = [LinkDirection(link.downlink_bps, link.downlink_trace) for link in links]
         self._hosts = (_Host * len(links))(*map(_host, links, descriptors, self._up, self._down))
         stop, self._stop = os.pipe()
         self._descriptors.append(stop)
@@ -168,9 +168,9 @@ class Forwarder:
         """Start traces, losses and jitter again from their beginning."""
         self._network.origin_ns = time.monotonic_ns()
 
-    def counts(self) -> list[Counts]:
+    def counts(self) -> list[FrameCounts]:
         """Return the counts of each host's frames since the start."""
-        return [Counts(host.forwarded, host.lost, host.dropped) for host in self._hosts]
+        return [FrameCounts(host.forwarded, host.lost, host.dropped) for host in self._hosts]
 
     def close(self) -> None:
         """End the forwarder; frames in flight are lost."""
@@ -184,7 +184,7 @@ class Forwarder:
             raise MemoryError("the forwarder has no memory")
 
 
-def _host(link: HostLink, descriptor: int, up: Direction, down: Direction) -> _Host:
+def _host(link: HostLink, descriptor: int, up: LinkDirection, down: LinkDirection) -> _Host:
     return _Host(
         fd=descriptor,
         loss=min(round(link.loss * 2**32), 2**32 - 1),

@@ -22,9 +22,8 @@ from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy
-from collectives.base import Collective, Key
+from collectives.base import Collective
 from collectives.options import Incompatible
-from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor
 from compressors.ddp.attach import hook_for
@@ -292,7 +291,7 @@ class OwnGradients(Replicas):
 DDP_TIMER_EVERY = 7
 
 
-class DdpExchange:
+class DdpExchange(Exchange):
     """Let DDP exchange gradients, by itself or with one of PyTorch's own hooks.
 
     Args:
@@ -315,18 +314,10 @@ class DdpExchange:
         self._step_index = 0
 
     @property
+    @override
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Return gradient bytes by the ring all-reduce formula, because the backend does not count what it sends."""
         return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
-
-    @property
-    def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return nothing: DDP's payloads are not accessible."""
-        return {}
-
-    def residual_norms(self) -> dict[int, float]:
-        """Return nothing: DDP keeps no residuals."""
-        return {}
 
     def start_step(self, step: Step) -> None:
         """Set the current step; call before `backward`."""
@@ -342,17 +333,15 @@ class DdpExchange:
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         return StepReport(skipped=self._is_skipped(), exposed_s=self._exposed_s(), encoded=encoded)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the state of PyTorch's hook; DDP itself has none."""
         return {} if self._torch_hook is None else self._torch_hook.state_of(self._torch_state)
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         if self._torch_hook is not None:
             self._torch_hook.restore(self._torch_state, state)
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def _encoded(self, layer: Layer) -> EncodedLayer:
         nbytes: float = 4 * layer.numel

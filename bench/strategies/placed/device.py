@@ -36,9 +36,9 @@ from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
-State = Literal["idle", "loaded", "compute", "done", "reduce", "updated", "wait"]
+DeviceState = Literal["idle", "loaded", "compute", "done", "reduce", "updated", "wait"]
 
-_NEXT: Mapping[State, tuple[State, ...]] = {
+_NEXT: Mapping[DeviceState, tuple[DeviceState, ...]] = {
     "idle": ("loaded",),
     "loaded": ("compute",),
     "compute": ("done",),
@@ -70,7 +70,7 @@ class DeviceProcess(CommandedRank):
         transport: Transport,
         optimizer: Optimizer,
     ) -> None:
-        self.state: State = "idle"
+        self.state: DeviceState = "idle"
         self._config = config
         self._stage = stage
         self._replica = replica
@@ -151,7 +151,7 @@ class DeviceProcess(CommandedRank):
         self._transport.traffic.update({purpose: Traffic(**entry) for purpose, entry in state["traffic"].items()})
         self._stage.sent_bytes.update(state["links"])
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: DeviceState) -> None:
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"a device that is in state {self.state} cannot go to {state}")
         self.state = state

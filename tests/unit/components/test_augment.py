@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bench.datasets.augment import crop_and_flip, normalise
+from bench.datasets.base import crop_and_flip, normalise
 
 
 def generator(seed: int = 1) -> torch.Generator:

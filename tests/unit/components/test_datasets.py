@@ -17,7 +17,7 @@ from torch.nn import functional
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
-from bench.datasets.base import Dataset, DatasetError, Part
+from bench.datasets.base import Dataset, DatasetError, ImageSet
 from bench.datasets.digits import Digits
 from bench.datasets.synthetic import _axes, _two_colours
 from bench.train.worker import parts_of, prepare
@@ -32,7 +32,7 @@ def build(text: str) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def parts() -> dict[str, tuple[Part, Part]]:
+def parts() -> dict[str, tuple[ImageSet, ImageSet]]:
     return {name: build(name).load(NOWHERE, seed=1) for name in BUILT_IN}
 
 
@@ -43,7 +43,7 @@ def test_all_sets_are_found_with_a_description() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_parts_have_the_promised_types_and_sizes(name: str, parts: dict[str, tuple[Part, Part]]) -> None:
+def test_parts_have_the_promised_types_and_sizes(name: str, parts: dict[str, tuple[ImageSet, ImageSet]]) -> None:
     dataset = build(name)
     assert tuple(len(part) for part in parts[name]) == dataset.sizes()
     for part in parts[name]:
@@ -54,7 +54,9 @@ def test_parts_have_the_promised_types_and_sizes(name: str, parts: dict[str, tup
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_mean_and_deviation_are_those_of_the_training_part(name: str, parts: dict[str, tuple[Part, Part]]) -> None:
+def test_mean_and_deviation_are_those_of_the_training_part(
+    name: str, parts: dict[str, tuple[ImageSet, ImageSet]]
+) -> None:
     dataset = build(name)
     pixels = parts[name][0].images.double() / 255
     torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(dataset.mean).double(), atol=2e-3, rtol=0)
@@ -71,7 +73,7 @@ def test_built_in_sets_need_no_preparation(name: str) -> None:
 
 
 def test_digits_are_the_same_where_their_file_lies_elsewhere(
-    parts: dict[str, tuple[Part, Part]], monkeypatch: pytest.MonkeyPatch
+    parts: dict[str, tuple[ImageSet, ImageSet]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for part, same in zip(parts["digits"], build("digits").load(NOWHERE, seed=1), strict=True):
@@ -79,7 +81,9 @@ def test_digits_are_the_same_where_their_file_lies_elsewhere(
         assert torch.equal(part.labels, same.labels)
 
 
-def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(parts: dict[str, tuple[Part, Part]]) -> None:
+def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(
+    parts: dict[str, tuple[ImageSet, ImageSet]],
+) -> None:
     source = load_digits()
     one_class_after_the_other = sorted(range(1797), key=lambda i: source.target[i])
     chosen = {"test": sorted(one_class_after_the_other[::4])}
@@ -96,24 +100,24 @@ def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(parts: dic
     assert ((share - 0.25).abs() < 0.005).all()
 
 
-def test_digits_are_grey_and_use_the_whole_range(parts: dict[str, tuple[Part, Part]]) -> None:
+def test_digits_are_grey_and_use_the_whole_range(parts: dict[str, tuple[ImageSet, ImageSet]]) -> None:
     train, _ = parts["digits"]
     assert torch.equal(train.images[:, 0], train.images[:, 1])
     assert torch.equal(train.images[:, 0], train.images[:, 2])
     assert (int(train.images.min()), int(train.images.max())) == (0, 255)
 
 
-def test_digits_do_not_depend_on_the_seed(parts: dict[str, tuple[Part, Part]]) -> None:
+def test_digits_do_not_depend_on_the_seed(parts: dict[str, tuple[ImageSet, ImageSet]]) -> None:
     again = build("digits").load(NOWHERE, seed=2)
     assert all(torch.equal(a.images, b.images) for a, b in zip(again, parts["digits"], strict=True))
 
 
-def unbalanced_part() -> Part:
+def unbalanced_part() -> ImageSet:
     labels = torch.tensor([0] * 60 + [2] * 30 + [1] * 10)[
         torch.randperm(100, generator=torch.Generator().manual_seed(4))
     ]
     images = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
-    return Part(images=images, labels=labels)
+    return ImageSet(images=images, labels=labels)
 
 
 @pytest.mark.parametrize("size", range(1, 101))

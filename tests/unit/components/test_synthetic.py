@@ -9,19 +9,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.datasets.augment import normalise
-from bench.datasets.base import Part
+from bench.datasets.base import ImageSet, normalise
 from bench.datasets.synthetic import Synthetic
 from bench.models.cnn import Linear, SmallCnn
 
 NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
 
 
-def make(train_size: int, test_size: int = 10, *, seed: int = 1, noise: float = 0.05) -> tuple[Part, Part]:
+def make(train_size: int, test_size: int = 10, *, seed: int = 1, noise: float = 0.05) -> tuple[ImageSet, ImageSet]:
     return Synthetic(noise=noise).load(NOWHERE, seed=seed, train_size=train_size, test_size=test_size)
 
 
-def same(a: Part, b: Part) -> bool:
+def same(a: ImageSet, b: ImageSet) -> bool:
     return torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
 
 
@@ -60,7 +59,7 @@ def test_blocks_differ() -> None:
 @pytest.mark.parametrize("size", [1, 15, 499, 500, 501, 1037])
 def test_a_smaller_set_is_the_beginning_of_a_larger_one_and_balanced(size: int) -> None:
     large, (small, _) = make(1200)[0], make(size)
-    assert same(small, Part(images=large.images[:size], labels=large.labels[:size]))
+    assert same(small, ImageSet(images=large.images[:size], labels=large.labels[:size]))
     counts = small.labels.bincount(minlength=10)
     assert counts.max() - counts.min() <= 1
 
@@ -84,7 +83,7 @@ def test_linear_model_stays_near_chance_where_a_small_network_learns() -> None:
     assert network > linear + 0.25
 
 
-def accuracy_after_training(model: Linear | SmallCnn, train: Part, test: Part) -> float:
+def accuracy_after_training(model: Linear | SmallCnn, train: ImageSet, test: ImageSet) -> float:
     torch.manual_seed(1)
     network: nn.Module = model.build(10)
     epochs, batch_size = 3, 50

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.hosts.cluster import HostLink, Trace
-from bench.hosts.forwarder.forwarder import Counts, Direction, Forwarder, found
+from bench.hosts.forwarder.forwarder import Forwarder, FrameCounts, LinkDirection, found
 from bench.hosts.network import ethernet_address
 
 pytestmark = pytest.mark.skipif(found().handle is None, reason=f"there is no forwarder: {found().finding}")
@@ -43,7 +43,7 @@ class Net:
     def receive(self, host: int) -> int:
         return int.from_bytes(self.ends[host].recv(2048)[14:18])
 
-    def counted(self, host: int, total: int) -> Counts:
+    def counted(self, host: int, total: int) -> FrameCounts:
         """What was counted of a host once so many of its frames are through."""
         deadline = time.monotonic() + 10
         while sum(vars(counts := self.forwarder.counts()[host]).values()) < total:
@@ -148,7 +148,7 @@ def test_a_loss_of_almost_all_frames_is_not_none_of_them(net: MakeNet) -> None:
     pair = net(HostLink(name="lossy", loss=1 - 1e-12), PLAIN)
     for number in range(20):
         pair.send(0, ethernet_address(1), number)
-    assert pair.counted(0, 20) == Counts(forwarded=0, lost=20, dropped=0)
+    assert pair.counted(0, 20) == FrameCounts(forwarded=0, lost=20, dropped=0)
 
 
 def test_address_resolution_is_not_lost(net: MakeNet) -> None:
@@ -173,7 +173,7 @@ def test_a_frame_that_its_receiver_does_not_take_counts_once_as_dropped_and_its_
     three.send(0, ethernet_address(1), 2)
     three.send(0, ethernet_address(2), 3)
     assert [three.receive(2), three.receive(2)] == [1, 3]  # of what is due, host 1 gets its frames before host 2
-    assert three.forwarder.counts() == [Counts(2, 0, 2), Counts(0, 0, 0), Counts(0, 0, 0)]
+    assert three.forwarder.counts() == [FrameCounts(2, 0, 2), FrameCounts(0, 0, 0), FrameCounts(0, 0, 0)]
 
 
 def trace(tmp_path: Path, opportunities: list[int]) -> Trace:
@@ -209,12 +209,12 @@ def test_frames_leave_at_the_opportunities_of_a_trace(tmp_path: Path, seed: int)
     at_the_very_moment = [(dice.randrange(7) * 300 + dice.choice(opportunities)) * NS_PER_MS for _ in range(50)]
     arrivals += at_the_very_moment
     frames = list(zip(sorted(arrivals), (dice.choice((60, 700, FRAME)) for _ in arrivals), strict=True))
-    left = Direction(None, trace(tmp_path, opportunities)).departures(*map(list, zip(*frames, strict=True)))
+    left = LinkDirection(None, trace(tmp_path, opportunities)).departures(*map(list, zip(*frames, strict=True)))
     assert left == by_the_millisecond(opportunities, frames)
 
 
 def test_frames_leave_a_rate_one_after_the_other() -> None:
-    left = Direction(8e6, None).departures([0, 0, 5 * NS_PER_MS], [1000, 500, 1000])
+    left = LinkDirection(8e6, None).departures([0, 0, 5 * NS_PER_MS], [1000, 500, 1000])
     assert left == [1 * NS_PER_MS, 3 * NS_PER_MS // 2, 6 * NS_PER_MS]
 
 

@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.datasets.augment import normalise
-from bench.datasets.base import Part
+from bench.datasets.base import ImageSet, normalise
 from bench.datasets.digits import Digits
 from bench.datasets.synthetic import Synthetic
-from bench.train.evaluate import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
-from bench.train.progress import PROGRESS_EVERY_S, Progress
+from bench.train.data import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
+from bench.train.progress import PROGRESS_EVERY_S, ProgressFile
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +25,10 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def make_part(size: int, seed: int) -> Part:
+def make_part(size: int, seed: int) -> ImageSet:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return Part(images=images, labels=torch.arange(size) % 10)
+    return ImageSet(images=images, labels=torch.arange(size) % 10)
 
 
 def make_model() -> nn.Module:
@@ -71,14 +70,14 @@ def test_of_larger_images_as_many_fewer_are_classified_at_once() -> None:
     sizes: list[int] = []
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
     model.register_forward_hook(lambda _, x, y: sizes.append(len(x[0])))
-    part = Part(images=torch.zeros(70, 3, 64, 64, dtype=torch.uint8), labels=torch.arange(70) % 10)
+    part = ImageSet(images=torch.zeros(70, 3, 64, 64, dtype=torch.uint8), labels=torch.arange(70) % 10)
     evaluate(model, [part], Synthetic(size=64), torch.device("cpu"))
     assert sizes == [EVALUATION_BATCH // 4, 70 - EVALUATION_BATCH // 4]
 
 
 def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_then(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
-    progress = Progress(path)
+    progress = ProgressFile(path)
     progress.repeat()  # before the first step
     progress.report(step=7, total_steps=9, epoch=0.5, samples=28, loss=lambda: 1.0)
     progress.repeat()
@@ -87,6 +86,6 @@ def test_while_an_evaluation_takes_its_time_the_launcher_hears_of_it_now_and_the
     progress.repeat()
     assert path.read_text().splitlines() == [line, line]
     progress._file.close()  # type: ignore[union-attr]
-    of_another_rank = Progress(None)
+    of_another_rank = ProgressFile(None)
     of_another_rank.report(step=7, total_steps=9, epoch=0.5, samples=28, loss=lambda: 1.0)
     of_another_rank.repeat()

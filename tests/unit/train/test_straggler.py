@@ -10,7 +10,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.launch.resolve import resolve
-from bench.train import data
+from bench.train import worker
 
 
 @pytest.mark.parametrize("text", ["rank=1,slowdown=3", " rank = 1 , slowdown = 3.0 ", "rank=1,slowdown=3e0"])
@@ -54,10 +54,10 @@ def test_a_step_takes_as_many_times_as_long_before_its_last_gradient_is_handed_o
 ) -> None:
     clock = iter([10.0, 12.5, 20.0, 21.0, 30.0])
     events: list[object] = []
-    monkeypatch.setattr(data, "device_time", lambda _device: next(clock))
-    monkeypatch.setattr(data.time, "sleep", events.append)
+    monkeypatch.setattr(worker, "device_time", lambda _device: next(clock))
+    monkeypatch.setattr(worker.time, "sleep", events.append)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    data.slow_down(model, 3.0)
+    worker.slow_down(model, 3.0)
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
     for _ in range(2):
