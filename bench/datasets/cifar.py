@@ -125,16 +125,7 @@ class CifarArchive(Dataset):
         return train.subset(train_size), test.subset(test_size)
 
     def _fetch_and_extract(self, data_dir: Path) -> None:
-        archive = self._fetch(data_dir)
-        for path in filter(Path.is_file, self._bad_files(data_dir)):
-            print(f"warning: {path} has a wrong checksum and is replaced", file=sys.stderr)
-        with tarfile.open(archive) as tar:
-            # Python before 3.11.4 has no filters; the archive is safe, because its checksum has been verified
-            tar.extraction_filter = getattr(tarfile, "data_filter", None)
-            tar.extractall(data_dir)
-
-    def _fetch(self, data_dir: Path) -> Path:
-        """Return the path of the verified archive; download it if it does not exist.
+        """Extract the verified archive; download it first if it does not exist.
 
         Raises:
             DatasetError: the download failed, or the archive is damaged.
@@ -147,7 +138,12 @@ class CifarArchive(Dataset):
             raise DatasetError(problem)
         if not path.exists():
             self._download(data_dir, path.with_name(f"{path.name}.part")).rename(path)
-        return path
+        for bad in filter(Path.is_file, self._bad_files(data_dir)):
+            print(f"warning: {bad} has a wrong checksum and is replaced", file=sys.stderr)
+        with tarfile.open(path) as tar:
+            # Python before 3.11.4 has no filters; the archive is safe, because its checksum has been verified
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)
+            tar.extractall(data_dir)
 
     def _download(self, data_dir: Path, path: Path) -> Path:
         url = self.url or self.archive.url

@@ -177,7 +177,7 @@ class Batch:
 class Exchange(Protocol):
     """The part of a strategy that sends and receives messages, and counts them.
 
-    `CompressedCommunicator` is one. A subclass inherits that nothing is encoded, owed or kept.
+    `CompressedCommunicator` is one. A subclass inherits that nothing is encoded and no residual kept.
     """
 
     @property

@@ -205,7 +205,9 @@ class AsyncWorker:
         for layer in layers:
             if layer.numel:
                 parameter = cast(nn.Parameter, layer.weight)
-                parameter.register_post_accumulate_grad_hook(lambda _, layer=layer: self._enqueue(layer))
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, layer=layer: self._jobs.append(self._thread.submit(self._push, layer))
+                )
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
@@ -270,15 +272,17 @@ class AsyncWorker:
         self._encode_s = self._exchange_s = 0.0
         self._encoded: list[EncodedLayer] = []
 
-    def _enqueue(self, layer: Layer) -> None:
-        self._jobs.append(self._thread.submit(self._push, layer))
-
     def _push(self, layer: Layer) -> None:
         assert self._step is not None
         assert layer.weight is not None
         started = time.perf_counter()
         gradient = cast(torch.Tensor, layer.weight.grad)
-        if self._is_sound(gradient):
+        if not bool(torch.isfinite(gradient).all()):
+            if self._nonfinite == "zero":
+                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+            else:
+                self._saw_nonfinite = True
+        if not self._saw_nonfinite:  # after a non-finite layer, no other is encoded in this step
             bucket = Bucket(layers=[layer], gradients=[gradient.flatten()], step=self._step)
             payload = self.reducer.message(bucket)
             assert payload is not None  # layers without elements have no hook
@@ -286,15 +290,6 @@ class AsyncWorker:
             self._encode_s += bucket.encode_s
             self._encoded += bucket.encoded
         self._exchange_s += time.perf_counter() - started
-
-    def _is_sound(self, gradient: torch.Tensor) -> bool:
-        """Return True if all gradients of this step so far are usable; after a non-finite layer, none is encoded."""
-        if not bool(torch.isfinite(gradient).all()):
-            if self._nonfinite == "zero":
-                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-            else:
-                self._saw_nonfinite = True
-        return not self._saw_nonfinite
 
     def _end_clock(self) -> Answer:
         assert self._step is not None

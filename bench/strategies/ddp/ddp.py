@@ -343,6 +343,10 @@ class DdpExchange(Exchange):
         if self._torch_hook is not None:
             self._torch_hook.restore(self._torch_state, state)
 
+    @override
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
     def _encoded(self, layer: Layer) -> EncodedLayer:
         nbytes: float = 4 * layer.numel
         num_entries = layer.numel

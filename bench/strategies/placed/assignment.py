@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,22 +28,15 @@ _MATRIX_NAMES = frozenset(["linear", "bilinear", "matmul", "mm", "bmm", "addmm",
 def work_of(node: fx.Node, traced: fx.GraphModule) -> Work:
     """Return the kind of work of a node in a traced network."""
     if node.op == "call_module":
-        return _work_of_module(traced.get_submodule(str(node.target)))
-    if node.op in ("call_function", "call_method"):
-        return _work_of_name(getattr(node.target, "__name__", str(node.target)))
-    return "other"
-
-
-def _work_of_module(module: nn.Module) -> Work:
-    if isinstance(module, (nn.Linear, nn.Bilinear)):
-        return "matrix"
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return "convolution"
-    return "activation" if isinstance(module, _ACTIVATION_MODULES) else "other"
-
-
-def _work_of_name(name: str) -> Work:
-    name = name.strip("_").replace("_", "")
+        module = traced.get_submodule(str(node.target))
+        if isinstance(module, (nn.Linear, nn.Bilinear)):
+            return "matrix"
+        if isinstance(module, nn.modules.conv._ConvNd):
+            return "convolution"
+        return "activation" if isinstance(module, _ACTIVATION_MODULES) else "other"
+    if node.op not in ("call_function", "call_method"):
+        return "other"
+    name = getattr(node.target, "__name__", str(node.target)).strip("_").replace("_", "")
     if name in _MATRIX_NAMES:
         return "matrix"
     if name.startswith("conv"):
@@ -70,8 +64,9 @@ def trace(model: nn.Module) -> fx.GraphModule:
     try:
         traced = fx.symbolic_trace(shared)
     except Exception as error:  # noqa: BLE001 - tracing runs the network's own code, which may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UsageError(
-            f"the model cannot be traced ({_first_line(error)}), so its layers cannot be placed by type; use "
+            f"the model cannot be traced ({reason}), so its layers cannot be placed by type; use "
             "--strategy ddp, or a model without branches that depend on values"
         ) from None
     before: set[fx.Node] = set()
@@ -93,10 +88,6 @@ def _rewritten(node: fx.Node) -> bool:
         node.target = str(node.target).removesuffix("_")
         return True
     return False
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
@@ -152,7 +143,25 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
         activations: role for activations: asic, dpu, or turns (both alternately); producer: each runs where its input
             is made.
     """
-    scheduler = _RoundRobin(pool, activations)
+    activation_roles = ("asic", "dpu") if activations == "turns" else (activations,)
+    num_assigned: collections.Counter[str] = collections.Counter()
+    notes: list[str] = []
+
+    def next_device(work: Work) -> str:
+        """Return the name of the device for the next operation of this kind."""
+        wanted: str = work
+        if work == "activation":
+            wanted = activation_roles[num_assigned[work] % len(activation_roles)]
+            num_assigned[work] += 1
+        chain = _CHAINS[wanted]
+        role = next(role for role in chain if any(device.role == role for device in pool))
+        note = f"there is no {chain[0]} for {work} operations; {role} does them"
+        if role != chain[0] and note not in notes:
+            notes.append(note)
+        members = [device.name for device in pool if device.role == role]
+        num_assigned[role] += 1
+        return members[(num_assigned[role] - 1) % len(members)]
+
     device_of: dict[str, str] = {}
     home: dict[str, str] = {}  # of parameters, and of modules that are called
     for node in traced.graph.nodes:
@@ -165,48 +174,18 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
         if known is not None:
             device_of[node.name] = known
         elif work != "other" and (work != "activation" or activations != "producer"):
-            device_of[node.name] = scheduler.next(work)
+            device_of[node.name] = next_device(work)
         else:
             device_of[node.name] = _beside(node.all_input_nodes, device_of, default="")
         home.update((key, device_of[node.name]) for key in keys if device_of[node.name])
     for node in reversed(traced.graph.nodes):  # inputs and parameters have no producer: they lie where they are used
         if node.op != "output" and not device_of[node.name]:
             device_of[node.name] = _beside(node.users, device_of, default=pool[0].name)
-    return Assignment(device_of=device_of, notes=scheduler.notes)
+    return Assignment(device_of=device_of, notes=notes)
 
 
 def _beside(nodes: Iterable[fx.Node], device_of: Mapping[str, str], *, default: str) -> str:
     return next((device_of[node.name] for node in nodes if device_of.get(node.name)), default)
-
-
-class _RoundRobin:
-    """Assign operations of each kind to the devices of its role, in round-robin order."""
-
-    def __init__(self, pool: Sequence[Device], activations: ActivationPolicy) -> None:
-        self._pool = pool
-        self._activation_roles = ("asic", "dpu") if activations == "turns" else (activations,)
-        self._num_assigned: dict[str, int] = {}
-        self.notes: list[str] = []
-
-    def next(self, work: Work) -> str:
-        """Return the name of the device for the next operation of this kind."""
-        wanted: str = work
-        if work == "activation":
-            wanted = self._activation_roles[self._turn("activation") % len(self._activation_roles)]
-        chain = _CHAINS[wanted]
-        role = next(role for role in chain if any(device.role == role for device in self._pool))
-        if (
-            role != chain[0]
-            and (note := f"there is no {chain[0]} for {work} operations; {role} does them") not in self.notes
-        ):
-            self.notes.append(note)
-        members = [device.name for device in self._pool if device.role == role]
-        return members[self._turn(role) % len(members)]
-
-    def _turn(self, key: str) -> int:
-        turn = self._num_assigned.get(key, 0)
-        self._num_assigned[key] = turn + 1
-        return turn
 
 
 def check_values(traced: fx.GraphModule, image_size: int = IMAGE_SIZE) -> None:

@@ -105,7 +105,16 @@ class DeviceProcess(CommandedRank):
                     self._restore()
                     self._enter("loaded")
                 case "checkpoint":
-                    save(self._num_steps, self._state_dict())
+                    state = {
+                        "parameters": self._parameters,
+                        "buffers": self._buffers,
+                        "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
+                        "channel": self._channel.state_dict(),
+                        "num_steps": self._num_steps,
+                        "traffic": as_dicts(self._transport.traffic),
+                        "links": dict(self._stage.sent_bytes),
+                    }
+                    save(self._num_steps, state)
                 case "batch":
                     step = Step(rank=self._replica, world_size=self._config.replicas, **message["step"])
                     self._train(step, message["lr"])
@@ -123,17 +132,6 @@ class DeviceProcess(CommandedRank):
         dist.barrier()
         self._channel.close()
         dist.barrier()
-
-    def _state_dict(self) -> dict[str, Any]:
-        return {
-            "parameters": self._parameters,
-            "buffers": self._buffers,
-            "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
-            "channel": self._channel.state_dict(),
-            "num_steps": self._num_steps,
-            "traffic": as_dicts(self._transport.traffic),
-            "links": dict(self._stage.sent_bytes),
-        }
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -173,7 +171,9 @@ class DeviceProcess(CommandedRank):
         if self._optimizer is not None:
             self._update(outcome, lr)
         outcome.exposed_s = reduced_s + self._channel.exposed_s - exposed_before_s  # includes the optimizer's waiting
-        tell(self._transport, HOST_RANK, self._outcome(outcome))
+        report = {name: getattr(outcome, name) or 0.0 for name in ("encode_s", "exchange_s", "exposed_s")}
+        encoded = [vars(part) | {"layer": part.layer.id} for part in outcome.encoded if self._replica == 0]
+        tell(self._transport, HOST_RANK, report | {"encoded": encoded})
         self._num_steps += 1
         self._num_steps_here += 1
         if self._num_steps_here > self._config.warmup_steps:
@@ -200,7 +200,11 @@ class DeviceProcess(CommandedRank):
 
     def _reduce(self, step: Step) -> StepReport:
         """Replace every parameter's gradient by its mean over replicas, and learn from the host whether to skip."""
-        gradients = [self._gradient(parameter) for parameter in self._parameters]
+        gradients = []
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
         nonfinite = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
         if self._in_pool is not None:
             self._channel.average_(self._in_pool)
@@ -236,20 +240,6 @@ class DeviceProcess(CommandedRank):
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
         return flat
-
-    def _gradient(self, parameter: nn.Parameter) -> torch.Tensor:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        return parameter.grad
-
-    def _outcome(self, outcome: StepReport) -> dict[str, Any]:
-        encoded = [vars(part) | {"layer": part.layer.id} for part in outcome.encoded if self._replica == 0]
-        return {
-            "encode_s": outcome.encode_s or 0.0,
-            "exchange_s": outcome.exchange_s or 0.0,
-            "exposed_s": outcome.exposed_s or 0.0,
-            "encoded": encoded,
-        }
 
     def _report(self) -> None:
         """Send the host what it records and evaluates, and receive the averaged running statistics."""
