@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, cast
 
 import torch
@@ -68,8 +68,8 @@ class Checkpointer:
         if config.checkpoint_every:
             timeout = datetime.timedelta(seconds=config.timeout_s)
             self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[None] | None = None
         self._last_step: int | None = None
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -83,10 +83,7 @@ class Checkpointer:
             CheckpointFailed: the previous checkpoint could not be written.
         """
         self.wait()
-        packed = PackedState(state)
-        rows = row_bytes(self._folder)
-        self._thread = threading.Thread(target=self._write, args=(step, packed, rows), name="checkpoint", daemon=True)
-        self._thread.start()
+        self._written = self._thread.submit(self._write, step, PackedState(state), row_bytes(self._folder))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written.
@@ -94,19 +91,10 @@ class Checkpointer:
         Raises:
             CheckpointFailed: it could not be written.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            raise self._failure
+        if self._written is not None:
+            self._written.result()
 
     def _write(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
-        try:
-            self._write_together(step, packed, rows)
-        except Exception as error:  # noqa: BLE001 - the next `wait` raises it
-            self._failure = error
-
-    def _write_together(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
         """Write this rank's part, complete the checkpoint once all have written theirs, and remove the previous one."""
         own: dict[str, int] | str
         try:
@@ -116,9 +104,7 @@ class Checkpointer:
         own_node = self._config.node_rank
         everyone = gather_json([own_node, own], self._group)
         self._give_up(step, [facts if isinstance(facts, str) else None for _, facts in everyone])
-        here = {
-            rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == self._config.node_rank
-        }
+        here = {rank: FileFacts(**facts) for rank, (node, facts) in enumerate(everyone) if node == own_node}
         why = None
         if self._completes:
             manifest = Manifest(

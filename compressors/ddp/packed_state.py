@@ -8,6 +8,8 @@ the name of a tensor, its strides and its kind of device in the place of each te
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,9 @@ class PackedState:
         try:
             save_file(self._tensors, path, self._metadata)
         except safetensors.SafetensorError as error:
-            raise OSError(str(error)) from error
+            if found := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+            raise
 
     def to_tensor(self) -> torch.Tensor:
         """Return the state as one tensor, uint8 [bytes]."""
