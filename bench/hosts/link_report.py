@@ -90,44 +90,45 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) 
         flows: what was measured while all hosts sent at the same time.
         alone: measures one flow again while all others are silent, to tell a wrong link from a slow machine.
     """
-    warnings = _rate_warning(flows, alone)
+    warnings = [_rate_warning(flows, alone)]
     # TCP's window needs several round trips to open, so with latency or losses a short message is slow in any case.
     if not cluster.impaired:
-        warnings += _burst_warning(cluster, flows, alone)
-    return warnings + _rtt_warning(cluster, flows) + _loss_warning(cluster, flows)
+        warnings.append(_burst_warning(cluster, flows, alone))
+    warnings += [_rtt_warning(cluster, flows), _loss_warning(cluster, flows)]
+    return [warning for warning in warnings if warning]
 
 
-def _rate_warning(flows: Sequence[Flow], alone: MeasureAlone) -> list[str]:
+def _rate_warning(flows: Sequence[Flow], alone: MeasureAlone) -> str | None:
     worst = _furthest_off(flows, [flow.long_bps for flow in flows])
     if worst is None:
-        return []
+        return None
     flow, asked_bps = worst
     what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(asked_bps)}"
     again = alone(flow)
     if _is_near(again.long_bps, asked_bps):
-        return [
+        return (
             f"{what} while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors"
             " are the limit; use fewer hosts or a slower link"
-        ]
-    return [f"{what}, and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"]
+        )
+    return f"{what}, and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"
 
 
-def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) -> list[str]:
+def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) -> str | None:
     worst = _furthest_off(flows, [flow.short_bps for flow in flows])
     if worst is None:
-        return []
+        return None
     flow, asked_bps = worst
     # 100 kB take 8 ms at 100 Mbit/s, so one pause of this machine looks like a slow link; a second try excludes that.
     again = alone(flow)
     if _is_near(again.short_bps, asked_bps):
-        return []
+        return None
     sentence = (
         f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
         f" {format_rate(again.short_bps)} instead of the configured {format_rate(asked_bps)}"
     )
     if cluster.wire_headers == "estimated" and again.short_bps > asked_bps:
-        return [f"{sentence}: above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"]
-    return [f"{sentence}; short messages may look faster or slower than on a real link"]
+        return f"{sentence}: above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"
+    return f"{sentence}; short messages may look faster or slower than on a real link"
 
 
 def _furthest_off(flows: Sequence[Flow], reached: Sequence[float]) -> tuple[Flow, float] | None:
@@ -137,40 +138,37 @@ def _furthest_off(flows: Sequence[Flow], reached: Sequence[float]) -> tuple[Flow
         for flow, rate in zip(flows, reached, strict=True)
         if flow.asked_bps is not None and not _is_near(rate, flow.asked_bps)
     ]
-    if not off:
-        return None
-    _, flow, asked_bps = max(off, key=lambda item: item[0])
-    return flow, asked_bps
+    return max(off, key=lambda item: item[0])[1:] if off else None
 
 
 def _is_near(reached_bps: float, asked_bps: float) -> bool:
     return abs(reached_bps / asked_bps - 1) <= _TOLERANCE
 
 
-def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
+def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
     if cluster.traces:  # how long a message waits depends on the trace at that moment
-        return []
+        return None
     hosts = {host.name: host for host in cluster.hosts}
     for flow in flows:
         ends = hosts[flow.sender], hosts[flow.receiver]
         asked_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
         if asked_s and abs(flow.rtt_s - asked_s) > max(_TOLERANCE * asked_s, _RTT_TOLERANCE_S) + jitter_s:
-            return [
+            return (
                 f"{flow.sender} to {flow.receiver} and back took {format_seconds(flow.rtt_s)} where the latencies add"
                 f" up to {format_seconds(asked_s)}; read the results as those of the measured round trip"
-            ]
-    return []
+            )
+    return None
 
 
-def _loss_warning(cluster: Cluster, flows: Sequence[Flow]) -> list[str]:
+def _loss_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
     """Compare the losses of all hosts together, because one host's datagrams are too few."""
     asked = {host.name: host.loss for host in cluster.hosts}
     num_sent = sum(flow.num_sent for flow in flows)
     expected = sum(asked[flow.sender] * flow.num_sent for flow in flows)
     lost = num_sent - sum(flow.num_received for flow in flows)
     if abs(lost - expected) <= _TOLERANCE * expected + _CHANCE * math.sqrt(expected):
-        return []
-    return [
+        return None
+    return (
         f"{lost} of {num_sent} datagrams were lost where {expected:.0f} were expected; read the results as those of a"
         f" loss of {lost / num_sent:.3g}"
-    ]
+    )

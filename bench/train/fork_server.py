@@ -17,7 +17,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Literal
 
 from bench.core import environment
@@ -84,11 +83,24 @@ def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMetho
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
+    variables = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
+        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
+    }
     try:
         if start_method == "fork":
             _prepare(module, folder)
         gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
-        ranks = _start(module, folder, num_ranks, start_method)
+        ranks: PContext = start_processes(
+            name=module,
+            entrypoint=_rank,
+            args=dict.fromkeys(range(num_ranks), (module, str(folder.path))),
+            envs={rank: variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)},
+            logs_specs=DefaultLogsSpecs(str(folder.logs), redirects=Std.ALL),
+            start_method=start_method,
+        )
         try:
             result = ranks.wait(period=POLL_S)
         finally:
@@ -111,35 +123,12 @@ def _prepare(module: str, folder: RunFolder) -> None:
         traceback.print_exc()
 
 
-def _start(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> PContext:
-    store = folder.rendezvous / "store"
-    return start_processes(
-        name=module,
-        entrypoint=_rank,
-        args=dict.fromkeys(range(num_ranks), (module, str(folder.path))),
-        envs={rank: _rank_variables(rank, num_ranks, store) for rank in range(num_ranks)},
-        logs_specs=DefaultLogsSpecs(str(folder.logs), redirects=Std.ALL),
-        start_method=start_method,
-    )
-
-
 def _rank(module: str, folder: str) -> None:
     gc.enable()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # Python handlers would run only after a call into torch has returned
     if exit_code := importlib.import_module(module).main(folder):
         end_process(exit_code)
-
-
-def _rank_variables(rank: int, world_size: int, store: Path) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        INIT_METHOD: f"file://{store}",
-        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
-    }
 
 
 if __name__ == "__main__":

@@ -139,12 +139,24 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> IndexSample:
     """Return a sample of the positions that one rank's payloads transmit, for `sampled_overlap`.
 
+    The positions are drawn at random, equally on every rank: a fixed stride could coincide with the period of groups or
+    rows.
+
     Args:
         payloads: payloads by their layers' ids; none sends every element.
         model_numel: number of elements of the model, which determines the share of sampled positions.
     """
     share = min(1.0, MAX_POSITIONS / model_numel)
-    return {str(key): _text(_sample(_support(payload), share, seed=key[0])) for key, payload in payloads.items()}
+    sample = {}
+    for key, payload in payloads.items():
+        support = _support(payload)
+        if share < 1:
+            generator = torch.Generator().manual_seed(key[0])
+            positions = torch.randint(support.numel(), (math.ceil(share * support.numel()),), generator=generator)
+            support = support[positions.to(support.device)]
+        packed = np.packbits(support.cpu().numpy()).tobytes()
+        sample[str(key)] = base64.b64encode(zlib.compress(packed)).decode()
+    return sample
 
 
 def sampled_overlap(of_ranks: Sequence[IndexSample]) -> float | None:
@@ -160,22 +172,6 @@ def _support(payload: Payload) -> torch.Tensor:
     untouched = torch.ones(payload.numel, device=payload.device)
     payload.clear_in_(untouched)
     return untouched == 0
-
-
-def _sample(support: torch.Tensor, share: float, *, seed: int) -> torch.Tensor:
-    """Return this share of the positions, drawn at random, equally on every rank.
-
-    A fixed stride could coincide with the period of groups or rows.
-    """
-    if share == 1:
-        return support.cpu()
-    generator = torch.Generator().manual_seed(seed)
-    positions = torch.randint(support.numel(), (math.ceil(share * support.numel()),), generator=generator)
-    return support[positions.to(support.device)].cpu()
-
-
-def _text(bits: torch.Tensor) -> str:
-    return base64.b64encode(zlib.compress(np.packbits(bits.numpy()).tobytes())).decode()
 
 
 def _bits(text: str) -> torch.Tensor:
