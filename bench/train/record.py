@@ -36,24 +36,6 @@ _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Snapshot:
-    """The results of one evaluation on this rank.
-
-    Attributes:
-        is_last: no step follows.
-        columns: columns of `metrics.csv` that are equal on all ranks.
-        figures: this rank's part of columns that combine all ranks: samples used and steps skipped so far, and the mean
-            loss since the previous row (None if the rank has made no step since).
-        times: times of the steps since the previous row.
-    """
-
-    is_last: bool
-    columns: dict[str, Any]
-    figures: dict[str, Any]
-    times: StepTimes
-
-
-@dataclasses.dataclass(kw_only=True)
 class StepSums:
     """Sums over this rank's steps since the previous row.
 
@@ -121,7 +103,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self._counts = StepSums()
+        self._sums = StepSums()
         self._layer_counts: dict[int, LayerCounts] = {}
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.traffic.items()}
         self._forwarder_use = ForwarderUse()
@@ -131,7 +113,7 @@ class Recorder:
     def state_dict(self) -> dict[str, Any]:
         """Return the counts since the previous row, and what the next row needs of earlier ones."""
         return {
-            "counts": dataclasses.asdict(self._counts),
+            "counts": dataclasses.asdict(self._sums),
             "so_far": self._so_far,
             "last_row": self.last_row,
             "layers": {layer_id: dataclasses.asdict(count) for layer_id, count in self._layer_counts.items()},
@@ -142,7 +124,7 @@ class Recorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from another process's `state_dict`; what that process sent counts as sent by this one."""
-        self._counts = StepSums(**state["counts"])
+        self._sums = StepSums(**state["counts"])
         self._so_far = state["so_far"]
         self.last_row = state["last_row"]
         self.progress.accuracy = self.last_row.get("test_accuracy")
@@ -183,17 +165,17 @@ class Recorder:
             dist.barrier()
             now = interface_bytes()
             self._forwarder_use.stop()
-            self._counts.wire_sent += now.sent - before.sent
-            self._counts.wire_received += now.received - before.received
+            self._sums.wire_sent += now.sent - before.sent
+            self._sums.wire_received += now.received - before.received
         if self._is_first_here:
             self._other_work.stop()
 
     def count(self, report: StepReport) -> None:
         """Add one step's report to the counts."""
-        self._counts.steps += 1
-        self._counts.entries += sum(part.num_entries for part in report.encoded)
+        self._sums.steps += 1
+        self._sums.entries += sum(part.num_entries for part in report.encoded)
         if report.staleness is not None:
-            self._counts.staleness.append(report.staleness)
+            self._sums.staleness.append(report.staleness)
         for name in ("factor_fallbacks", "factor_updates_skipped"):  # equal on all ranks
             self._so_far[name] = add_counts(self._so_far[name], getattr(report, name))
         count_layers(self._layer_counts, report.encoded)
@@ -209,19 +191,36 @@ class Recorder:
             if self.is_writer:
                 append_json_line(self._folder.choices, decision.to_dict())
 
-    def evaluation(self, snapshot: Snapshot) -> None:
-        """Gather measurements from all ranks and append rows to the run's files; every rank must call."""
-        own = self._own_figures(snapshot)
+    def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any], times: StepTimes) -> None:
+        """Gather measurements from all ranks and append rows to the run's files; every rank must call.
+
+        Args:
+            columns: columns of `metrics.csv` that are equal on all ranks.
+            figures: this rank's part of columns that combine all ranks: samples used and steps skipped so far, and the
+                mean loss since the previous row (None if the rank has made no step since).
+            times: times of this rank's steps since the previous row.
+        """
+        own = {
+            **dataclasses.asdict(self._sums),
+            **figures,
+            "steps_per_s": times.steps_per_s(),
+            "cpu_s_per_step": times.cpu_s_per_step(),
+            "other_cpu_share": self._other_work.share if self._is_first_here else None,
+            "traffic": self._sent(),
+            "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
+            "peak_rss_bytes": peak_rss_bytes(),
+            "weights": weights_hash(self.strategy.model.parameters()),
+        }
         others = self.strategy if isinstance(self.strategy, ReportsForOthers) else None
-        figures = [own] if others is None else others.replica_figures(own)
-        everyone = [each for of_rank in gather_json(figures, self.strategy.loop) for each in of_rank]
-        target, columns = self.config.target_accuracy, snapshot.columns
+        of_rank = [own] if others is None else others.replica_figures(own)
+        everyone = [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
+        target = self.config.target_accuracy
         if target is not None and self._so_far["time_to_target_s"] is None and columns["test_accuracy"] >= target:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
         if self._metrics is not None and self._layers is not None:
-            row = self._fixed | self._so_far | columns | self._joint_columns(everyone, snapshot)
+            row = self._fixed | self._so_far | columns | times.columns() | self._joint_columns(everyone)
             self._metrics.append(row)
-            steps, norms = self._counts.steps, self.strategy.residual_norms()
+            steps, norms = self._sums.steps, self.strategy.residual_norms()
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
             rows = layer_rows(self.strategy.layers, self._layer_counts, steps, norms, self._decision)
             self._layers.extend(at | each for each in rows)
@@ -229,7 +228,7 @@ class Recorder:
                 RowWriter(self._folder.links, LINKS).extend(at | each for each in links)
             if self._tracker is not None:
                 self._tracker.row(row)
-                if snapshot.is_last:
+                if row["status"] == "ok":
                     self._tracker.close()
             self.last_row = row
             self.progress.report_evaluation(row)
@@ -240,30 +239,15 @@ class Recorder:
         now = self.strategy.traffic
         return {p: dataclasses.asdict(entry.since(self._traffic_before[p])) for p, entry in now.items()}
 
-    def _own_figures(self, snapshot: Snapshot) -> dict[str, Any]:
-        return {
-            **dataclasses.asdict(self._counts),
-            **snapshot.figures,
-            "steps_per_s": snapshot.times.steps_per_s(),
-            "cpu_s_per_step": snapshot.times.cpu_s_per_step(),
-            "other_cpu_share": self._other_work.share if self._is_first_here else None,
-            "traffic": self._sent(),
-            "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
-            "peak_rss_bytes": peak_rss_bytes(),
-            "weights": weights_hash(self.strategy.model.parameters()),
-        }
-
-    def _joint_columns(self, everyone: list[dict[str, Any]], snapshot: Snapshot) -> dict[str, Any]:
+    def _joint_columns(self, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         steps = max(1, sum(figures["steps"] for figures in everyone))  # sum over ranks
         speeds = [figures["steps_per_s"] for figures in everyone if figures["steps_per_s"] is not None]
         other_work = [share for figures in everyone if (share := figures["other_cpu_share"]) is not None]
         staleness = [versions for figures in everyone for versions in figures["staleness"]]
         return {
-            "status": "ok" if snapshot.is_last else "running",
             "wall_time_s": time.time() - self._started,
             "samples": sum(figures["samples"] for figures in everyone),
             "train_loss": mean_loss(everyone),
-            **snapshot.times.columns(),
             "samples_per_s": sum(speeds) * self.config.samples_per_step if speeds else None,
             "cpu_s_per_step": mean([figures["cpu_s_per_step"] for figures in everyone]),
             "other_cpu_share": max(other_work, default=None),

@@ -17,7 +17,7 @@ from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
 from bench.train.clock import StepTime, StepTimes, TrainingClock
 from bench.train.data import Batches, evaluate, train_sample
-from bench.train.record import Recorder, Snapshot
+from bench.train.record import Recorder
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
@@ -120,9 +120,8 @@ class Trainer:
                     step=self.step,
                     total_steps=self.total_steps,
                     epoch=self.epoch,
-                    samples=self.step
-                    * self.config.samples_per_step
-                    * self.config.replicas,  # exact to a batch per rank
+                    # exact to one batch per rank
+                    samples=self.step * self.config.samples_per_step * self.config.replicas,
                     loss=lambda: float(self._losses[-1]) if self._losses else None,
                 )
             if self.step >= self._evaluate_at:
@@ -185,10 +184,11 @@ class Trainer:
         """Make one step: load the batch, learn from it, and record what it took."""
         config = self.config
         started, cpu_started = time.perf_counter(), time.process_time()
-        parts = [next(batches) for batches in self._batches]
+        parts = zip(*(next(batches) for batches in self._batches), strict=True)
+        x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in parts)
         batch = Batch(
-            x=torch.cat([x for x, _ in parts]) if len(parts) > 1 else parts[0][0],
-            y=torch.cat([y for _, y in parts]) if len(parts) > 1 else parts[0][1],
+            x=x,
+            y=y,
             step=Step(
                 index=self.own_steps,
                 epoch=self.step // self.steps_per_epoch,
@@ -270,24 +270,22 @@ class Trainer:
             self.strategy.loop,
             self.recorder.progress.repeat,
         )
-        self.recorder.evaluation(
-            Snapshot(
-                is_last=self.step >= self.total_steps,
-                columns={
-                    "epoch": self.epoch,
-                    "step": self.step,
-                    "train_time_s": self.clock.elapsed_s,
-                    "train_accuracy": train.accuracy,
-                    "test_loss": test.loss,
-                    "test_accuracy": test.accuracy,
-                },
-                figures={
-                    "samples": self.own_steps * self.config.samples_per_step * len(self._batches),
-                    "skipped_steps": self.skipped_steps,
-                    "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
-                },
-                times=self.times,
-            ),
+        self.recorder.record_evaluation(
+            columns={
+                "status": "ok" if self.step >= self.total_steps else "running",
+                "epoch": self.epoch,
+                "step": self.step,
+                "train_time_s": self.clock.elapsed_s,
+                "train_accuracy": train.accuracy,
+                "test_loss": test.loss,
+                "test_accuracy": test.accuracy,
+            },
+            figures={
+                "samples": self.own_steps * self.config.samples_per_step * len(self._batches),
+                "skipped_steps": self.skipped_steps,
+                "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
+            },
+            times=self.times,
         )
         self._losses = []
         self.times = StepTimes()
