@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -196,24 +196,25 @@ class Checkpoints:
         _sync_folder(self._folder.path)
         return facts
 
-    def prune(self, before: int) -> None:
+    def prune(self, *, before: int) -> None:
         """Remove all checkpoints older than this step; other ranks may be writing a newer one meanwhile."""
-        self._remove(path for path in self._path.glob("step-*") if path.name < self.at(before).name)
+        self._remove(lambda name: name < self.at(before).name)
 
     def prune_others(self, step: int) -> None:
         """Remove all checkpoints but this step's, complete or not; no rank may be writing one."""
-        self._remove(path for path in self._path.glob("step-*") if path != self.at(step))
-
-    def _remove(self, paths: Iterable[Path]) -> None:
-        """Remove these folders; leave what cannot be removed."""
-        for path in list(paths):
-            with contextlib.suppress(OSError):
-                (path / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-removed one does not look complete
-            shutil.rmtree(path, ignore_errors=True)
+        self._remove(lambda name: name != self.at(step).name)
 
     def discard(self, step: int) -> None:
         """Remove a checkpoint that was not completed on all machines."""
-        self._remove([self.at(step)])
+        self._remove(lambda name: name == self.at(step).name)
+
+    def _remove(self, is_removed: Callable[[str], bool]) -> None:
+        """Remove the checkpoints with these names; leave what cannot be removed."""
+        for path in list(self._path.glob("step-*")):
+            if is_removed(path.name):
+                with contextlib.suppress(OSError):
+                    (path / _MANIFEST).unlink(missing_ok=True)  # first: a half-removed one must not look complete
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:

@@ -52,13 +52,17 @@ class Digits(Dataset):
 
 @functools.cache
 def _parts() -> tuple[ImageSet, ImageSet]:
-    """Return the training and the test part; read once per process."""
-    pixels, labels = _source()
-    images = _enlarge(pixels)
-    is_test = _every_fourth(labels)
+    """Return the training and the test part; read once per process.
+
+    Every fourth image is a test image, counted class by class, so that the test part includes a quarter of each class.
+    """
+    grey, labels = _source()
+    large = functional.interpolate(grey.float().unsqueeze(1), size=(32, 32), mode="bilinear", align_corners=False)
+    images = (large * (255 / _WHITE)).round().to(torch.uint8).repeat(1, 3, 1, 1)
+    is_test = torch.zeros(len(labels), dtype=torch.bool)
+    is_test[labels.argsort(stable=True)[::4]] = True
     train = ImageSet(images=images[~is_test], labels=labels[~is_test])
-    test = ImageSet(images=images[is_test], labels=labels[is_test])
-    return train, test
+    return train, ImageSet(images=images[is_test], labels=labels[is_test])
 
 
 def _source() -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,16 +80,3 @@ def _source() -> tuple[torch.Tensor, torch.Tensor]:
 
     source = load_digits()
     return torch.from_numpy(source.images), torch.from_numpy(source.target).to(torch.int64)
-
-
-def _enlarge(images: torch.Tensor) -> torch.Tensor:
-    """Enlarge grey levels from 0 to 16, float64 [n, 8, 8], to uint8 [n, 3, 32, 32]."""
-    large = functional.interpolate(images.float().unsqueeze(1), size=(32, 32), mode="bilinear", align_corners=False)
-    return (large * (255 / _WHITE)).round().to(torch.uint8).repeat(1, 3, 1, 1)
-
-
-def _every_fourth(labels: torch.Tensor) -> torch.Tensor:
-    """Return the mask of every fourth image, counted class by class, so that it includes a quarter of each class."""
-    mask = torch.zeros(len(labels), dtype=torch.bool)
-    mask[labels.argsort(stable=True)[::4]] = True
-    return mask

@@ -154,17 +154,21 @@ class HostLink:
                     f"{self.name}: {direction} by {trace.label}, {format_rate(trace.mean_bps)} on average, is not"
                     " possible; give a trace of 100kbit to 100gbit"
                 )
-        if not 0 <= self.latency_s <= 10:
-            raise UsageError(f"{self.name}: a latency of {self.latency_s:g} s is not possible; give 0 to 10 s")
-        if not 0 <= self.jitter_s <= self.latency_s:
-            raise UsageError(
-                f"{self.name}: a jitter of {format_seconds(self.jitter_s)} needs a latency at least as large;"
-                " a packet cannot arrive before it was sent"
-            )
-        if not 0 <= self.loss < 1:
-            raise UsageError(f"{self.name}: a loss of {self.loss:g} is not possible; give a share from 0 to below 1")
-        if not _MIN_CPU_SHARE <= self.cpu_share <= 1:
-            raise UsageError(f"{self.name}: a cpu_share of {self.cpu_share:g} is not possible; give 0.05 to 1")
+        for is_possible, sentence in (
+            (0 <= self.latency_s <= 10, f"a latency of {self.latency_s:g} s is not possible; give 0 to 10 s"),
+            (
+                0 <= self.jitter_s <= self.latency_s,
+                f"a jitter of {format_seconds(self.jitter_s)} needs a latency at least as large; a packet cannot"
+                " arrive before it was sent",
+            ),
+            (0 <= self.loss < 1, f"a loss of {self.loss:g} is not possible; give a share from 0 to below 1"),
+            (
+                _MIN_CPU_SHARE <= self.cpu_share <= 1,
+                f"a cpu_share of {self.cpu_share:g} is not possible; give 0.05 to 1",
+            ),
+        ):
+            if not is_possible:
+                raise UsageError(f"{self.name}: {sentence}")
 
     @property
     def impaired(self) -> bool:

@@ -49,15 +49,23 @@ class HostsJob:
     """A running job with one command per host, used like `subprocess.Popen`; it ends when all commands have ended.
 
     The job ends with the process that created this object. Its exit code is that of the first command that failed.
+
+    Args:
+        unshare: the process that began the job's namespaces; it ends last, after every process of the job.
+        status: the supervisor's messages.
+        cluster: hosts and links.
+
+    Attributes:
+        cluster: hosts and links.
+        network: the measurements of the links; set once the job is ready.
     """
 
-    def __init__(
-        self, unshare: subprocess.Popen[bytes], status: IO[bytes], cluster: Cluster, network: NetworkReport
-    ) -> None:
+    network: NetworkReport
+
+    def __init__(self, unshare: subprocess.Popen[bytes], status: IO[bytes], cluster: Cluster) -> None:
         self._unshare = unshare
         self._status = status
         self.cluster = cluster
-        self.network = network
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the job runs."""
@@ -79,15 +87,21 @@ class HostsJob:
                 orders.write(b"stop\n")
 
     def kill(self) -> None:
-        """Kill all processes at once; return when none is left, or after 2 s."""
-        _end(self._unshare)
+        """Kill all processes at once, by closing the supervisor's input; return when none is left, or after 2 s."""
+        if self._unshare.stdin is not None:
+            self._unshare.stdin.close()
+        try:
+            self._unshare.wait(_KILL_GRACE_S)
+        except subprocess.TimeoutExpired:
+            for process in (*psutil.Process(self._unshare.pid).children(), self._unshare):
+                process.kill()
 
     def death(self) -> str | None:
         """Say if `unshare` or the supervisor was killed, and by which signal; None if not, or if the job runs."""
         if not self.poll():
             return None
         self.kill()
-        return _death(self._unshare, _message(self._status, _KILL_GRACE_S))
+        return self._death(self._message(_KILL_GRACE_S))
 
     def close(self) -> None:
         """End the job, with SIGTERM first and then by force, and wait for its end."""
@@ -104,6 +118,39 @@ class HostsJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait for the supervisor to be ready.
+
+        Raises:
+            RunFailed: it failed, was killed, or did not begin.
+            UsageError: it found that the cluster is not possible here.
+        """
+        if not self._message(_READY_WITHIN_S):
+            raise RunFailed("the virtual hosts could not be started; the job's output says why")
+        message = self._message(_READY_WITHIN_S)
+        if message is None:
+            raise RunFailed(f"the virtual hosts were not ready within {_READY_WITHIN_S:g} s; use fewer of them")
+        if death := self._death(message):
+            raise RunFailed(death)
+        if "error" in message:
+            kind = UsageError if message["exit_code"] == UsageError.exit_code else RunFailed
+            raise kind(message["error"])
+        if "ready" not in message:
+            raise RunFailed("the virtual hosts could not be set up; the job's output says why")
+
+    def _message(self, within_s: float) -> dict[str, Any] | None:
+        """Return the supervisor's next message; empty if it has ended, None if none comes in time."""
+        readable, _, _ = select.select([self._status], [], [], within_s)
+        return json.loads(self._status.readline() or b"{}") if readable else None
+
+    def _death(self, last_message: dict[str, Any] | None) -> str | None:
+        if last_message and "alone" not in last_message:
+            return None
+        exit_code = self.wait()
+        who = "unshare" if last_message else "the supervisor of the virtual hosts"
+        # `unshare` repeats the signal that ended the supervisor; some versions fail over SIGKILL.
+        return killed_by(who, -exit_code if exit_code < 0 else signal.SIGKILL)
 
 
 def start_hosts(
@@ -168,17 +215,19 @@ def start_hosts(
         raise
     finally:
         os.close(status_in)
+    job = HostsJob(unshare, status, cluster)
     try:
-        _wait_until_ready(unshare, status)
+        job.wait_until_ready()
         report = NetworkReport.read(RunFolder(run_dir))
         if report is None:
             raise RunFailed(f"the measurements of the virtual hosts are missing in {run_dir}; run it again")
+        job.network = report
     except BaseException:
-        _end(unshare)
-        unshare.wait()
+        job.kill()
+        job.wait()
         status.close()
         raise
-    return HostsJob(unshare, status, cluster, report)
+    return job
 
 
 def torchrun_arguments(
@@ -201,54 +250,6 @@ def torchrun_arguments(
     ]
     # gloo would look up the machine's name, which is not an address of the private network.
     return arguments, {"GLOO_SOCKET_IFNAME": INTERFACE}
-
-
-def _end(unshare: subprocess.Popen[bytes]) -> None:
-    """Close the supervisor's input, which ends the job; `unshare` ends last, after every process of the job."""
-    if unshare.stdin is not None:
-        unshare.stdin.close()
-    try:
-        unshare.wait(_KILL_GRACE_S)
-    except subprocess.TimeoutExpired:
-        for process in (*psutil.Process(unshare.pid).children(), unshare):
-            process.kill()
-
-
-def _message(status: IO[bytes], within_s: float) -> dict[str, Any] | None:
-    """Return the supervisor's next message; empty if it has ended, None if none comes in time."""
-    readable, _, _ = select.select([status], [], [], within_s)
-    return json.loads(status.readline() or b"{}") if readable else None
-
-
-def _death(unshare: subprocess.Popen[bytes], last_message: dict[str, Any] | None) -> str | None:
-    """Say if `unshare` or the supervisor was killed, and by which signal; None if neither was."""
-    if last_message and "alone" not in last_message:
-        return None
-    exit_code = unshare.wait()
-    who = "unshare" if last_message else "the supervisor of the virtual hosts"
-    # `unshare` repeats the signal that ended the supervisor; some versions fail over SIGKILL.
-    return killed_by(who, -exit_code if exit_code < 0 else signal.SIGKILL)
-
-
-def _wait_until_ready(unshare: subprocess.Popen[bytes], status: IO[bytes]) -> None:
-    """Wait for the supervisor to be ready.
-
-    Raises:
-        RunFailed: it failed, was killed, or did not begin.
-        UsageError: it found that the cluster is not possible here.
-    """
-    if not _message(status, _READY_WITHIN_S):
-        raise RunFailed("the virtual hosts could not be started; the job's output says why")
-    message = _message(status, _READY_WITHIN_S)
-    if message is None:
-        raise RunFailed(f"the virtual hosts were not ready within {_READY_WITHIN_S:g} s; use fewer of them")
-    if death := _death(unshare, message):
-        raise RunFailed(death)
-    if "error" in message:
-        kind = UsageError if message["exit_code"] == UsageError.exit_code else RunFailed
-        raise kind(message["error"])
-    if "ready" not in message:
-        raise RunFailed("the virtual hosts could not be set up; the job's output says why")
 
 
 def forwarded_bps() -> float:

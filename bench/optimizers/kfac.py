@@ -81,7 +81,10 @@ class Preconditioner:
             preconditioned(gradient, *self._factors[2 * index : 2 * index + 2])
             for index, gradient in enumerate(gradients)
         ]
-        scale = 1.0 if self._kl_clip is None else self._scale(gradients, changed, lr, self._kl_clip)
+        scale = 1.0
+        if self._kl_clip is not None:
+            change = predicted_change(gradients, changed, lr)
+            scale = kl_scale(self._exchange.mean_scalar(change) if self._own_gradients else change, self._kl_clip)
         for layer, matrix in zip(layers, changed, strict=True):
             layer.replace_gradient(matrix * scale)
 
@@ -96,10 +99,6 @@ class Preconditioner:
         self._factors = [factor.clone() for factor in state["factors"]]
         self._steps = state["steps"]
         self._capture.wanted = self._steps % self._update_every == 0
-
-    def _scale(self, gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float, bound: float) -> float:
-        change = predicted_change(gradients, changed, lr)
-        return kl_scale(self._exchange.mean_scalar(change) if self._own_gradients else change, bound)
 
     def _update(self) -> None:
         """Update the averages with this step's moments and factor them again, unless a moment is not finite."""

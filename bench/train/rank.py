@@ -165,21 +165,6 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     Raises:
         TransportError: a rank was lost inside the block or while ranks met, even if only the backend noticed.
     """
-    _meet(device, timeout_s)
-    postpone_compiler()
-    try:
-        yield
-    except TransportError:
-        raise
-    except RuntimeError as error:
-        lost = backend_failure(error)
-        if lost is None:
-            raise
-        raise lost from error
-    dist.destroy_process_group()
-
-
-def _meet(device: torch.device, timeout_s: float) -> None:
     # NCCL needs a GPU per rank; ranks that share one talk through gloo.
     own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     try:
@@ -193,13 +178,20 @@ def _meet(device: torch.device, timeout_s: float) -> None:
         )
         failure_detector()  # from now on this rank answers when others ask who is still there
     except RuntimeError as error:
-        if not _is_a_loss(error):
+        # Another rank or the store is gone, and not this rank's own fault, such as a port in use.
+        lost_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)
+        if not (lost_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)):
             raise
         # Which rank was lost is unknown: the ranks have no connections to each other yet.
         raise TransportError(f"a rank was lost while ranks met: {str(error).partition(chr(10))[0]}") from error
-
-
-def _is_a_loss(error: RuntimeError) -> bool:
-    """Return True if another rank or the store is gone; False for this rank's own fault, such as a port in use."""
-    of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError) and "EADDRINUSE" not in str(error)
-    return of_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)
+    postpone_compiler()
+    try:
+        yield
+    except TransportError:
+        raise
+    except RuntimeError as error:
+        lost = backend_failure(error)
+        if lost is None:
+            raise
+        raise lost from error
+    dist.destroy_process_group()
