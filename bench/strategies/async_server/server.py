@@ -20,8 +20,8 @@ from collectives.payloads.dense import Dense
 from collectives.server import added
 from collectives.transport.base import Transport
 from collectives.transport.process_group import ProcessGroupTransport
-from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.base import Compressor, PerLayer
+from compressors.ddp.reducer import PerLayerReducer
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
@@ -58,7 +58,7 @@ class ServerParameters:
         ]
         self._weights = weights
         self._gradients = [torch.zeros_like(weight) for weight in weights]
-        self._reducer = Reducer(compressor)
+        self._reducer = PerLayerReducer(cast(PerLayer, compressor))
         self._optimizer = optimizer.build(weights, lr)
         self._world_size = world_size
         self._seed = seed

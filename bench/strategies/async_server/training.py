@@ -21,7 +21,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Purpose, Traffic, Transport
 from compressors.ddp.communicator import Nonfinite
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import PerLayerReducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 
@@ -46,7 +46,7 @@ class AsyncWorker:
 
     def __init__(
         self,
-        reducer: Reducer,
+        reducer: PerLayerReducer,
         server: Worker,
         layers: Sequence[Layer],
         links: Iterable[Transport],
@@ -190,6 +190,7 @@ class AsyncTraining(BoundStrategy):
     def __init__(self, setup: Setup, *, root: int, make_server: MakeServer) -> None:
         config, layers = setup.config, layers_of(setup.model)
         reducer, optimizer = setup.make_reducer()
+        assert isinstance(reducer, PerLayerReducer)  # other compressors are refused
         links = star(root, config.timeout_s * WORKER_TIMEOUT_FACTOR)
         numels = [layer.numel for layer in layers]
         self._service: Service | None = None

@@ -23,13 +23,11 @@ from collectives.base import Collective, Key
 from collectives.options import Incompatible
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
-from compressors.base import Compressor
-from compressors.ddp.attach import hook_for
+from compressors.base import Compressor, OwnHook, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite
-from compressors.ddp.hook import HookSettings
+from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
-from compressors.torch_hooks import TorchCommHook
 
 # Bucket size in MiB that exceeds any model: all layers go into one bucket.
 WHOLE_MODEL_MB = 2.0**20
@@ -57,14 +55,14 @@ class Ddp(Strategy):
     def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> None:
-        if compressor.engine_hook and config.trigger == "sync":
+        if isinstance(compressor, TorchHook) and config.trigger == "sync":
             raise Incompatible(f"{compressor.component_name} starts its own sends; leave --trigger at async")
-        if compressor.engine_hook and optimizer.keeps_gradients:
+        if isinstance(compressor, TorchHook) and optimizer.keeps_gradients:
             raise Incompatible(
                 f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
                 f"{optimizer.component_name} exchanges something in their place; use another compressor"
             )
-        if compressor.chooses and optimizer.exchanges:
+        if isinstance(compressor, OwnHook) and optimizer.exchanges:
             raise Incompatible(
                 f"{compressor.component_name} tries ways to send gradients, and {optimizer.component_name} sends "
                 "something else as well; use another compressor or optimizer"
@@ -94,14 +92,16 @@ class Ddp(Strategy):
         if channel is not None and setup.optimizer.keeps_gradients:
             kept = KeptGradients(setup.model, channel, trigger=config.trigger, nonfinite=config.nonfinite)
             return setup.model, kept, setup.optimizer
-        reducer, optimizer = setup.make_reducer()
         ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
-        if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
-            return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), optimizer
+        if isinstance(compressor, TorchHook) or is_plain(compressor, setup.collective, config.trigger):
+            return ddp, DdpExchange(ddp, compressor, nonfinite=config.nonfinite), setup.optimizer
         settings = HookSettings(
             seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
         )
-        return ddp, hook_for(ddp, reducer, setup.collective, settings), optimizer
+        if isinstance(compressor, OwnHook):
+            return ddp, compressor.make_hook(ddp, setup.collective, settings), setup.optimizer
+        reducer, optimizer = setup.make_reducer()
+        return ddp, CompressionHook(ddp, reducer, setup.collective, settings), optimizer
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:
@@ -127,7 +127,7 @@ class DdpExchange:
         self._ddp = ddp
         self._layers = layers_of(ddp.module)
         self._ddp._set_ddp_runtime_logging_sample_rate(1)
-        self._torch_hook = compressor if isinstance(compressor, TorchCommHook) else None
+        self._torch_hook = compressor if isinstance(compressor, TorchHook) else None
         self._torch_state: object = None
         if self._torch_hook is not None:
             self._torch_state, torch_hook = self._torch_hook.hook(ddp.process_group)

@@ -11,7 +11,7 @@ from bench.strategies.ddp.ddp import WithOptimizer
 from bench.strategies.ddp.replicas import KeptGradients, Replicas
 from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import layers_of
 from compressors.none import NoCompression
 from tests.testing.compressor_cases import step_at
@@ -34,7 +34,7 @@ class Averaging(torch.optim.Optimizer):
 def replicas(transport: MemoryTransport, nonfinite: Nonfinite, trigger: Trigger = "async") -> Replicas:
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
-    channel = CompressedCommunicator(layers_of(model), Reducer(NoCompression()), Ring(), transport)
+    channel = CompressedCommunicator(layers_of(model), reducer_for(NoCompression()), Ring(), transport)
     kept = KeptGradients(model, channel, trigger=trigger, nonfinite=nonfinite)
     return Replicas(model, model, WithOptimizer(kept, channel), Averaging(model, channel), channel)
 
