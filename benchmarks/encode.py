@@ -37,8 +37,8 @@ from collectives.options import build, component_names
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.transport.base import Alone
-from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.base import Compressor, PerLayer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
@@ -70,7 +70,7 @@ class Encoder:
     """A compressor as a training step runs it: from the gradient to the packed message."""
 
     def __init__(self, compressor: Compressor, layers: list[Layer]) -> None:
-        self.reducer = Reducer(compressor, momentum=0.9)
+        self.reducer = reducer_for(compressor, momentum=0.9)
         self.layers = layers
         self.index = 0
 
@@ -103,7 +103,7 @@ class Decoder:
     """The second half of a training step's exchange: messages of several ranks become the update."""
 
     def __init__(self, compressor: Compressor, numel: int) -> None:
-        self.reducer = Reducer(compressor)
+        self.reducer = reducer_for(compressor)
         self.layer = Layer(id=0, name="gradient", shape=(numel,), kind="linear", numel=numel, position=0.5)
         self.update = torch.empty(numel)
         gradients = gradients_like_training(numel, RANKS)
@@ -190,7 +190,7 @@ def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[t
 def encoders() -> list[str]:
     """The compressors that encode by themselves, in one round."""
     built = {name: build("compressors", Compressor, name) for name in component_names("compressors", Compressor)}
-    return [name for name, made in built.items() if not (made.several_rounds or made.engine_hook or made.chooses)]
+    return [name for name, made in built.items() if isinstance(made, PerLayer)]
 
 
 def keep_memory() -> None:

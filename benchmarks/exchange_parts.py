@@ -16,8 +16,8 @@ from typing import Any
 PARTS = {
     "copy in": ("compressors.ddp.reducer:Reducer._compensated", "compressors.ddp.hook:CompressionHook._screen"),
     "encode": (
-        "compressors.ddp.reducer:Reducer._encode",
-        "compressors.ddp.reducer:Reducer._encode_unit",
+        "compressors.ddp.reducer:PerLayerReducer._encode",
+        "compressors.ddp.reducer:PerLayerReducer._encode_unit",
         "compressors.powersgd:PowerSgd.reduce",
     ),
     "pack": ("collectives.transport.messages:pack",),
@@ -36,8 +36,8 @@ PARTS = {
     ),
     "report": ("compressors.ddp.encode_group:EncodeGroup.account",),
     "write out": (
-        "compressors.ddp.reducer:Reducer._finish",
-        "compressors.ddp.reducer:Reducer.finish_bucket",
+        "compressors.ddp.reducer:PerLayerReducer._finish",
+        "compressors.ddp.reducer:PerLayerReducer.finish_bucket",
         "compressors.ddp.encode_group:EncodeGroup.scatter_to_updates",
         "compressors.ddp.encode_group:EncodeGroup.scatter_to_gradients",
     ),

@@ -73,10 +73,6 @@ class AdaptiveTopK(DensitySparsifier):
         """Return 1 - k / m for the smallest k of the grid."""
         return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
 
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None
-
 
 def factors_of(memory: Memory) -> dict[int, float]:
     """Return the factor of every layer whose errors were measured, by layer id."""

@@ -142,10 +142,6 @@ class Algc(DensitySparsifier):
         """Return 1 - density for the smallest density that can occur."""
         return self._bound_for(min(self.ratio, self.min_ratio) / WINDOW)
 
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None
-
     def _flushes(self, step: Step) -> bool:
         return self.flush_every > 0 and step.index % self.flush_every == self.flush_every - 1
 

@@ -3,6 +3,8 @@
 Source: the cheapest method within a bound on each layer's error: Alimohammadi et al. 2023 (L-GreCo, arXiv:2210.17357);
 a choice that follows training: Agarwal et al. 2021 (Accordion, arXiv:2010.16248).
 Differs: the error of a layer is measured on its own gradient, repeatedly, not inferred from a training phase guessed
+from compressors.ddp.hook import CompressionHook, HookSettings
+from torch.nn.parallel import DistributedDataParallel
 from norms; step times are measured in the run itself, pair by pair; a model of the link only selects the pairs to
 measure.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
@@ -21,13 +23,18 @@ from collectives.base import Collective
 from collectives.options import Incompatible, OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
-from compressors.base import Compressor
+from compressors.base import OwnHook
 from compressors.choice import Choice, read_choices
 from compressors.layer import Layer
 
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from compressors.ddp.hook import CompressionHook, HookSettings
+
 
 @dataclasses.dataclass(kw_only=True)
-class Auto(Compressor):
+class Auto(OwnHook):
     """Auto: tries pairs of compressor and collective in the first steps and keeps the fastest.
 
     It tries again when the links change. Dense and mergeable payloads use the run's collective, others `allgather`. A
@@ -39,8 +46,6 @@ class Auto(Compressor):
     Raises:
         OptionError: the file of choices cannot be read.
     """
-
-    chooses: ClassVar[bool] = True
 
     error: Annotated[
         float, Gt(0), Le(1), Doc("largest |x - C(x)| / |x| for a layer of more than 1024 elements; 1: no limit")
@@ -104,5 +109,9 @@ class Auto(Compressor):
         return [] if self.choices is None else read_choices(Path(self.choices))
 
     @override
-    def expected_nbytes(self, layer: Layer) -> None:
-        return None
+    def make_hook(
+        self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
+    ) -> CompressionHook:
+        from compressors.ddp.choosing.hook import ChoosingHook
+
+        return ChoosingHook(ddp, self, collective, settings)

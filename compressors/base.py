@@ -1,7 +1,8 @@
-"""Base classes of all compressors.
+"""The contract of a compressor, which turns gradients into payloads and holds nothing but its options.
 
-A compressor turns gradients into payloads and holds nothing but its options. What a rank keeps from step to step
-belongs to the `Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
+`PerLayer` encodes, `MultiRound` exchanges several messages per bucket, `TorchHook` is one of PyTorch's own
+communication hooks, and `OwnHook` brings a hook of this project. What a rank keeps from step to step belongs to the
+`Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from typing_extensions import Doc, override
@@ -22,6 +23,12 @@ from collectives.payloads.dense import Dense
 from collectives.transport.base import Transport
 from compressors.layer import Kind, Layer, Step, end_to_end
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.nn.parallel import DistributedDataParallel
+
+    from compressors.ddp.hook import CompressionHook, HookSettings
+
 FP32_BYTES = 4
 
 Granularity = Literal["layer", "bucket"]
@@ -29,6 +36,7 @@ Granularity = Literal["layer", "bucket"]
 Given = Sequence[tuple[Layer, torch.Tensor]]
 # Maps fp32 [n] of this rank to its mean over all ranks, fp32 [n]; every rank must call it.
 Average = Callable[[torch.Tensor], torch.Tensor]
+DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 
 
 class NonFiniteSum(ArithmeticError):
@@ -37,29 +45,21 @@ class NonFiniteSum(ArithmeticError):
 
 @dataclasses.dataclass(kw_only=True)
 class Compressor(Options, abc.ABC):
-    """Encode gradients into payloads. The dataclass fields of a subclass are its options.
+    """What all compressors have. Subclass one of the four classes below, not this one.
 
-    A subclass is registered under its class argument `name`, or under its file's name where the two agree
-    (`TopK` in `topk.py`).
+    The dataclass fields of a subclass are its options. It is registered under its class argument `name`, or under its
+    file's name where the two agree (`TopK` in `topk.py`).
 
     Class facts:
         sends: type of the payloads at full compression, if it is the same for all layers and options.
         biased: under default options, the expectation of the decoded payload differs from the gradient.
-        granularity: "layer" encodes each layer by itself; "bucket" encodes the concatenated layers of a bucket, in
-            model order.
-        several_rounds: the ranks exchange several messages per bucket; `reduce` replaces `encode`.
-        engine_hook: the method is one of PyTorch's communication hooks; see `compressors/torch_hooks.py`.
-        notices_nonfinite: `encode_sum` raises `NonFiniteSum`, so the caller need not check its input.
-        chooses: selects other compressors during training instead of encoding; see `compressors/ddp/choosing/`.
+        granularity: "layer" treats each layer by itself; "bucket" treats the concatenated layers of a bucket, in model
+            order.
     """
 
     sends: ClassVar[type[Payload]] = Dense
     biased: ClassVar[bool] = True
     granularity: ClassVar[Granularity] = "layer"
-    several_rounds: ClassVar[bool] = False
-    engine_hook: ClassVar[bool] = False
-    notices_nonfinite: ClassVar[bool] = False
-    chooses: ClassVar[bool] = False
 
     @property
     def keeps_residual(self) -> bool:
@@ -74,6 +74,11 @@ class Compressor(Options, abc.ABC):
     @property
     def one_bucket(self) -> bool:
         """Return True if the whole model must be one bucket, which prevents overlap with backward."""
+        return False
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """Return True if ranks wait for each other before they can encode."""
         return False
 
     @property
@@ -92,19 +97,9 @@ class Compressor(Options, abc.ABC):
         return "none"
 
     @property
-    def needs_all_ranks(self) -> bool:
-        """Return True if ranks wait for each other while they encode (a shared scale, several rounds)."""
-        return self.several_rounds
-
-    @property
-    def kinds(self) -> frozenset[type[Payload]]:
-        """Return the payload types that `encode` makes at full compression."""
-        return frozenset({self.sends})
-
-    @property
     def emits(self) -> frozenset[type[Payload]]:
         """Return all payload types sent under these options (the members of a bundle, not the bundle)."""
-        return self.kinds
+        return frozenset({self.sends})
 
     def check_compatible(self, collective: Collective) -> None:
         """Check that the collective can sum what this compressor sends.
@@ -118,18 +113,12 @@ class Compressor(Options, abc.ABC):
             except Incompatible as error:
                 raise Incompatible(f"{self.component_name} sends {kind.__name__} payloads: {error}") from None
         keeps = collective.recodes and collective.keeps_residuals
-        if keeps and not (all(kind.elementwise for kind in self.kinds) or self.feedback_stays_bounded):
+        if keeps and not (all(kind.elementwise for kind in self.emits) or self.feedback_stays_bounded):
             raise Incompatible(
                 "server:downlink=recode keeps the error of its answers, which would grow without limit: "
                 f"{self.component_name} is no contraction under these options; use downlink=dense or union, "
                 "or error_feedback=false"
             )
-
-    @property
-    def feedback_stays_bounded(self) -> bool:
-        """Return False if error feedback is known to diverge with this compressor."""
-        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
-        return bound is None or bound <= 1  # a threshold has bound 1: its residual is sent once it has grown
 
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Check that these options work for a model of these layers.
@@ -138,10 +127,6 @@ class Compressor(Options, abc.ABC):
             Incompatible: they do not; the message says what to change.
         """
 
-    def kind_for(self, layer: Layer) -> type[Payload]:
-        """Return the type of `encode`'s payload for this layer at full compression."""
-        return self.sends
-
     def leaves_dense(self, layer: Layer) -> bool:
         """Return True if the per-layer policy sends this layer uncompressed, in fp32."""
         return False
@@ -149,6 +134,63 @@ class Compressor(Options, abc.ABC):
     def is_dense_at(self, step_index: int) -> bool:
         """Return True if all layers are sent uncompressed at this step."""
         return False
+
+    @abc.abstractmethod
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        """Return the bytes sent for a compressed layer at full compression, or None if they depend on the data."""
+
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
+        """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
+        return None
+
+    def contraction_bound(self, layer: Layer) -> float | None:
+        """Return a proved c with |x - C(x)|^2 <= c |x|^2 at full compression, or None if there is none.
+
+        It holds for every `x` within the normal range of the value type on the wire; for random methods it holds in
+        expectation. With c < 1 the compressor is a contraction; otherwise error feedback may diverge. With c = 1 there
+        may be an `x` of which nothing is sent.
+        """
+        return None
+
+    @property
+    def feedback_stays_bounded(self) -> bool:
+        """Return False if error feedback is known to diverge with this compressor."""
+        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
+        return bound is None or bound <= 1  # a threshold has bound 1: its residual is sent once it has grown
+
+    def warnings(self) -> list[str]:
+        """Return what a user should know before a run with these options, one sentence each."""
+        return []
+
+
+@dataclasses.dataclass(kw_only=True)
+class PerLayer(Compressor):
+    """Encode each layer, or the concatenated layers of a bucket, into one payload.
+
+    A subclass defines `sends`, `encode` and `expected_nbytes`. The other methods have defaults.
+
+    Class facts:
+        notices_nonfinite: `encode_sum` raises `NonFiniteSum`, so the caller need not check its input.
+        averages: the update is the mean over ranks; set to False in a subclass that defines `finish`.
+    """
+
+    notices_nonfinite: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Drop the faster forms of a base class's `encode` if a subclass encodes in its own way."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "encode" in own and "encode_parts" not in own:
+            cls.encode_parts = PerLayer.encode_parts  # type: ignore[method-assign]
+        if "encode" in own and "encode_sum" not in own:
+            cls.encode_sum, cls.notices_nonfinite = PerLayer.encode_sum, False  # type: ignore[method-assign]
+        if "finish" in own:
+            cls.averages = False
+
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        """Return the type of `encode`'s payload for this layer at full compression."""
+        return self.sends
 
     def density_for(self, layer: Layer, step: Step) -> float | None:
         """Return the share of a compressed layer's entries that `encode` aims to send, in (0, 1].
@@ -167,20 +209,20 @@ class Compressor(Options, abc.ABC):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """Return the payload for `x`, and propose to `step.memory` what the method needs at the next step.
 
+        The default calls `encode_parts`; a subclass defines one of the two.
+
         Args:
             x: fp32 [layer.numel], finite. It must not be changed, and the payload must not share its memory.
             layer: the layer of `x`; for granularity "bucket", one flat layer that stands for several.
             step: the current step.
-
-        Raises:
-            TypeError: the method takes several rounds; call `reduce`.
         """
-        if (payload := self.encode_parts([x], layer, step)) is not None:
-            return payload
-        raise TypeError(f"{self.component_name} takes several rounds between the ranks; call reduce")
+        payload = self.encode_parts([x], layer, step)
+        if payload is None:
+            raise TypeError(f"{self.component_name} defines neither encode nor encode_parts")
+        return payload
 
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload | None:
-        """Encode several gradients without concatenating them first; a method defines this or `encode`.
+        """Encode several gradients without concatenating them first; None if there is no such form.
 
         Args:
             gradients: fp32, contiguous; concatenated they are the `x` of `encode`.
@@ -209,32 +251,6 @@ class Compressor(Options, abc.ABC):
         """
         return None
 
-    def reduce(
-        self,
-        compressed: Given,
-        rest: Sequence[torch.Tensor],
-        step: Step,
-        average: Average,
-        updates: Sequence[torch.Tensor],
-    ) -> list[torch.Tensor]:
-        """Exchange a bucket in several rounds and write its updates; every rank must call.
-
-        Args:
-            compressed: the layers to compress.
-            rest: gradients that are sent uncompressed, fp32, 1-D.
-            step: the current step.
-            average: averages a tensor over all ranks, in one message.
-            updates: the updates of the compressed layers, floating, 1-D, contiguous; overwritten.
-
-        Returns:
-            The updates of `rest`, fp32.
-        """
-        raise TypeError(f"{self.component_name} takes one round; call encode")
-
-    def num_exchanged(self, layer: Layer, step: Step) -> int:
-        """Return the number of fp32 values that `reduce` sends for a compressed layer, summed over all rounds."""
-        raise TypeError(f"{self.component_name} takes one round; use the size of its payload")
-
     def agree(self, given: Given, step: Step, transport: Transport) -> None:
         """Agree with the other ranks on values that `encode` needs, such as shared scales; every rank must call.
 
@@ -260,12 +276,8 @@ class Compressor(Options, abc.ABC):
         out.zero_()
         total.add_to_(out, divisor=step.world_size)
 
-    @abc.abstractmethod
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        """Return the packed bytes of `encode`'s payload at full compression, or None if they depend on the data."""
-
+    @override
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Return the packed bytes of a bucket's message at full compression, or None if they depend on the data."""
         dense = sum(layer.numel for layer in layers if self.leaves_dense(layer))
         units = [layer for layer in layers if layer.numel and not self.leaves_dense(layer)]
         if self.granularity == "bucket" and units:
@@ -279,23 +291,100 @@ class Compressor(Options, abc.ABC):
         lengths += [HEADER_BYTES + FP32_BYTES * dense] * bool(dense)
         return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
-    def contraction_bound(self, layer: Layer) -> float | None:
-        """Return a proved c with |x - C(x)|^2 <= c |x|^2 at full compression, or None if there is none.
 
-        It holds for every `x` within the normal range of the value type on the wire; for random methods it holds in
-        expectation. With c < 1 the compressor is a contraction; otherwise error feedback may diverge. With c = 1 there
-        may be an `x` of which nothing is sent.
+@dataclasses.dataclass(kw_only=True)
+class MultiRound(Compressor):
+    """Exchange several messages per bucket, each of them the mean of one tensor over ranks."""
+
+    @property
+    @override
+    def needs_all_ranks(self) -> bool:
+        return True
+
+    @abc.abstractmethod
+    def reduce(
+        self,
+        compressed: Given,
+        rest: Sequence[torch.Tensor],
+        step: Step,
+        average: Average,
+        updates: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Exchange a bucket and write its updates; every rank must call.
+
+        Args:
+            compressed: the layers to compress.
+            rest: gradients that are sent uncompressed, fp32, 1-D.
+            step: the current step.
+            average: averages a tensor over all ranks, in one message.
+            updates: the updates of the compressed layers, floating, 1-D, contiguous; overwritten.
+
+        Returns:
+            The updates of `rest`, fp32.
         """
-        return None
 
-    def warnings(self) -> list[str]:
-        """Return what a user should know before a run with these options, one sentence each."""
-        return []
+    @abc.abstractmethod
+    def num_exchanged(self, layer: Layer, step: Step) -> int:
+        """Return the number of fp32 values that `reduce` sends for a compressed layer, summed over all rounds."""
 
 
 @dataclasses.dataclass(kw_only=True)
-class LossyCompressor(Compressor):
-    """A compressor with optional error feedback that can send chosen layers uncompressed."""
+class TorchHook(Compressor):
+    """Register one of PyTorch's own communication hooks.
+
+    Bytes are computed from a formula, because the backend does not report what it sends.
+    """
+
+    @override
+    def check_compatible(self, collective: Collective) -> None:
+        if collective.component_name != "native":
+            raise Incompatible(
+                f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
+                "use collective native"
+            )
+
+    @override
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
+        """Return the sum over layers: tensors that the backend all-reduces have no headers."""
+        return sum(self.expected_nbytes(layer) or 0 for layer in layers)
+
+    @abc.abstractmethod
+    def hook(self, process_group: ProcessGroup) -> tuple[object, DDPHook]:
+        """Return state and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
+
+    def num_entries(self, layer: Layer) -> int:
+        """Return how many numbers are sent for a layer at full compression."""
+        return layer.numel
+
+    def forget(self, state: Any) -> None:
+        """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
+
+    def state_of(self, state: Any) -> dict[str, Any]:
+        """Return the part of the hook's state to save in a checkpoint; empty for hooks without state."""
+        return {}
+
+    def restore(self, state: Any, saved: dict[str, Any]) -> None:
+        """Load what `state_of` returned into the hook's state."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class OwnHook(Compressor):
+    """Send each layer through other compressors and collectives, by a communication hook of its own."""
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None
+
+    @abc.abstractmethod
+    def make_hook(
+        self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
+    ) -> CompressionHook:
+        """Register the hook with a model in DDP and return it; every rank must call."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class LayerPolicy(Compressor):
+    """The options of a compressor with error feedback that can send chosen layers uncompressed."""
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
@@ -326,3 +415,8 @@ class LossyCompressor(Compressor):
     def emits(self) -> frozenset[type[Payload]]:
         leaves_some = bool(self.min_numel or self.skip or self.dense_ends)
         return super().emits | ({Dense} if leaves_some else set())
+
+
+@dataclasses.dataclass(kw_only=True)
+class LossyCompressor(LayerPolicy, PerLayer):
+    """The usual base class: encode per layer, with the options of `LayerPolicy`."""

@@ -89,9 +89,8 @@ class Hylo(SharedScale):
 
     @property
     @override
-    def kinds(self) -> frozenset[type[Payload]]:
-        kinds: set[type[Payload]] = {RowSparse, Dense}
-        return frozenset(kinds if self.shared_threshold else {*kinds, Codes})
+    def emits(self) -> frozenset[type[Payload]]:
+        return frozenset({RowSparse, Dense} if self.shared_threshold else {RowSparse, Dense, Codes})
 
     @override
     def kind_for(self, layer: Layer) -> type[Payload]:

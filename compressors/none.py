@@ -10,12 +10,12 @@ from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.dense import Dense
-from compressors.base import Compressor, Granularity
+from compressors.base import Granularity, PerLayer
 from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class NoCompression(Compressor, name="none"):
+class NoCompression(PerLayer, name="none"):
     """No compression: sends the gradient in fp32, as the baseline for every other method.
 
     Bytes: 16 + 4 m for a bucket of m elements.

@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count, CountOrZero, OptionError, Positive
 from collectives.payloads.base import HEADER_BYTES
-from compressors.base import FP32_BYTES, Average, Given, LossyCompressor
+from compressors.base import FP32_BYTES, Average, Given, LayerPolicy, MultiRound
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.layer import Layer, Step
 
@@ -26,7 +26,7 @@ Factor = Literal["last_p", "last_q"]
 
 
 @dataclasses.dataclass(kw_only=True)
-class PowerSgd(LossyCompressor):
+class PowerSgd(LayerPolicy, MultiRound):
     """PowerSGD: sends a gradient [n, m] as P [n, r] and Q [m, r], where r is `rank`.
 
     A bucket takes two messages: all P and the layers that are not compressed, then all Q. Both are plain sums, so any
@@ -40,8 +40,6 @@ class PowerSgd(LossyCompressor):
     Raises:
         OptionError: alternate=true with warm_start=false.
     """
-
-    several_rounds: ClassVar[bool] = True
 
     rank: Annotated[Count, Doc("r, columns of the two thin matrices")] = 2
     min_compression_rate: Annotated[Positive, Doc("compress where n m / (r (n + m)) exceeds this")] = 2.0

@@ -39,7 +39,7 @@ class SharedScale(LossyCompressor):
     @override
     def needs_all_ranks(self) -> bool:
         """Return True if scales are shared: levels with a scale of their own are sent as `Codes`."""
-        return Codes not in self.kinds
+        return Codes not in self.emits
 
     @abc.abstractmethod
     def shares_scale(self, layer: Layer) -> bool:
@@ -125,8 +125,8 @@ class TernGrad(SharedScale):
 
     @property
     @override
-    def kinds(self) -> frozenset[type[Payload]]:
-        return frozenset({Dense if self.shared_scale else Codes})
+    def emits(self) -> frozenset[type[Payload]]:
+        return super().emits - {Codes} | {Dense if self.shared_scale else Codes}
 
     @override
     def kind_for(self, layer: Layer) -> type[Payload]:

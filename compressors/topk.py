@@ -59,6 +59,10 @@ class Sparsifier(LossyCompressor, abc.ABC):
     def is_dense_at(self, step_index: int) -> bool:
         return step_index < self.dense_steps
 
+    @override
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None  # as many entries as reach a threshold
+
     @abc.abstractmethod
     def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
         """Return the payload of entries `values`, fp32 [k], at ascending positions.
@@ -224,10 +228,6 @@ class Threshold(TypedSparsifier, name="threshold"):
         """Return 1 - 1 / m for a relative threshold, which the largest entry always reaches; 1 for an absolute one."""
         return self._bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
 
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None
-
     def _level(self, unit: float, largest: float) -> float:
         """Return threshold * unit, at most `largest`: otherwise a flat gradient would never be sent."""
         return min(self.threshold * unit, largest)
@@ -278,10 +278,6 @@ class Dgc(DensitySparsifier, name="dgc"):
     def contraction_bound(self, layer: Layer) -> float:
         """Return 1 - 1 / m: the largest entry is always sent, and the sample decides how many others are."""
         return self._bound_for(1 / layer.numel)
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None
 
     def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Return the ascending positions of the entries that reach the sampled threshold, but at most the k largest.

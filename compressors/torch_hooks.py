@@ -6,66 +6,22 @@ because the backend does not report what it sends.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-import torch
 import torch.distributed as dist
 from annotated_types import Ge, Le
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from typing_extensions import Doc, override
 
-from collectives.base import Collective
-from collectives.options import MOST, Count, CountOrZero, Incompatible, Positive
-from compressors.base import FP32_BYTES, Compressor
+from collectives.options import MOST, Count, CountOrZero, Positive
+from compressors.base import FP32_BYTES, DDPHook, TorchHook
 from compressors.layer import Layer
 
-DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
-
 
 @dataclasses.dataclass(kw_only=True)
-class TorchCommHook(Compressor):
-    """Base of the compressors that register one of PyTorch's communication hooks."""
-
-    engine_hook: ClassVar[bool] = True
-
-    @override
-    def check_compatible(self, collective: Collective) -> None:
-        if collective.component_name != "native":
-            raise Incompatible(
-                f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
-                "use collective native"
-            )
-
-    @override
-    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Return the sum over layers: tensors that the backend all-reduces have no headers."""
-        return sum(self.expected_nbytes(layer) or 0 for layer in layers)
-
-    @abc.abstractmethod
-    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        """Return state and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
-
-    def num_entries(self, layer: Layer) -> int:
-        """Return how many numbers are sent for a layer at full compression."""
-        return layer.numel
-
-    def forget(self, state: Any) -> None:
-        """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
-
-    def state_of(self, state: Any) -> dict[str, Any]:
-        """Return the part of the hook's state to save in a checkpoint; empty for hooks without state."""
-        return {}
-
-    def restore(self, state: Any, saved: dict[str, Any]) -> None:
-        """Load what `state_of` returned into the hook's state."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class TorchBf16(TorchCommHook, name="torch_bf16"):
+class TorchBf16(TorchHook, name="torch_bf16"):
     """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16 and all-reduces.
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook, unchanged.
@@ -83,7 +39,7 @@ class TorchBf16(TorchCommHook, name="torch_bf16"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchFp16(TorchCommHook, name="torch_fp16"):
+class TorchFp16(TorchHook, name="torch_fp16"):
     """PyTorch's fp16 hook: divides by the number of ranks, rounds to fp16 and all-reduces.
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook, unchanged.
@@ -106,7 +62,7 @@ _SAVED = (*_PER_BUCKET, "iter")
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchPowerSgd(TorchCommHook, name="torch_powersgd"):
+class TorchPowerSgd(TorchHook, name="torch_powersgd"):
     """PyTorch's PowerSGD hook: all-reduces two thin factors of every matrix.
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, unchanged.

@@ -74,17 +74,19 @@ def execute(config: CompressorsConfig, on_report: Callable[[Mapping[str, Any]], 
 
 def _compressors(texts: str | None) -> list[str]:
     """Return short spec texts without repetitions; None: all compressors, the baseline first."""
+    from compressors.base import OwnHook, TorchHook
+
     if texts is None:
         built = registry.ask_each("compressors", lambda component: cast("Compressor", component()))
-        names = [name for name, compressor in built.items() if not (compressor.engine_hook or compressor.chooses)]
+        names = [name for name, compressor in built.items() if not isinstance(compressor, TorchHook | OwnHook)]
         return sorted(names, key=lambda name: (name != BASELINE, name))
     chosen = {spec.short_text(compressor): compressor for compressor in map(_build, spec.split_list(texts))}
     for name, compressor in chosen.items():
-        if compressor.engine_hook:
+        if isinstance(compressor, TorchHook):
             raise UsageError(
                 f"{name} encodes inside PyTorch's own hook, where it cannot be timed; measure it with bench run"
             )
-        if compressor.chooses:
+        if isinstance(compressor, OwnHook):
             raise UsageError(
                 f"{name} encodes nothing itself; measure the compressors that it tries, such as topk or bf16"
             )

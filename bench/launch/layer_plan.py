@@ -16,7 +16,7 @@ from bench.datasets.base import Dataset
 from bench.models.base import Model
 from collectives.base import Collective
 from collectives.options import incompatibility
-from compressors.base import FP32_BYTES, Compressor
+from compressors.base import FP32_BYTES, Compressor, OwnHook, PerLayer
 from compressors.layer import Kind, Layer, layers_of
 
 BASELINE = "native"
@@ -69,10 +69,10 @@ def _all_collectives() -> list[str]:
 
 
 def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
-    if compressor.engine_hook or type(compressor).reduce is not Compressor.reduce:
-        raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
-    if compressor.chooses:
+    if isinstance(compressor, OwnHook):
         raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
+    if not isinstance(compressor, PerLayer):
+        raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
     if dtype.startswith("int") and compressor.component_name != "none":
         raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
 
@@ -165,6 +165,8 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
 
 
 def _payload(compressor: Compressor, layer: Layer) -> str:
-    if compressor.chooses:
+    if isinstance(compressor, OwnHook):
         return "to be chosen"
-    return "Dense" if compressor.leaves_dense(layer) else compressor.kind_for(layer).__name__
+    if compressor.leaves_dense(layer) or not isinstance(compressor, PerLayer):
+        return "Dense"
+    return compressor.kind_for(layer).__name__

@@ -201,8 +201,9 @@ def _gpus_needed(config: RunConfig, parts: Components) -> int:
     Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages there.
     """
     from bench.strategies.ddp.ddp import is_plain
+    from compressors.base import TorchHook
 
-    by_ddp = parts.compressor.engine_hook or is_plain(parts.compressor, parts.collective, config.trigger)
+    by_ddp = isinstance(parts.compressor, TorchHook) or is_plain(parts.compressor, parts.collective, config.trigger)
     return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes
 
 
@@ -215,14 +216,16 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     from bench.launch.components import build_components, check_network, check_together
     from bench.launch.devices import choose_device
     from collectives.server import Server
+    from compressors.base import OwnHook, TorchHook
 
     parts = build_components(config)
+    compressor = parts.compressor
     sharded = isinstance(parts.collective, Server) and parts.collective.placement == "sharded"
     obstacles = (
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
         (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
-        (parts.compressor.engine_hook, f"{parts.compressor.component_name} keeps its state in PyTorch's own hook"),
-        (parts.compressor.chooses, f"{parts.compressor.component_name} keeps residuals by pair and layer"),
+        (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
+        (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by pair and layer"),
         (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),
         (sharded, f"{config.collective} keeps a part of every layer on each rank"),
     )

@@ -18,7 +18,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.encode_group import group_layers
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
@@ -61,7 +61,7 @@ class Encoding:
         self.name = compressor
         self._config = config
         self._compressor = cast(Compressor, spec.build("compressors", compressor))
-        self._reducer = Reducer(self._compressor)
+        self._reducer = reducer_for(self._compressor)
         self._alone = Alone()
         self._layers = layers
         limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20

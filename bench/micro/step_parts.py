@@ -36,7 +36,7 @@ from collectives.schedule.layout import leaves
 from collectives.transport.base import Alone, Transport
 from compressors.base import Compressor
 from compressors.ddp.hook import ZeroCopyGradients
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
@@ -284,7 +284,7 @@ def encoded(
         seconds: that all of it may take; where they are short there are fewer turns, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
-    reducers = [Reducer(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
+    reducers = [reducer_for(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
     num_buckets = len(gradients[0])
     works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
     offers: list[list[list[Message]]] = []

@@ -15,8 +15,8 @@ from bench.train.sent import support_overlap
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Transport
-from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.base import PerLayer
+from compressors.ddp.reducer import PerLayerReducer
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 
@@ -76,13 +76,15 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
         config: of the sweep.
         transport: for what compressors agree on before they encode.
     """
-    component = cast(Compressor, spec.build("compressors", compressor))
+    component = cast(PerLayer, spec.build("compressors", compressor))
     if component.component_name == "none":
         return Dense(tensor.clone())
     count = tensor.numel()
     layer = Layer(id=0, name="tensor", shape=(1, count), kind="linear", numel=count, position=0.5)
     step = Step(index=0, epoch=0, rank=transport.rank, world_size=config.world_size, seed=config.seed, warmup=False)
-    payload = Reducer(component).message(Bucket(layers=[layer], gradients=[tensor.clone()], step=step), transport)
+    payload = PerLayerReducer(component).message(
+        Bucket(layers=[layer], gradients=[tensor.clone()], step=step), transport
+    )
     assert payload is not None  # a tensor without elements is refused before anything starts
     return payload
 

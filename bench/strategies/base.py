@@ -31,11 +31,12 @@ from collectives.base import Collective, Key
 from collectives.options import Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
-from compressors.base import Compressor
+from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import StepReport
 from compressors.layer import Layer, Step, layers_of
+from compressors.none import NoCompression
 
 # Saves a rank's state: (optimizer steps done, state). Every rank must call.
 SaveState = Callable[[int, dict[str, Any]], None]
@@ -62,15 +63,16 @@ class Setup:
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
         """Return this rank's reducer and optimizer; if the reducer applies momentum, the optimizer has none."""
         if not self.compressor.owns_momentum:
-            return Reducer(self.compressor), self.optimizer
+            return reducer_for(self.compressor), self.optimizer
         handed_over = self.optimizer.hand_over_momentum()
-        reducer = Reducer(self.compressor, momentum=handed_over.coefficient, nesterov=handed_over.nesterov)
+        reducer = reducer_for(self.compressor, momentum=handed_over.coefficient, nesterov=handed_over.nesterov)
         return reducer, handed_over.optimizer
 
     def open_channel(self) -> CompressedCommunicator:
         """Open a channel with its own process group for what the optimizer exchanges; every rank must call."""
         transport = own_transport(self.device, self.config.timeout_s)
-        return CompressedCommunicator(layers_of(self.model), Reducer(self.compressor), self.collective, transport)
+        compressor = NoCompression() if isinstance(self.compressor, TorchHook) else self.compressor
+        return CompressedCommunicator(layers_of(self.model), reducer_for(compressor), self.collective, transport)
 
 
 @dataclasses.dataclass(kw_only=True)

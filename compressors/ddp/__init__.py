@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import Reducer, reducer_for
 
-__all__ = ["CompressionHook", "Reducer", "attach"]
+__all__ = ["CompressionHook", "Reducer", "attach", "reducer_for"]

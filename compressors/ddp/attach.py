@@ -24,12 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
 from collectives.options import build
-from compressors.base import Compressor
-from compressors.ddp.choosing.hook import ChoosingHook
+from compressors.base import Compressor, OwnHook, TorchHook
 from compressors.ddp.communicator import Nonfinite, Trigger
 from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reduced import change_since_wrapping, reduced_layers
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import Layer
 
 # Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.
@@ -78,7 +77,7 @@ def attach(
     if isinstance(collective, str):
         collective = build("collectives", Collective, collective)
     compressor.check_compatible(collective)
-    if compressor.engine_hook:
+    if isinstance(compressor, TorchHook):
         raise ValueError(
             f"{compressor.component_name} is PyTorch's own hook; "
             "use ddp.register_comm_hook(*compressor.hook(ddp.process_group))"
@@ -92,17 +91,11 @@ def attach(
     _check_types(layers, compressor)
     _check_one_bucket(ddp, layers, compressor)
     _check_momentum(compressor, momentum, nesterov=nesterov)
-    reducer = Reducer(compressor, momentum=momentum or 0.0, nesterov=nesterov)
     settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
-    return hook_for(ddp, reducer, collective, settings)
-
-
-def hook_for(
-    ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
-) -> CompressionHook:
-    """Register a communication hook; if the compressor is `auto`, one that chooses a method per layer."""
-    make = ChoosingHook if reducer.compressor.chooses else CompressionHook
-    return make(ddp, reducer, collective, settings)
+    if isinstance(compressor, OwnHook):
+        return compressor.make_hook(ddp, collective, settings)
+    reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
+    return CompressionHook(ddp, reducer, collective, settings)
 
 
 def _engine(model: nn.Module) -> DistributedDataParallel:

@@ -18,7 +18,7 @@ from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Purpose, Traffic, Transport, wait_all
 from collectives.transport.sockets import open_transport
-from compressors.base import Compressor
+from compressors.base import Compressor, PerLayer
 from compressors.ddp.encode_group import group_layers
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
@@ -301,7 +301,7 @@ class Downlink:
         step = dataclasses.replace(at, memory=memory, rank=at.world_size + at.rank, world_size=1)
         groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
         payloads = [
-            Dense(part.clone()) if group.dense else self._compressor.encode(part, group.layer, step)
+            Dense(part.clone()) if group.dense else cast(PerLayer, self._compressor).encode(part, group.layer, step)
             for group, part in zip(groups, torch.split(total, [group.layer.numel for group in groups]), strict=True)
         ]
         return payloads[0] if len(payloads) == 1 else Bundle(payloads)

@@ -11,14 +11,15 @@ also kept for layers that are sent uncompressed, so that these train as with the
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from collectives.base import Key, PendingSum
 from collectives.payloads.base import KeepLost, Payload
@@ -26,7 +27,7 @@ from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
-from compressors.base import FP32_BYTES, Compressor, NonFiniteSum
+from compressors.base import FP32_BYTES, Compressor, MultiRound, NonFiniteSum, PerLayer
 from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
 from compressors.layer import Memory, Step, copies
@@ -86,18 +87,10 @@ def keep_in(residual: torch.Tensor) -> KeepLost:
     return keep
 
 
-@functools.cache
-def _has_own(compressor: type[Compressor], name: str) -> bool:
-    """Tell whether a class defines this form of `encode` and no subclass below it overrides `encode` itself."""
-    definer, encoder = (
-        next(number for number, cls in enumerate(compressor.__mro__) if method in vars(cls))
-        for method in (name, "encode")
-    )
-    return definer <= encoder and compressor.__mro__[definer] is not Compressor
-
-
-class Reducer:
+class Reducer(abc.ABC):
     """Compress gradients on one rank; keep residuals, velocities and the compressor's own memory, by layer.
+
+    `reducer_for` makes the right one for a compressor.
 
     Every call on a bucket only proposes new state: `commit` accepts it, `drop` discards it.
 
@@ -122,7 +115,6 @@ class Reducer:
         self._velocities = LayerStore()
         self._buffers = BufferPool()
         self._encoded: dict[Key, Payload] = {}
-        self._scratch = torch.empty(0, dtype=torch.float32)  # reused, as new pages cost more than sums
 
     def reduce(self, bucket: Bucket, sum_payloads: SumPayloads, transport: Transport) -> None:
         """Replace each gradient by the mean over ranks of what was transmitted; every rank must call.
@@ -139,58 +131,12 @@ class Reducer:
         """
         self.start(bucket, lambda payload, key: PendingSum.done(sum_payloads(payload, key)), transport).finish()
 
+    @abc.abstractmethod
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
         """Begin `reduce`; return once this rank's message is being sent, so that the next bucket can be encoded.
 
-        A compressor that needs several rounds does everything before this returns. Arguments and errors are those of
-        `reduce`, except that `start_sum` is `BoundCollective.start`.
+        Arguments and errors are those of `reduce`, except that `start_sum` is `BoundCollective.start`.
         """
-        groups = self._groups(bucket)
-        finds_nonfinite = self.compressor.notices_nonfinite and all(map(self._takes_sum, groups))
-        if not finds_nonfinite and bucket.screen():
-            groups = self._groups(bucket)
-        if self.compressor.several_rounds:
-            self._reduce_in_rounds(groups, bucket, lambda payload, key: start_sum(payload, key).finish())
-            return DONE
-        if not groups:
-            return DONE
-        # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
-        key = tuple(layer.id for group in groups for layer in group.layers)
-        try:
-            encoded = self._encode_all(groups, bucket, transport, screened=not finds_nonfinite)
-        except NonFiniteSum:
-            if bucket.screen():
-                groups = self._groups(bucket)
-            encoded = self._encode_all(groups, bucket, transport)
-        pending = start_sum(_message(encoded), key)
-        bucket.let_go()  # while the message travels
-        for group in groups:
-            group.gradients.clear()
-        _account(encoded, bucket)
-
-        def finish() -> None:
-            self._finish(groups, pending.finish(), bucket)
-            self._buffers.release(groups)
-
-        return PendingReduction(wait=pending.wait, finish=finish)
-
-    def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
-        """Do the first half of `reduce`: return the message to be summed, or None if the bucket has no elements.
-
-        Raises:
-            TypeError: the compressor needs several rounds, or it needs all ranks and there is no transport.
-        """
-        if self.compressor.several_rounds or (self.compressor.needs_all_ranks and transport is None):
-            raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
-        if not (groups := self._groups(bucket)):
-            return None
-        encoded = self._encode_all(groups, bucket, transport)
-        _account(encoded, bucket)
-        return _message(encoded)
-
-    def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
-        """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""
-        self._finish(self._groups(bucket), total, bucket)
 
     def commit(self) -> None:
         """Accept the state proposed since the last `commit` or `drop`."""
@@ -229,6 +175,77 @@ class Reducer:
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
         return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates)
 
+    def _compensated(self, group: EncodeGroup, step: Step) -> torch.Tensor:
+        """Return the tensor to send: the gradient, with momentum and residual if the compressor has them."""
+        owns_momentum = self.compressor.owns_momentum
+        keeps_residual = self.compressor.keeps_residual and not group.dense
+        if not (owns_momentum or keeps_residual or group.dense) and len(group.gradients) == 1:
+            return group.gradients[0].float()
+        residual = self._residuals.accepted(group) if keeps_residual else None
+        x = self._residuals.propose(group) if keeps_residual else self._buffers.acquire(group)
+        if owns_momentum:
+            old, velocity = self._velocities.accepted(group), self._velocities.propose(group)
+            group.accelerate(old, residual, self._momentum, nesterov=self._nesterov, now=velocity, out=x)
+        else:
+            group.add_gradient(residual, out=x)
+        return x
+
+
+class PerLayerReducer(Reducer):
+    """Run a compressor that encodes each group of layers into one payload."""
+
+    compressor: PerLayer
+
+    def __init__(self, compressor: PerLayer, *, momentum: float = 0.0, nesterov: bool = False) -> None:
+        super().__init__(compressor, momentum=momentum, nesterov=nesterov)
+        self._scratch = torch.empty(0, dtype=torch.float32)  # reused, as new pages cost more than sums
+
+    @override
+    def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
+        groups = self._groups(bucket)
+        finds_nonfinite = self.compressor.notices_nonfinite and all(map(self._takes_sum, groups))
+        if not finds_nonfinite and bucket.screen():
+            groups = self._groups(bucket)
+        if not groups:
+            return DONE
+        # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
+        key = tuple(layer.id for group in groups for layer in group.layers)
+        try:
+            encoded = self._encode_all(groups, bucket, transport, screened=not finds_nonfinite)
+        except NonFiniteSum:
+            if bucket.screen():
+                groups = self._groups(bucket)
+            encoded = self._encode_all(groups, bucket, transport)
+        pending = start_sum(_message(encoded), key)
+        bucket.let_go()  # while the message travels
+        for group in groups:
+            group.gradients.clear()
+        _account(encoded, bucket)
+
+        def finish() -> None:
+            self._finish(groups, pending.finish(), bucket)
+            self._buffers.release(groups)
+
+        return PendingReduction(wait=pending.wait, finish=finish)
+
+    def message(self, bucket: Bucket, transport: Transport | None = None) -> Payload | None:
+        """Do the first half of `reduce`: return the message to be summed, or None if the bucket has no elements.
+
+        Raises:
+            TypeError: the compressor needs all ranks, and there is no transport.
+        """
+        if self.compressor.needs_all_ranks and transport is None:
+            raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
+        if not (groups := self._groups(bucket)):
+            return None
+        encoded = self._encode_all(groups, bucket, transport)
+        _account(encoded, bucket)
+        return _message(encoded)
+
+    def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
+        """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""
+        self._finish(self._groups(bucket), total, bucket)
+
     def _encode_all(
         self, groups: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
     ) -> list[_Encoded]:
@@ -252,43 +269,31 @@ class Reducer:
             self.compressor.agree(given, bucket.step, transport)
         return self._encode(groups, inputs, bucket, screened=screened)
 
+    @override
     def _compensated(self, group: EncodeGroup, step: Step) -> torch.Tensor:
-        """Return the tensor to encode: the clipped gradient, with momentum and residual if the compressor has them."""
+        """Clip the gradient first, if the compressor does that."""
         limit = None if group.dense else self.compressor.clip_limit(step)
         if limit is not None:
             norm = math.sqrt(sum(float(gradient.float().norm()) ** 2 for gradient in group.gradients))
             if norm > limit:
                 group = dataclasses.replace(group, gradients=[g * (limit / norm) for g in group.gradients])
-        owns_momentum = self.compressor.owns_momentum
-        keeps_residual = self.compressor.keeps_residual and not group.dense
-        if not (owns_momentum or keeps_residual or group.dense) and len(group.gradients) == 1:
-            return group.gradients[0].float()
-        residual = self._residuals.accepted(group) if keeps_residual else None
-        x = self._residuals.propose(group) if keeps_residual else self._buffers.acquire(group)
-        if owns_momentum:
-            old, velocity = self._velocities.accepted(group), self._velocities.propose(group)
-            group.accelerate(old, residual, self._momentum, nesterov=self._nesterov, now=velocity, out=x)
-        else:
-            group.add_gradient(residual, out=x)
-        return x
+        return super()._compensated(group, step)
 
     def _takes_sum(self, group: EncodeGroup) -> bool:
-        """Tell whether the compressor can add the residual while it encodes, in one pass."""
+        """Tell whether the compressor may add the residual while it encodes, in one pass."""
         compressor = self.compressor
         return (
-            _has_own(type(compressor), "encode_sum")
-            and compressor.keeps_residual
+            compressor.keeps_residual
             and not (group.dense or compressor.owns_momentum or compressor.needs_all_ranks)
             and self._residuals.accepted(group) is not None
             and group.is_plain
         )
 
     def _takes_parts(self, group: EncodeGroup, step: Step) -> bool:
-        """Tell whether the compressor can encode the gradients in place, because nothing is added to them."""
+        """Tell whether the compressor may encode the gradients in place, because nothing is added to them."""
         compressor = self.compressor
         return (
-            _has_own(type(compressor), "encode_parts")
-            and compressor.clip_limit(step) is None
+            compressor.clip_limit(step) is None
             and not (group.dense or compressor.keeps_residual or compressor.owns_momentum or compressor.needs_all_ranks)
             and group.is_plain
         )
@@ -296,7 +301,8 @@ class Reducer:
     def _encode_in_place(self, group: EncodeGroup, step: Step, *, screened: bool) -> Payload | None:
         """Encode the gradients in place; one pass also adds the residual and writes the proposed residual.
 
-        Return None if the sum of gradient and residual overflows although the gradient is finite.
+        Return None if the compressor has no such form, or if the sum of gradient and residual overflows although the
+        gradient is finite.
         """
         if not self.compressor.keeps_residual:
             return self.compressor.encode_parts(group.gradients, group.layer, step)
@@ -323,7 +329,7 @@ class Reducer:
                 payload = Dense(x) if group.dense else compressor.encode(x, group.layer, bucket.step)
                 if compressor.keeps_residual and not group.dense:
                     compressor.subtract_(x, payload, group.layer, bucket.step)
-            if compressor.keeps_residual and not group.dense and type(compressor).finish is Compressor.finish:
+            if compressor.keeps_residual and not group.dense and compressor.averages:
                 payload.keep_lost = keep_in(self._residuals.proposed(group))
             if not group.dense:
                 if compressor.owns_momentum and isinstance(payload, IndexedValues):
@@ -345,7 +351,7 @@ class Reducer:
             device, dtype = groups[0].device, max((group.dtype for group in groups), key=lambda dtype: dtype.itemsize)
             if self._scratch.numel() < max(numels) or (self._scratch.device, self._scratch.dtype) != (device, dtype):
                 self._scratch = torch.empty(max(numels), dtype=dtype, device=device)
-        averages = type(self.compressor).finish is Compressor.finish
+        averages = self.compressor.averages
         for group, part in zip(groups, members(total, numels), strict=True):
             if (group.dense or averages) and part.write_to(group.updates, divisor=bucket.step.world_size):
                 continue
@@ -360,15 +366,24 @@ class Reducer:
                 group.scatter_to_updates(out)
         bucket.encode_s += time.perf_counter() - started
 
-    def _reduce_in_rounds(self, groups: Sequence[EncodeGroup], bucket: Bucket, sum_payloads: SumPayloads) -> None:
-        """Do `reduce` for a compressor of several rounds, each of which exchanges the mean of one fp32 tensor."""
+
+class MultiRoundReducer(Reducer):
+    """Run a compressor of several rounds, each of which exchanges the mean of one fp32 tensor."""
+
+    compressor: MultiRound
+
+    @override
+    def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
+        """Do all of `reduce`: later messages depend on the means of earlier ones."""
+        bucket.screen()
+        groups = self._groups(bucket)
         started = time.perf_counter()
         waited_s = 0.0
 
         def average(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal waited_s
             began = time.perf_counter()
-            total = sum_payloads(Dense(tensor), tuple(layer.id for layer in bucket.layers))
+            total = start_sum(Dense(tensor), tuple(layer.id for layer in bucket.layers)).finish()
             waited_s += time.perf_counter() - began
             mean = torch.zeros(tensor.numel(), dtype=torch.float32, device=total.device)
             total.add_to_(mean, divisor=bucket.step.world_size)
@@ -394,3 +409,12 @@ class Reducer:
             bucket.encoded.append(
                 EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=seconds)
             )
+        return DONE
+
+
+def reducer_for(compressor: Compressor, *, momentum: float = 0.0, nesterov: bool = False) -> Reducer:
+    """Return a new reducer for a compressor that encodes, or that exchanges several messages per bucket."""
+    if isinstance(compressor, PerLayer):
+        return PerLayerReducer(compressor, momentum=momentum, nesterov=nesterov)
+    assert isinstance(compressor, MultiRound), f"{compressor.component_name} brings a hook of its own"
+    return MultiRoundReducer(compressor, momentum=momentum, nesterov=nesterov)

@@ -15,9 +15,9 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.async_server.training import AsyncWorker, ServerParameters
 from collectives.parameter_server.server import OnArrival
 from collectives.payloads.base import unpack
-from compressors.base import Compressor
+from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Nonfinite
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
 
@@ -29,7 +29,7 @@ def compressors() -> list[str]:
     names = []
     for name in registry.entries("compressors"):
         compressor = cast(Compressor, spec.build("compressors", name))
-        if not (compressor.needs_all_ranks or compressor.one_bucket or compressor.engine_hook or compressor.chooses):
+        if isinstance(compressor, PerLayer) and not (compressor.needs_all_ranks or compressor.one_bucket):
             names.append(name)
     return names
 
@@ -58,7 +58,7 @@ class Training:
     def __init__(self, compressor: str, nonfinite: Nonfinite) -> None:
         self.model = Constant()
         self.compressor = cast(Compressor, spec.build("compressors", compressor))
-        self.reducer = Reducer(self.compressor)
+        self.reducer = reducer_for(self.compressor)
         layers = layers_of(self.model)
         optimizer = cast(Optimizer, spec.build("optimizers", "sgd:momentum=0"))
         self.parameters = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)

@@ -18,7 +18,7 @@ from bench.launch.layer_plan import planned_layers
 from collectives.options import incompatibility, options_of
 from collectives.payloads.dense import Dense
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from tests.testing.compressor_cases import (
     CASES,
@@ -130,7 +130,7 @@ def test_over_200_steps_all_that_came_in_was_sent_or_waits(case: Case) -> None:
     "name", [name for name in NAMES if {"ratio", "value_dtype"} <= set(class_of(name).option_names())]
 )
 def test_a_ratio_of_1_sends_every_bit(name: str) -> None:
-    reducer = Reducer(class_of(name)(ratio=1.0, value_dtype="fp32"))  # type: ignore[call-arg]
+    reducer = reducer_for(class_of(name)(ratio=1.0, value_dtype="fp32"))  # type: ignore[call-arg]
     for index in range(3):
         gradients = gradients_at(index)
         updates, _ = reduce_once(reducer, alone(), LAYERS, gradients, step_at(index))
@@ -202,7 +202,7 @@ def test_layers_of_one_shape_and_unlike_scales_all_arrive(case: Case) -> None:
 
 @each_case
 def test_a_saved_state_goes_on_bit_for_bit_and_in_other_buckets(case: Case) -> None:
-    whole, resumed = (Reducer(case.make(), momentum=0.9) for _ in range(2))
+    whole, resumed = (reducer_for(case.make(), momentum=0.9) for _ in range(2))
     collective = alone()
     for index in range(3):
         reduce_once(whole, collective, LAYERS, gradients_at(index), step_at(index))
@@ -221,7 +221,7 @@ def test_a_saved_state_goes_on_bit_for_bit_and_in_other_buckets(case: Case) -> N
 
 @each_case
 def test_a_dropped_step_leaves_no_trace(case: Case) -> None:
-    reducer, undisturbed = (Reducer(case.make(), momentum=0.9) for _ in range(2))
+    reducer, undisturbed = (reducer_for(case.make(), momentum=0.9) for _ in range(2))
     collective = alone()
     for index in range(2):
         for each in (reducer, undisturbed):
@@ -333,7 +333,7 @@ def test_the_bytes_that_travel_are_those_of_the_formula(case: Case) -> None:
 @each_case
 def test_sent_is_accounted_for_every_layer(case: Case) -> None:
     compressor = case.make()
-    _, bucket = reduce_once(Reducer(compressor), alone(), LAYERS, gradients_at(0), step_at(9))
+    _, bucket = reduce_once(reducer_for(compressor), alone(), LAYERS, gradients_at(0), step_at(9))
     assert sorted(encoded.layer.id for encoded in bucket.encoded) == [layer.id for layer in LAYERS]
     assert all(encoded.seconds >= 0 and 0 <= encoded.num_entries <= encoded.layer.numel for encoded in bucket.encoded)
     assert bucket.encode_s > 0
@@ -366,7 +366,7 @@ def test_the_plan_names_every_layer(case: Case) -> None:
 def test_policy_leaves_chosen_layers_alone(name: str) -> None:
     compressor = class_of(name)(skip=("norm", "bias"), dense_ends=True, min_numel=0)  # type: ignore[call-arg]
     gradients = gradients_at(0)
-    updates, _ = reduce_once(Reducer(compressor), alone(), LAYERS, gradients, step_at(0))
+    updates, _ = reduce_once(reducer_for(compressor), alone(), LAYERS, gradients, step_at(0))
     for layer, update, g in zip(LAYERS, updates, gradients, strict=True):
         if layer.kind in ("norm", "bias") or layer.position in (0.0, 1.0):
             assert torch.equal(update, g)
@@ -389,7 +389,7 @@ def test_every_compressor_says_what_it_is_and_what_it_sends(name: str) -> None:
 def test_buckets_without_elements_send_nothing() -> None:
     bucket = Bucket(layers=layers_of_shapes((0,)), gradients=[torch.empty(0)], step=step_at(0))
     one = alone()
-    Reducer(class_of("topk")()).reduce(bucket, one.sum, one.transport)  # type: ignore[call-arg]
+    reducer_for(class_of("topk")()).reduce(bucket, one.sum, one.transport)  # type: ignore[call-arg]
     assert bucket.encoded == []
 
 

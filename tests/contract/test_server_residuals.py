@@ -17,7 +17,7 @@ from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
 from compressors.ddp.communicator import Downlink
 from compressors.ddp.packed_state import pack_state, unpack_state
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
@@ -216,7 +216,7 @@ def test_updates_and_both_residuals_add_up_to_the_gradients_when_buckets_are_lai
     compressor: Compressor, options: str
 ) -> None:
     def rank(transport: MemoryTransport) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        server, reducer = bound(transport, options, compressor), Reducer(compressor)
+        server, reducer = bound(transport, options, compressor), reducer_for(compressor)
         given, applied = (torch.zeros(NUMEL, dtype=torch.float64) for _ in range(2))
         for step in range(8):
             generator = torch.Generator().manual_seed(10 * step + transport.rank)

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
 from bench.strategies.ddp.ddp import DDP_TIMER_EVERY, DdpExchange
+from compressors.base import TorchHook
 from compressors.none import NoCompression
-from compressors.torch_hooks import TorchCommHook, TorchPowerSgd
+from compressors.torch_hooks import TorchPowerSgd
 from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks
 
@@ -33,7 +34,7 @@ def four_steps(rank: int, name: str) -> Steps:
     torch.manual_seed(0)
     model, twin = nn.Linear(40, 30), nn.Linear(40, 30)
     ddp = DistributedDataParallel(model)
-    compressor = cast(TorchCommHook, registry.load("compressors", name)())
+    compressor = cast(TorchHook, registry.load("compressors", name)())
     ddp.register_comm_hook(*compressor.hook(cast(Any, dist.group.WORLD)))
     twin.load_state_dict(model.state_dict())
     steps = []

@@ -14,7 +14,7 @@ from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import layers_of
 from compressors.none import NoCompression
 from tests.testing.compressor_cases import step_at
@@ -68,7 +68,7 @@ class Rank:
         self.model = Network(dtype)
         bound = cast(Collective, spec.build("collectives", collective))
         self.channel = CompressedCommunicator(
-            layers_of(self.model), Reducer(compressor or NoCompression()), bound, transport
+            layers_of(self.model), reducer_for(compressor or NoCompression()), bound, transport
         )
         self.optimizer = optimizer.bind(self.model, LR, self.channel)
         self.means: list[Tensors] = []

@@ -11,8 +11,8 @@ import torch
 from bench.core import registry
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
-from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.base import Compressor, OwnHook, TorchHook
+from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
@@ -34,7 +34,7 @@ class Case:
 
     def reducer(self, **changes: Any) -> Reducer:
         """The compressor at work, from nothing."""
-        return Reducer(self.make(**changes))
+        return reducer_for(self.make(**changes))
 
     def __str__(self) -> str:
         return ",".join([self.name, *(f"{key}={value}" for key, value in self.options)])
@@ -48,7 +48,7 @@ def class_of(name: str) -> type[Compressor]:
     return cast(type[Compressor], registry.load("compressors", name))
 
 
-NAMES = [name for name in registry.entries("compressors") if not (class_of(name).engine_hook or class_of(name).chooses)]
+NAMES = [name for name in registry.entries("compressors") if not issubclass(class_of(name), TorchHook | OwnHook)]
 
 VARIANTS = [
     case("fp16", error_feedback=True),

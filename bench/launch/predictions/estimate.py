@@ -35,7 +35,7 @@ from collectives.payloads.base import Payload
 from collectives.schedule.layout import leaves
 from collectives.transport.base import Alone
 from compressors.base import FP32_BYTES, Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 from compressors.none import NoCompression
@@ -173,7 +173,7 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
         raise UsageError(reason)
     if compressor.component_name not in ENCODE_NS:
         raise UsageError(f"what {compressor.component_name} costs is not known; measure it with bench calibrate")
-    reducer, random = Reducer(compressor), torch.Generator().manual_seed(1)
+    reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
     step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
     found = []
     for layers in buckets:

@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
     """Why what a compressor takes cannot be measured on one rank, or does not follow from it; one sentence."""
+    from compressors.base import MultiRound, OwnHook, TorchHook
+
     text = spec.short_text(compressor)
     obstacles = (
-        (compressor.engine_hook, "encodes inside PyTorch's own hook, out of sight; leave it out"),
-        (compressor.chooses, "encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say"),
+        (isinstance(compressor, TorchHook), "encodes inside PyTorch's own hook, out of sight; leave it out"),
         (
-            compressor.needs_all_ranks and not compressor.several_rounds,
+            isinstance(compressor, OwnHook),
+            "encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say",
+        ),
+        (
+            compressor.needs_all_ranks and not isinstance(compressor, MultiRound),
             "has ranks agree with each other before they encode, which is not part of the model; use other options",
         ),
         (

@@ -25,7 +25,7 @@ from bench.strategies.base import BoundStrategy, Setup, Strategy
 from collectives.base import Collective
 from collectives.options import CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer
-from compressors.base import Compressor
+from compressors.base import Compressor, OwnHook, TorchHook
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -85,11 +85,11 @@ class AsyncServer(Strategy):
                 f"{name} pushes every gradient as soon as it is there; leave out --accumulate, or use --strategy ddp",
             ),
             (
-                compressor.engine_hook,
+                isinstance(compressor, TorchHook),
                 f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
             ),
             (
-                compressor.chooses,
+                isinstance(compressor, OwnHook),
                 f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
             ),
             (

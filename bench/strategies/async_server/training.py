@@ -29,9 +29,9 @@ from collectives.payloads.dense import Dense
 from collectives.server import added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
-from compressors.base import Compressor
+from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Nonfinite
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import PerLayerReducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 
@@ -70,7 +70,7 @@ class ServerParameters:
         ]
         self._weights = weights
         self._gradients = [torch.zeros_like(weight) for weight in weights]
-        self._reducer = Reducer(compressor)
+        self._reducer = PerLayerReducer(cast(PerLayer, compressor))
         self._optimizer = optimizer.build(weights, lr)
         self._world_size = world_size
         self._seed = seed
@@ -186,7 +186,7 @@ class AsyncWorker:
 
     def __init__(
         self,
-        reducer: Reducer,
+        reducer: PerLayerReducer,
         server: Worker,
         layers: Sequence[Layer],
         links: Iterable[Transport],
@@ -324,6 +324,7 @@ class AsyncTraining(BoundStrategy):
     def __init__(self, setup: Setup, *, root: int, make_server: MakeServer) -> None:
         config, layers = setup.config, layers_of(setup.model)
         reducer, optimizer = setup.make_reducer()
+        assert isinstance(reducer, PerLayerReducer)  # other compressors are refused
         links = star(root, config.timeout_s * WORKER_TIMEOUT_FACTOR)
         numels = [layer.numel for layer in layers]
         self._service: Service | None = None

@@ -25,8 +25,7 @@ from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strateg
 from collectives.base import Collective
 from collectives.options import Incompatible
 from collectives.transport.base import Purpose, Traffic
-from compressors.base import Compressor
-from compressors.ddp.attach import hook_for
+from compressors.base import Compressor, OwnHook, TorchHook
 from compressors.ddp.communicator import (
     CompressedCommunicator,
     Nonfinite,
@@ -37,7 +36,6 @@ from compressors.ddp.communicator import (
 from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
-from compressors.torch_hooks import TorchCommHook
 
 # Bucket size in MiB that exceeds any model: all layers go into one bucket.
 WHOLE_MODEL_MB = 2.0**20
@@ -65,14 +63,14 @@ class Ddp(Strategy):
     def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> None:
-        if compressor.engine_hook and config.trigger == "sync":
+        if isinstance(compressor, TorchHook) and config.trigger == "sync":
             raise Incompatible(f"{compressor.component_name} starts its own sends; leave --trigger at async")
-        if compressor.engine_hook and optimizer.keeps_gradients:
+        if isinstance(compressor, TorchHook) and optimizer.keeps_gradients:
             raise Incompatible(
                 f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
                 f"{optimizer.component_name} exchanges something in their place; use another compressor"
             )
-        if compressor.chooses and optimizer.exchanges:
+        if isinstance(compressor, OwnHook) and optimizer.exchanges:
             raise Incompatible(
                 f"{compressor.component_name} tries ways to send gradients, and {optimizer.component_name} sends "
                 "something else as well; use another compressor or optimizer"
@@ -184,17 +182,19 @@ class SharedGradients(Replicas):
     """
 
     def __init__(self, setup: Setup, channel: CompressedCommunicator | None) -> None:
-        config, compressor = setup.config, setup.compressor
-        reducer, optimizer = setup.make_reducer()
+        config, compressor, optimizer = setup.config, setup.compressor, setup.optimizer
         self.ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
+        settings = HookSettings(
+            seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
+        )
         gradients: GradientExchange
-        if compressor.engine_hook or is_plain(compressor, setup.collective, config.trigger):
+        if isinstance(compressor, TorchHook) or is_plain(compressor, setup.collective, config.trigger):
             gradients = DdpExchange(self.ddp, compressor, nonfinite=config.nonfinite)
+        elif isinstance(compressor, OwnHook):
+            gradients = compressor.make_hook(self.ddp, setup.collective, settings)
         else:
-            settings = HookSettings(
-                seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
-            )
-            gradients = hook_for(self.ddp, reducer, setup.collective, settings)
+            reducer, optimizer = setup.make_reducer()
+            gradients = CompressionHook(self.ddp, reducer, setup.collective, settings)
         exchanges = [gradients] if channel is None else [gradients, channel]
         super().__init__(setup.model, exchanges, optimizer.bind(setup.model, config.lr, channel), channel)
         self._setup = setup
@@ -304,7 +304,7 @@ class DdpExchange(Exchange):
         self._ddp = ddp
         self._layers = layers_of(ddp.module)
         self._ddp._set_ddp_runtime_logging_sample_rate(1)
-        self._torch_hook = compressor if isinstance(compressor, TorchCommHook) else None
+        self._torch_hook = compressor if isinstance(compressor, TorchHook) else None
         self._torch_state: object = None
         if self._torch_hook is not None:
             self._torch_state, torch_hook = self._torch_hook.hook(ddp.process_group)

@@ -37,7 +37,7 @@ from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.options import Incompatible
 from collectives.transport.shared_memory import SharedMemoryTransport
-from compressors.base import Compressor
+from compressors.base import Compressor, OwnHook, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
 from compressors.layer import layers_of
 
@@ -122,11 +122,11 @@ class Placed(Strategy):
                 f"by=data runs the whole network on every device; leave out activations={self.activations}",
             ),
             (
-                compressor.engine_hook,
+                isinstance(compressor, TorchHook),
                 f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
             ),
             (
-                compressor.chooses,
+                isinstance(compressor, OwnHook),
                 f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
             ),
             (

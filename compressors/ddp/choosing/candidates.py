@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import cast
 
 from collectives.base import Collective
 from collectives.transport.base import Transport
 from compressors.auto import Auto
+from compressors.base import PerLayer
 from compressors.choice import Choice, Pair, Part, dense_pair, pairs_on
 from compressors.ddp.choosing.prices import LinkCost, Seen, exchange_s, look
 from compressors.ddp.report import Bucket
@@ -42,7 +44,7 @@ class Candidates:
         self.link = LinkCost(wave_s=0.0, per_byte_s=0.0)
         self._auto = auto
         self._world_size = world_size
-        self._compressors = {pair: pair.built()[0] for pair in self.pairs}
+        self._compressors = {pair: cast(PerLayer, pair.built()[0]) for pair in self.pairs}
         self._seen: dict[Pair, dict[int, Seen]] = {}
         self._buckets: list[list[Layer]] = []
         self._looked_at: Step | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,6 @@ from compressors.ddp.choosing.reducer import ChosenPairs
 from compressors.ddp.choosing.standings import StepSeconds
 from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reduced import reduced_layers
-from compressors.ddp.reducer import Reducer
 from compressors.layer import Step
 
 
@@ -31,16 +30,16 @@ class ChoosingHook(CompressionHook):
     for it.
 
     Args:
-        reducer: of `auto`; its pairs have reducers of their own. The rest is as of `CompressionHook`.
+        auto: the options. The rest is as of `CompressionHook`.
     """
 
     def __init__(
-        self, ddp: DistributedDataParallel, reducer: Reducer, collective: Collective, settings: HookSettings
+        self, ddp: DistributedDataParallel, auto: Auto, collective: Collective, settings: HookSettings
     ) -> None:
-        auto = cast(Auto, reducer.compressor)
         layers = [layer for layer in reduced_layers(ddp) if layer.numel]
         recorded = auto.recorded
         first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
+        self._auto = auto
         self._pairs = ChosenPairs(auto, first, self.bind)
         super().__init__(ddp, self._pairs, collective, settings)
         self._chooser = Chooser(auto, self._pairs, collective, layers, self.transport)
@@ -80,10 +79,6 @@ class ChoosingHook(CompressionHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.follow([])
-
-    @property
-    def _auto(self) -> Auto:
-        return cast(Auto, self._pairs.compressor)
 
     @override
     def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:

@@ -22,7 +22,7 @@ from collectives.payloads.dense import Dense
 from collectives.schedule.layout import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths
 from collectives.transport.base import Transport
-from compressors.base import FP32_BYTES, Compressor
+from compressors.base import FP32_BYTES, PerLayer
 from compressors.choice import Pair
 from compressors.layer import Layer, Memory, Step
 
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     error: float
 
 
-def look(compressor: Compressor, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
+def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
     """Encode a gradient, fp32 [layer.numel], twice, and keep nothing of it."""
     if not layer.numel or compressor.leaves_dense(layer):
         return Seen(seconds=0.0, nbytes=FP32_BYTES * layer.numel, error=0.0)

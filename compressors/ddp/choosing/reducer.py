@@ -20,7 +20,7 @@ from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.choice import Choice, Pair
-from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
+from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import copies
 
@@ -157,7 +157,7 @@ class ChosenPairs(Reducer):
     def _arm(self, pair: Pair) -> _Arm:
         if pair not in self._arms:
             compressor, collective = pair.built()
-            self._arms[pair] = _Arm(reducer=Reducer(compressor), collective=self._bind(collective))
+            self._arms[pair] = _Arm(reducer=reducer_for(compressor), collective=self._bind(collective))
         return self._arms[pair]
 
     def _cut(self, bucket: Bucket) -> Sequence[tuple[Pair, Bucket]]:

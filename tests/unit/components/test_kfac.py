@@ -19,7 +19,7 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import Alone, Transport
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import layers_of
 from compressors.none import NoCompression
 from tests.testing.memory_transport import run_threads
@@ -65,7 +65,7 @@ def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def bound(text: str, model: nn.Module, transport: Transport, lr: float = LR) -> torch.optim.Optimizer:
     native = cast(Collective, spec.build("collectives", "native"))
-    channel = CompressedCommunicator(layers_of(model), Reducer(NoCompression()), native, transport)
+    channel = CompressedCommunicator(layers_of(model), reducer_for(NoCompression()), native, transport)
     return build(text).bind(model, lr, channel)
 
 

@@ -18,7 +18,7 @@ from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import MatrixForm, cholesky
 from collectives.transport.base import Traffic
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.none import NoCompression
 from tests.testing.compressor_cases import layers_of_shapes
@@ -160,7 +160,7 @@ def exchange_on(
 ) -> tuple[MomentExchange, CompressedCommunicator]:
     built = spec.build("collectives", collective)
     assert isinstance(built, Collective)
-    channel = CompressedCommunicator(layers_of_shapes((3, 4)), Reducer(NoCompression()), built, transport)
+    channel = CompressedCommunicator(layers_of_shapes((3, 4)), reducer_for(NoCompression()), built, transport)
     return MomentExchange(channel, channel.bind(built), transfer, dtype), channel
 
 

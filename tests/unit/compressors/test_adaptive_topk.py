@@ -8,7 +8,7 @@ import itertools
 import torch
 
 from compressors.adaptive_topk import COMMON, CURVES, FACTORS, AdaptiveTopK, _error_curve, choose_factors
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.topk import TopK
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 
@@ -50,7 +50,7 @@ def test_zeros_choose_the_least() -> None:
 
 
 def test_training_steps_send_less_at_no_more_error() -> None:
-    adaptive, common = Reducer(AdaptiveTopK(error_feedback=False)), Reducer(TopK(error_feedback=False))
+    adaptive, common = reducer_for(AdaptiveTopK(error_feedback=False)), reducer_for(TopK(error_feedback=False))
     sent, error = {}, {}
     for index in range(3):
         for reducer in (adaptive, common):
@@ -66,7 +66,7 @@ def test_training_steps_send_less_at_no_more_error() -> None:
 
 
 def test_errors_are_measured_again_where_the_warm_up_changes_the_density() -> None:
-    reducer = Reducer(AdaptiveTopK(warmup_epochs=2))
+    reducer = reducer_for(AdaptiveTopK(warmup_epochs=2))
     measured = []
     for index, epoch in enumerate((0, 0, 1, 1, 2, 3)):
         step = dataclasses.replace(step_at(index), epoch=epoch, warmup=True)

@@ -10,7 +10,7 @@ import torch
 from collectives.options import MOST, OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.algc import Algc
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.layer import Layer, Step
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
 
@@ -22,7 +22,7 @@ def make(**options: object) -> Algc:
 
 
 def reducer_of(**options: object) -> Reducer:
-    return Reducer(make(**options))
+    return reducer_for(make(**options))
 
 
 def wanted_density(reducer: Reducer, layer: Layer, step: Step) -> float | None:

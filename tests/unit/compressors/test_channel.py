@@ -10,7 +10,7 @@ import torch
 from bench.core import registry, spec
 from collectives.base import Collective
 from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.none import NoCompression
 from compressors.topk import TopK
 from tests.testing.compressor_cases import layers_of_shapes, step_at
@@ -24,7 +24,7 @@ def channel_on(transport: MemoryTransport, collective: str = "ring", *, topk: bo
     compressor = TopK(ratio=0.1, value_dtype="fp32", skip=()) if topk else NoCompression()
     built = spec.build("collectives", collective)
     assert isinstance(built, Collective)
-    channel = CompressedCommunicator(LAYERS, Reducer(compressor), built, transport)
+    channel = CompressedCommunicator(LAYERS, reducer_for(compressor), built, transport)
     channel.start_step(step_at(0, transport.rank, transport.world_size))
     return channel
 

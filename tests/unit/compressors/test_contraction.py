@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import Layer
 from tests.testing.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
 
@@ -72,7 +72,7 @@ def bound_of(compressor: Compressor, layer: Layer) -> float:
 
 def lost_share(compressor: Compressor, layer: Layer, x: torch.Tensor, index: int = 5) -> float:
     """At a step past `dense_steps`; draws differ by the step."""
-    (sent,), _ = reduce_once(Reducer(compressor), alone(), [layer], [x], step_at(index))
+    (sent,), _ = reduce_once(reducer_for(compressor), alone(), [layer], [x], step_at(index))
     return float((x - sent).double().square().sum() / x.double().square().sum())
 
 

@@ -15,7 +15,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Alone
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import PerLayerReducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from compressors.quantizers import Int8
@@ -64,7 +64,7 @@ NOTICING = ["group_topk:group_size=100", "topk:ratio=0.05", "qsparse:ratio=0.05"
 
 def messages_and_residuals(spec: str) -> list[torch.Tensor]:
     """Of six steps."""
-    reducer = Reducer(build("compressors", Compressor, spec))
+    reducer = reducer_for(build("compressors", Compressor, spec))
     seen: list[torch.Tensor] = []
     for index in range(6):
         bucket = Bucket(layers=LAYERS, gradients=[gradient(layer, index, 0) for layer in LAYERS], step=step_at(index))
@@ -80,7 +80,7 @@ def messages_and_residuals(spec: str) -> list[torch.Tensor]:
 def test_one_pass_gives_what_three_give(spec: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with reference_path() if path == "reference" else contextlib.nullcontext():
         in_one = messages_and_residuals(spec)
-        monkeypatch.setattr(Reducer, "_takes_sum", lambda self, unit: False)
+        monkeypatch.setattr(PerLayerReducer, "_takes_sum", lambda self, unit: False)
         in_three = messages_and_residuals(spec)
     for one, three in zip(in_one, in_three, strict=True):
         assert same(one, three)
@@ -93,7 +93,7 @@ def test_layers_where_they_lie_give_what_they_give_laid_end_to_end(
 ) -> None:
     with reference_path() if path == "reference" else contextlib.nullcontext():
         in_parts = messages_and_residuals(spec)
-        monkeypatch.setattr(Reducer, "_takes_parts", lambda self, unit, step: False)
+        monkeypatch.setattr(PerLayerReducer, "_takes_parts", lambda self, unit, step: False)
         in_one = messages_and_residuals(spec)
     for parts, one in zip(in_parts, in_one, strict=True):
         assert same(parts, one)
@@ -111,7 +111,7 @@ def test_native_loops_send_what_the_reference_path_sends(spec: str) -> None:
 @pytest.mark.parametrize("spec", [*SPECS, *IN_PARTS])
 def test_what_is_written_past_the_caches_arrives(spec: str) -> None:
     def residuals() -> list[torch.Tensor]:
-        reducer = Reducer(build("compressors", Compressor, spec))
+        reducer = reducer_for(build("compressors", Compressor, spec))
         flat = torch.cat([gradient(layer, 0, 0).view(-1) for layer in LONG])
         parts = list(flat.split([layer.numel for layer in LONG]))
         for index in range(2):
@@ -135,7 +135,7 @@ def test_a_class_that_derives_from_one_to_encode_in_its_own_way_does(base: type[
         def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
             return Dense(x.clone())
 
-    reducer = Reducer(Own())
+    reducer = reducer_for(Own())
     for index in range(2):
         gradients = [gradient(layer, index, 0) for layer in LAYERS]
         bucket = Bucket(layers=LAYERS, gradients=gradients, step=step_at(index))
@@ -149,7 +149,7 @@ def second_step(
     spec: str, gradients: list[torch.Tensor], screen: Callable[[list[torch.Tensor]], object]
 ) -> list[torch.Tensor]:
     """The message and the residuals of a step that follows an ordinary one."""
-    reducer, seen = Reducer(build("compressors", Compressor, spec)), []
+    reducer, seen = reducer_for(build("compressors", Compressor, spec)), []
     first = [gradient(layer, 0, 0) for layer in LAYERS]
     for index, given in enumerate((first, [one.clone() for one in gradients])):
         bucket = Bucket(layers=LAYERS, gradients=given, step=step_at(index), screen=lambda given=given: screen(given))
@@ -196,7 +196,7 @@ def test_finite_numbers_whose_sum_overflows_are_encoded_as_ever(spec: str, monke
         "tests.unit.compressors.test_encode_sum.gradient", lambda layer, step, rank: huge[layer.id].clone()
     )
     in_one = second_step(spec, huge, lambda given: None)
-    monkeypatch.setattr(Reducer, "_takes_sum", lambda self, unit: False)
+    monkeypatch.setattr(PerLayerReducer, "_takes_sum", lambda self, unit: False)
     in_three = second_step(spec, huge, lambda given: None)
     assert any(bool(one.isinf().any()) for one in in_one[1:])
     for one, other in zip(in_one, in_three, strict=True):

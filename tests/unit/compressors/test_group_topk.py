@@ -8,7 +8,7 @@ import torch
 from bench.core.spec import build, full_text, short_text
 from collectives.options import OptionError
 from collectives.payloads import GroupSparse
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.layer import Layer
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
@@ -68,7 +68,7 @@ def test_bytes_by_hand() -> None:
 
 def test_patent_preset() -> None:
     compressor = GroupTopK(preset="patent")
-    reducer = Reducer(compressor)
+    reducer = reducer_for(compressor)
     assert (compressor.error_feedback, compressor.group_size, compressor.value_dtype) == (
         False,
         256,
@@ -85,7 +85,7 @@ def test_patent_preset() -> None:
 
 
 def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
-    reducer = Reducer(GroupTopK(preset="patent"))
+    reducer = reducer_for(GroupTopK(preset="patent"))
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
     updates, _ = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     expected = encode(reducer.compressor, torch.cat(gradients)).to_dense()

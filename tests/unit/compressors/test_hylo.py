@@ -12,7 +12,7 @@ from torch import nn
 from bench.models.resnet import ResNet18
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Codes, Dense, RowSparse
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.hylo import Hylo
 from compressors.layer import Layer, layers_of
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
@@ -67,7 +67,7 @@ def test_kinds_of_layers() -> None:
 
 @pytest.mark.parametrize("importance", ["l1", "l2"])
 def test_the_filters_that_are_sent_are_the_most_important_and_go_whole(importance: Any) -> None:
-    reducer = Reducer(Hylo(min_numel=100, importance=importance))
+    reducer = reducer_for(Hylo(min_numel=100, importance=importance))
     x = gradient(CONV, 0, 0)
     k = 7  # (100 / 576)^0.5 = 0.4167 of 16 filters
     (sent,), _ = reduce_once(reducer, alone(), [CONV], [x], step_at(0))
@@ -114,7 +114,7 @@ def test_a_filter_that_waited_long_enough_is_sent() -> None:
     x = gradient(CONV, 0, 0)
     x.view(16, -1)[3] *= 1e-6
     for max_age, expected in ((0, False), (5, True)):
-        reducer, sent = Reducer(Hylo(min_numel=100, max_age=max_age)), torch.zeros(16, 36)
+        reducer, sent = reducer_for(Hylo(min_numel=100, max_age=max_age)), torch.zeros(16, 36)
         for index in range(12):
             (update,), _ = reduce_once(reducer, alone(), [CONV], [x], step_at(index))
             sent += update.view(16, -1).abs()
@@ -124,7 +124,7 @@ def test_a_filter_that_waited_long_enough_is_sent() -> None:
 def test_of_filters_that_waited_too_long_the_longest_is_sent() -> None:
     """One of 16 at a step, and an age of five: first come the best, and then each in its turn."""
     compressor = Hylo(min_numel=1, max_age=5, exponent=4, min_rate=0.01)
-    reducer, sent = Reducer(compressor), torch.zeros(16, 36)
+    reducer, sent = reducer_for(compressor), torch.zeros(16, 36)
     for index in range(5 + 16):
         (update,), bucket = reduce_once(reducer, alone(), [CONV], [gradient(CONV, 0, 0)], step_at(index))
         assert bucket.encoded[0].num_entries == 36
@@ -158,7 +158,7 @@ def test_taylor_weighs_by_the_weight() -> None:
 @pytest.mark.parametrize("gamma", [1.0, 0.7])
 @pytest.mark.parametrize("pow2", [False, True])
 def test_fully_connected_layers(gamma: float, pow2: bool) -> None:
-    reducer = Reducer(Hylo(min_numel=100, gamma=gamma, pow2_threshold=pow2, decode="threshold"))
+    reducer = reducer_for(Hylo(min_numel=100, gamma=gamma, pow2_threshold=pow2, decode="threshold"))
     a = torch.zeros(600)
     for index in range(5):
         g = gradient(LINEAR, index, 0)
@@ -209,7 +209,7 @@ def test_a_heavy_tail_does_not_wait_for_ever() -> None:
     x[::100] = torch.tensor([1.0, -2.0, 3.0, -1.0, 2.0, -3.0])
     waiting = {}
     for decode in ("auto", "threshold"):
-        reducer = Reducer(Hylo(min_numel=100, decode=decode))
+        reducer = reducer_for(Hylo(min_numel=100, decode=decode))
         for index in range(100):
             reduce_once(reducer, alone(), [LINEAR], [x.clone()], step_at(index))
         waiting[decode] = float(reducer.state_dict()["residuals"][0].norm() / x.norm())
@@ -225,7 +225,7 @@ def test_a_fixed_threshold_is_mxnets() -> None:
 
 def test_a_shared_threshold_rides_a_ring_with_the_sum_of_what_each_rank_coded() -> None:
     def rank_of(transport: Any, collective: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        reducer = Reducer(Hylo(min_numel=100, shared_threshold=True))
+        reducer = reducer_for(Hylo(min_numel=100, shared_threshold=True))
         g = gradient(LINEAR, 0, transport.rank)
         (update,), bucket = reduce_once(reducer, collective, [LINEAR], [g], step_at(0, transport.rank, 3))
         assert (bucket.encoded[0].payload, bucket.encoded[0].nbytes) == ("Dense", 16 + 600)

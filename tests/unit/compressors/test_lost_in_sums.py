@@ -8,7 +8,7 @@ import torch
 from collectives.base import Collective
 from collectives.options import build
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from tests.testing.compressor_cases import LAYERS, gradient, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
@@ -21,7 +21,7 @@ def off_by(compressor: str, collective: str, *, skipping: int = 0) -> float:
     """Largest |updates * ranks + residuals - gradients| over all steps; one step of so many is dropped."""
 
     def rank(transport: MemoryTransport) -> torch.Tensor:
-        reducer = Reducer(build("compressors", Compressor, compressor))
+        reducer = reducer_for(build("compressors", Compressor, compressor))
         bound = build("collectives", Collective, collective).bind(transport)
         balance = torch.zeros(NUMEL, dtype=torch.float64)
         for index in range(STEPS):
@@ -66,7 +66,7 @@ def test_a_dropped_step_leaves_nothing_behind() -> None:
 
 
 def test_without_error_feedback_nothing_is_kept() -> None:
-    reducer = Reducer(build("compressors", Compressor, "topk:error_feedback=false"))
+    reducer = reducer_for(build("compressors", Compressor, "topk:error_feedback=false"))
     bucket = Bucket(layers=LAYERS[:1], gradients=[gradient(LAYERS[0], 0, 0)], step=step_at(0))
     payload = reducer.message(bucket)
     assert payload is not None

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from collectives.options import OptionError
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import Layer
 from compressors.powersgd import PowerSgd
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
@@ -59,7 +59,7 @@ class FakeBucket:
 def test_it_walks_with_pytorchs_hook(rank: int) -> None:
     """Same start, same gradients, six steps of warm start and error feedback: the same updates to 1e-5."""
     compressor = PowerSgd(rank=rank, min_compression_rate=1.0)
-    reducer = Reducer(compressor)
+    reducer = reducer_for(compressor)
     step = step_at(0)
     starts = [
         compressor._start(layer, step, torch.device("cpu")) for layer in LAYERS if not compressor.leaves_dense(layer)
@@ -86,16 +86,16 @@ def test_layers_of_one_shape_are_normalised_each_by_itself() -> None:
     """One norm for a whole batch would scale a layer by its share, and starve the small ones."""
     layers = layers_of_shapes((30, 20), (30, 20), (30, 20), (30, 20))
     gradients = [gradient(layer, 0, 0, scale=10.0**i) for i, layer in enumerate(layers)]
-    together, _ = reduce_once(Reducer(PowerSgd(rank=1)), alone(), layers, gradients, step_at(0))
+    together, _ = reduce_once(reducer_for(PowerSgd(rank=1)), alone(), layers, gradients, step_at(0))
     for layer, g, update in zip(layers, gradients, together, strict=True):
-        (lone,), _ = reduce_once(Reducer(PowerSgd(rank=1)), alone(), [layer], [g], step_at(0))
+        (lone,), _ = reduce_once(reducer_for(PowerSgd(rank=1)), alone(), [layer], [g], step_at(0))
         torch.testing.assert_close(update, lone, rtol=1e-4, atol=1e-5 * float(lone.abs().max()))
 
 
 def test_full_rank_is_lossless() -> None:
     layer = layers_of_shapes((12, 8))[0]
     g = gradient(layer, 0, 0)
-    reducer = Reducer(PowerSgd(rank=8, min_compression_rate=0.1))
+    reducer = reducer_for(PowerSgd(rank=8, min_compression_rate=0.1))
     (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(0))
     torch.testing.assert_close(update, g, rtol=1e-5, atol=1e-5)
 
@@ -104,7 +104,7 @@ def test_a_matrix_of_low_rank_arrives_whole_once_the_start_is_warm() -> None:
     layer = layers_of_shapes((40, 30))[0]
     generator = torch.Generator().manual_seed(0)
     g = (torch.randn(40, 2, generator=generator) @ torch.randn(2, 30, generator=generator)).view(-1)
-    reducer = Reducer(PowerSgd(rank=2, error_feedback=False))
+    reducer = reducer_for(PowerSgd(rank=2, error_feedback=False))
     for index in range(3):
         (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(index))
     torch.testing.assert_close(update, g, rtol=1e-4, atol=1e-4)
@@ -114,7 +114,7 @@ def test_a_matrix_of_low_rank_arrives_whole_once_the_start_is_warm() -> None:
 def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
     layer = layers_of_shapes((40, 30))[0]
     g, total = gradient(layer, 0, 0), torch.zeros(1200)
-    reducer, collective = Reducer(PowerSgd(rank=1, warm_start=warm_start)), alone()
+    reducer, collective = reducer_for(PowerSgd(rank=1, warm_start=warm_start)), alone()
     for index in range(200):
         (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index))
         total += update
@@ -124,7 +124,7 @@ def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
 def test_zeros_and_then_a_gradient() -> None:
     """A warm start from nothing must not stay nothing."""
     layer = layers_of_shapes((40, 30))[0]
-    reducer, collective = Reducer(PowerSgd(rank=2)), alone()
+    reducer, collective = reducer_for(PowerSgd(rank=2)), alone()
     reduce_once(reducer, collective, [layer], [torch.zeros(1200)], step_at(0))
     (update,), _ = reduce_once(reducer, collective, [layer], [gradient(layer, 1, 0)], step_at(1))
     assert update.any()
@@ -134,7 +134,7 @@ def test_zeros_and_then_a_gradient() -> None:
 def test_alternating_it_sends_one_factor_per_step_by_the_papers_formula() -> None:
     layer = layers_of_shapes((40, 30))[0]
     compressor = PowerSgd(rank=2, alternate=True)
-    reducer, collective = Reducer(compressor), alone()
+    reducer, collective = reducer_for(compressor), alone()
     residual, q = torch.zeros(40, 30), compressor._start(layer, step_at(0), torch.device("cpu"))
     for index in range(6):
         g = gradient(layer, index, 0)
@@ -160,7 +160,7 @@ def test_residuals_differ_by_rank_and_their_mean_is_what_the_update_lacks() -> N
     layers = layers_of_shapes((24, 20), (20,))
 
     def rank_of(transport: Any, collective: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        reducer = Reducer(PowerSgd(rank=1))
+        reducer = reducer_for(PowerSgd(rank=1))
         gradients = [gradient(layer, 0, transport.rank) for layer in layers]
         updates, _ = reduce_once(reducer, collective, layers, gradients, step_at(0, transport.rank, 3))
         return updates[0], reducer.state_dict()["residuals"][0]

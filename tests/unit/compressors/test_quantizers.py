@@ -13,7 +13,7 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.kernels import quantisation, ternary
 from compressors.quantizers import Int8, Natural, Qsgd
 from compressors.sign import OneBit, Sign, TwoBit
@@ -156,7 +156,7 @@ def test_terngrad_values_and_clipping() -> None:
 def test_a_shared_scale_is_the_largest_of_all_ranks_and_sums_are_integers() -> None:
     def rank_of(transport: Any, collective: Any) -> torch.Tensor:
         g = gradient(LAYER, 0, transport.rank) * (transport.rank + 1)
-        reducer = Reducer(TernGrad(shared_scale=True, clip_sigmas=0))
+        reducer = reducer_for(TernGrad(shared_scale=True, clip_sigmas=0))
         (update,), bucket = reduce_once(reducer, collective, [LAYER], [g], step_at(0, transport.rank, 3))
         assert bucket.encoded[0].nbytes == 16 + 2000
         return update
@@ -191,7 +191,7 @@ def test_a_vote_follows_the_majority_and_an_even_one_moves_nothing() -> None:
     votes = [[1.0, -9.0, 2.0, -0.1], [0.5, 3.0, -5.0, -2.0], [-7.0, 4.0, 1.0, -3.0], [-1.0, 1.0, 1.0, -3.0]]
 
     def rank_of(transport: Any, collective: Any) -> list[float]:
-        reducer = Reducer(Sign(mode="vote", error_feedback=False))
+        reducer = reducer_for(Sign(mode="vote", error_feedback=False))
         g = torch.tensor(votes[transport.rank])
         (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(0, transport.rank, 4))
         return update.tolist()
@@ -228,7 +228,7 @@ def mxnet_two_bit(residual: list[float], gradient: list[float], threshold: float
 @pytest.mark.parametrize("numel", [1, 3, 4, 5, 15, 16, 17])
 def test_twobit_is_mxnets_layout_and_arithmetic(numel: int) -> None:
     layer = layers_of_shapes((numel,))[0]
-    reducer, collective = Reducer(TwoBit(threshold=0.5)), alone()
+    reducer, collective = reducer_for(TwoBit(threshold=0.5)), alone()
     residual = [0.0] * numel
     for index in range(100):
         g = gradient(layer, index, 0).mul(64).round().div(64)  # sums that fp32 holds exactly, as Python's floats do
@@ -263,7 +263,7 @@ def test_fp16_leaves_room_for_the_sum() -> None:
 
     def rank_of(transport: Any, collective: Any) -> list[float]:
         g = torch.tensor([6e4, -6e4, 1e-6])
-        (update,), _ = reduce_once(Reducer(Fp16()), collective, [layer], [g], step_at(0, transport.rank, 3))
+        (update,), _ = reduce_once(reducer_for(Fp16()), collective, [layer], [g], step_at(0, transport.rank, 3))
         return update.tolist()
 
     (result, *others) = on_ranks(3, "native", rank_of)

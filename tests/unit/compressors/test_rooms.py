@@ -6,7 +6,7 @@ from collectives.base import Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Alone
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.none import NoCompression
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
@@ -24,7 +24,7 @@ def address(payload: Payload | None) -> int:
 
 
 def test_a_message_lies_where_the_last_one_lay_once_that_is_summed() -> None:
-    reducer, sent = Reducer(NoCompression()), list[Payload]()
+    reducer, sent = reducer_for(NoCompression()), list[Payload]()
 
     def start_sum(payload: Payload, key: Key) -> PendingSum:
         sent.append(payload)
@@ -37,7 +37,7 @@ def test_a_message_lies_where_the_last_one_lay_once_that_is_summed() -> None:
 
 
 def test_a_message_for_somebody_else_is_never_written_again() -> None:
-    reducer, sent = Reducer(NoCompression()), list[Payload | None]()
+    reducer, sent = reducer_for(NoCompression()), list[Payload | None]()
     for index in range(3):
         sent.append(reducer.message(bucket_at(index)))
         reducer.commit()

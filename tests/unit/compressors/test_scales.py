@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compressors.adaptive_topk import _error_curve
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.powersgd import PowerSgd
 from tests.testing.compressor_cases import Case, alone, case, gradient, layers_of_shapes, reduce_once, step_at
 
@@ -56,7 +56,7 @@ def test_errors_are_measured_at_any_scale(scale: float) -> None:
 def test_a_warm_start_that_collapsed_is_drawn_anew() -> None:
     """After zeros the next Q would be the first rows of the gradient, and where those are zero, nothing for ever."""
     layer = layers_of_shapes((40, 30))[0]
-    reducer, collective = Reducer(PowerSgd(rank=2)), alone()
+    reducer, collective = reducer_for(PowerSgd(rank=2)), alone()
     x = torch.zeros(40, 30)
     x[10:, 10:] = gradient(layer, 0, 0).view(40, 30)[10:, 10:]
     sent = []

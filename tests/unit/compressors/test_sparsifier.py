@@ -14,7 +14,7 @@ from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
@@ -47,7 +47,7 @@ def test_warm_up_sends_what_the_density_says(make: type[TopK] | type[GroupTopK])
 @pytest.mark.parametrize("make", [TopK, GroupTopK, Threshold, Dgc])
 def test_the_first_steps_may_be_dense(make: Any) -> None:
     compressor = make(dense_steps=2)
-    reducer = Reducer(compressor)
+    reducer = reducer_for(compressor)
     assert Dense in compressor.emits
     for index, expected in enumerate([{"Dense"}, {"Dense"}, {compressor.sends.__name__}]):
         _, bucket = reduce_once(
@@ -60,7 +60,7 @@ def test_the_first_steps_may_be_dense(make: Any) -> None:
 def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: bool) -> None:
     """With nothing left over there is nothing to correct; and dense steps do not mask what they send."""
     layers = layers_of_shapes((4, 5), (7,))
-    reducer = Reducer(
+    reducer = reducer_for(
         TopK(momentum_correction=True, dense_steps=100, value_dtype="fp32", skip=("bias",)),
         momentum=0.9,
         nesterov=nesterov,
@@ -82,7 +82,9 @@ def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: b
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_correction_against_a_transcription_of_its_definition(nesterov: bool) -> None:
     layer = layers_of_shapes((50, 10))[0]
-    reducer = Reducer(TopK(ratio=0.1, value_dtype="fp32", momentum_correction=True), momentum=0.9, nesterov=nesterov)
+    reducer = reducer_for(
+        TopK(ratio=0.1, value_dtype="fp32", momentum_correction=True), momentum=0.9, nesterov=nesterov
+    )
     velocity, accumulated = torch.zeros(500), torch.zeros(500)
     for index in range(6):
         g = gradient(layer, index, 0)
@@ -102,7 +104,7 @@ def test_momentum_correction_against_a_transcription_of_its_definition(nesterov:
 
 def test_a_dropped_step_leaves_the_velocity() -> None:
     layer = layers_of_shapes((50, 10))[0]
-    reducer = Reducer(TopK(momentum_correction=True), momentum=0.9)
+    reducer = reducer_for(TopK(momentum_correction=True), momentum=0.9)
     reduce_once(reducer, alone(), [layer], [gradient(layer, 0, 0)], step_at(0))
     before = reducer.state_dict()["velocities"][0]
     reduce_once(reducer, alone(), [layer], [gradient(layer, 1, 0)], step_at(1), commit=False)
@@ -129,7 +131,7 @@ def test_policy() -> None:
 
 
 def test_dense_layers_keep_no_residual() -> None:
-    reducer = Reducer(TopK(skip=("bias", "norm")))
+    reducer = reducer_for(TopK(skip=("bias", "norm")))
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
     reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     assert set(reducer.residual_norms()) == {layer.id for layer in LAYERS if layer.kind not in ("bias", "norm")}
@@ -137,7 +139,7 @@ def test_dense_layers_keep_no_residual() -> None:
 
 def test_values_beyond_fp16_saturate_and_the_rest_waits() -> None:
     layer = layers_of_shapes((2, 2))[0]
-    reducer = Reducer(TopK(ratio=0.25))
+    reducer = reducer_for(TopK(ratio=0.25))
     (update,), _ = reduce_once(reducer, alone(), [layer], [torch.tensor([0.0, 1e5, 1.0, 0.0])], step_at(0))
     assert update.tolist() == [0, 65504, 0, 0]
     assert reducer.state_dict()["residuals"][0].tolist() == [0, 1e5 - 65504, 1, 0]
@@ -153,7 +155,7 @@ def test_what_a_sum_in_fp16_cannot_hold_waits_in_the_residual(made: Compressor) 
     layer = layers_of_shapes((2, 1, 1, 1))[0]
 
     def rank_of(transport: MemoryTransport, collective: Collective) -> torch.Tensor:
-        reducer, g = Reducer(made), torch.tensor([30000.0, 0.0])
+        reducer, g = reducer_for(made), torch.tensor([30000.0, 0.0])
         total = torch.zeros(2)
         for index in range(2):
             (update,), _ = reduce_once(reducer, collective, [layer], [g], step_at(index, transport.rank, 4))
@@ -210,13 +212,13 @@ def test_dgc_sends_exactly_the_largest_k_of_a_layer_that_a_sample_would_not_tell
 
 def test_dgc_clips_its_own_gradient_to_the_share_of_one_rank() -> None:
     layer = layers_of_shapes((10, 10))[0]
-    reducer = Reducer(Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False))
+    reducer = reducer_for(Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False))
     g = gradient(layer, 0, 0)
     (update,), _ = reduce_once(reducer, alone(), [layer], [g], step_at(0))
     torch.testing.assert_close(update, g * (2.0 / g.norm()), rtol=1e-5, atol=1e-6)
     small = g / g.norm()
     (update,), _ = reduce_once(
-        Reducer(Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False)),
+        reducer_for(Dgc(ratio=1.0, clip_norm=2.0, value_dtype="fp32", momentum_correction=False)),
         alone(), [layer], [small], dataclasses.replace(step_at(0), world_size=1),
     )  # fmt: skip
     assert torch.equal(update, small)
@@ -236,7 +238,7 @@ def test_what_is_zero_on_the_wire_is_not_sent(made: Any) -> None:
 @pytest.mark.parametrize("made", [TopK, GroupTopK, RandomK])
 def test_velocity_goes_on_where_the_value_became_zero_on_the_wire(made: Any) -> None:
     layer = layers_of_shapes((2, 2))[0]
-    reducer = Reducer(made(ratio=1.0, momentum_correction=True), momentum=0.5)
+    reducer = reducer_for(made(ratio=1.0, momentum_correction=True), momentum=0.5)
     g = torch.tensor([1.0, 1e-10, -2.0, 1e-10])
     for index in range(2):
         reduce_once(reducer, alone(), [layer], [g], step_at(index))

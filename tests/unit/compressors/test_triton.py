@@ -11,8 +11,8 @@ from collectives.options import build, component_names
 from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.transport.base import Alone
-from compressors.base import Compressor
-from compressors.ddp.reducer import Reducer
+from compressors.base import Compressor, PerLayer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.kernels import selection
 from compressors.kernels.random import uniform_numbers
@@ -62,7 +62,7 @@ def test_entries_are_counted_over_several_programs() -> None:
 def encoders() -> list[str]:
     """Compressors that compute without other ranks, and with nothing but these kernels."""
     built = {name: build("compressors", Compressor, name) for name in component_names("compressors", Compressor)}
-    return [name for name, made in built.items() if not (made.several_rounds or made.engine_hook or made.chooses)]
+    return [name for name, made in built.items() if isinstance(made, PerLayer)]
 
 
 @pytest.mark.parametrize("name", encoders())
@@ -75,7 +75,7 @@ def test_a_message_is_the_same_bytes_whichever_kernels_made_it(name: str) -> Non
 
 def messages(name: str, device: str) -> list[bytes]:
     """What a rank sends in two steps, the second with a residual."""
-    reducer = Reducer(build("compressors", Compressor, name), momentum=0.9)
+    reducer = reducer_for(build("compressors", Compressor, name), momentum=0.9)
     layer = Layer(id=0, name="layer", shape=(30, 100), kind="linear", numel=3000, position=0.5)
     sent = []
     for index in range(2):

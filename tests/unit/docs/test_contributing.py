@@ -25,7 +25,7 @@ from collectives.native import Native
 from collectives.options import Incompatible
 from collectives.ring import Ring
 from compressors.base import Compressor, LossyCompressor
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 
@@ -90,7 +90,7 @@ def test_the_pairs_are_derived(example: type[Compressor]) -> None:
 
 
 def test_a_round_sends_every_entry_once(example: type[Compressor]) -> None:
-    reducer = Reducer(example.from_text({"slices": "4", "error_feedback": "false"}))
+    reducer = reducer_for(example.from_text({"slices": "4", "error_feedback": "false"}))
     times_sent = [torch.zeros(layer.numel) for layer in LAYERS]
     for index in range(4):
         ones = [torch.ones(layer.numel) for layer in LAYERS]
@@ -103,7 +103,7 @@ def test_a_round_sends_every_entry_once(example: type[Compressor]) -> None:
 
 
 def test_what_waits_is_sent_in_its_turn(example: type[Compressor]) -> None:
-    reducer = Reducer(example.from_text({"slices": "4"}))
+    reducer = reducer_for(example.from_text({"slices": "4"}))
     total = torch.zeros(LAYERS[0].numel)
     for index in range(4):
         gradients = [torch.full((LAYERS[0].numel,), float(index == 0))]
@@ -117,7 +117,7 @@ def test_ranks_agree_on_the_mean(example: type[Compressor], name: str) -> None:
     def update(transport: MemoryTransport, collective: BoundCollective) -> list[torch.Tensor]:
         gradients = [gradient(layer, 0, transport.rank) for layer in LAYERS]
         step = step_at(0, transport.rank, transport.world_size)
-        return reduce_once(Reducer(example.from_text({"slices": "1"})), collective, LAYERS, gradients, step)[0]
+        return reduce_once(reducer_for(example.from_text({"slices": "1"})), collective, LAYERS, gradients, step)[0]
 
     first, *others = on_ranks(3, name, update)
     for number, layer in enumerate(LAYERS):

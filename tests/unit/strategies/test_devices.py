@@ -22,7 +22,7 @@ from collectives.base import Collective
 from collectives.ring import Ring
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.layer import Step, layers_of
 from compressors.none import NoCompression
 from compressors.topk import TopK
@@ -64,7 +64,7 @@ def train(
         replica, index = plan.place(transport.rank)
         collective: Collective = HostSum.over(transport) if merge == "host" else Ring()
         channel = CompressedCommunicator(
-            layers_of(model), Reducer(compressor), collective, transport.view(plan.peers(index))
+            layers_of(model), reducer_for(compressor), collective, transport.view(plan.peers(index))
         )
         stage = Stage(routes[replica], index, transport, CPU)
         device = DeviceProcess(config, stage, replica, channel, transport, Sgd(momentum=0.9))

@@ -13,7 +13,7 @@ from bench.strategies.base import Batch
 from bench.strategies.ddp.ddp import OwnGradients
 from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
-from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.layer import layers_of
 from compressors.none import NoCompression
@@ -54,7 +54,7 @@ def train_step(strategy: OwnGradients, index: int, rank: int, gradient: torch.Te
 def replicas(transport: MemoryTransport, nonfinite: Nonfinite, trigger: Trigger = "async") -> OwnGradients:
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
-    channel = CompressedCommunicator(layers_of(model), Reducer(NoCompression()), Ring(), transport)
+    channel = CompressedCommunicator(layers_of(model), reducer_for(NoCompression()), Ring(), transport)
     return OwnGradients(model, channel, Averaging(model, channel), trigger=trigger, nonfinite=nonfinite)
 
 
