@@ -248,7 +248,9 @@ class MomentExchange:
                 payloads = self._broadcast(matrices, damping)
         else:  # every rank factors all of them, and nothing is sent
             payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
-        self._channel.book(StepReport(factor_fallbacks=sum(_fell_back(payload, damping) for payload in payloads)))
+        damping_sent = float(torch.tensor(damping))  # as fp32; more of it is a fallback, too
+        fallbacks = [not isinstance(each, CholeskyFactor) or each.damping > damping_sent for each in payloads]
+        self._channel.book(StepReport(factor_fallbacks=sum(fallbacks)))
         return [_factor(payload, damping).to(matrix.device) for payload, matrix in zip(payloads, matrices, strict=True)]
 
     def mean_scalar(self, value: float) -> float:
@@ -268,11 +270,12 @@ class MomentExchange:
         payloads = self._encoded([moment * scale for moment, scale in zip(moments, scales, strict=True)])
         with self._transport.counted_as("state"):
             total = self._collective.sum(Bundle(payloads), tuple(range(len(moments)))).to_dense()
-        parts = total.split([moment.numel() for moment in moments])
-        return [
-            _symmetrised(part.view_as(moment).to(moment.device)) / (world_size * scale)
-            for part, moment, scale in zip(parts, moments, scales, strict=True)
-        ]
+        means = []
+        for part, moment, scale in zip(total.split([m.numel() for m in moments]), moments, scales, strict=True):
+            matrix = part.view_as(moment).to(moment.device)
+            # Sums of the two halves may have been rounded in different orders.
+            means.append((matrix + matrix.T) / 2 / (world_size * scale))
+        return means
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
         """Encode matrices in the configured form, or in one that works on all ranks."""
@@ -316,11 +319,6 @@ def owned(sizes: list[int], world_size: int) -> list[list[int]]:
     return shares
 
 
-def _fell_back(payload: Payload, damping: float) -> bool:
-    """Return True if a matrix was sent without a factor, or with more than the given damping (as fp32)."""
-    return not isinstance(payload, CholeskyFactor) or payload.damping > float(torch.tensor(damping))
-
-
 def _factor(payload: Payload, damping: float) -> torch.Tensor:
     """Return the payload's factor; compute it if a matrix was sent instead."""
     if isinstance(payload, CholeskyFactor):
@@ -333,8 +331,3 @@ def _scale(largest: float) -> float:
     """Return the power of two that scales a number just below 2^15; multiplying by it is exact."""
     exponent = _TOP_EXPONENT - math.frexp(largest)[1]
     return math.ldexp(1.0, max(-_LARGEST_SCALE, min(exponent, _LARGEST_SCALE)))
-
-
-def _symmetrised(matrix: torch.Tensor) -> torch.Tensor:
-    """Make a matrix symmetric: sums of its two halves may have been rounded in different orders."""
-    return (matrix + matrix.T) / 2

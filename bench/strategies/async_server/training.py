@@ -126,46 +126,31 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
     return links
 
 
-class Service:
-    """Run the server with one thread for every worker in another process.
+def serve_remote_workers(
+    server: ParameterServer, sessions: Mapping[int, Session], links: Mapping[int, Transport], numels: Sequence[int]
+) -> list[threading.Thread]:
+    """Start one thread for every worker in another process; each ends when its worker disconnects.
 
     Args:
-        server: the server whose sessions the threads drive.
+        server: the server.
+        sessions: the sessions that the threads drive, by rank.
         links: one transport per other worker, by its rank.
         numels: number of elements of every layer, by layer id.
-        own_rank: rank of this process's worker, which uses `own_session` without a thread.
-
-    Attributes:
-        server: the server.
-        own_session: the session of this process's worker.
     """
 
-    def __init__(
-        self, server: ParameterServer, links: Mapping[int, Transport], numels: Sequence[int], *, own_rank: int
-    ) -> None:
-        self._numels = numels
-        self.server = server
-        sessions = {rank: server.join(rank) for rank in range(server.world_size)}
-        self.own_session = sessions[own_rank]
-        self._threads = [
-            threading.Thread(
-                target=self._serve, args=(link, sessions[rank]), name=f"server for rank {rank}", daemon=True
-            )
-            for rank, link in links.items()
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def close(self) -> None:
-        """Wait until every worker has disconnected."""
-        for thread in self._threads:
-            thread.join()
-
-    def _serve(self, link: Transport, session: Session) -> None:
+    def serve_worker(rank: int, link: Transport) -> None:
         try:
-            serve(link, session, self._numels)
+            serve(link, sessions[rank], numels)
         except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
-            self.server.fail(error)
+            server.fail(error)
+
+    threads = [
+        threading.Thread(target=serve_worker, args=(rank, link), name=f"server for rank {rank}", daemon=True)
+        for rank, link in links.items()
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 class AsyncWorker:
@@ -327,9 +312,10 @@ class AsyncTraining(BoundStrategy):
         assert isinstance(reducer, PerLayerReducer)  # other compressors are refused
         links = star(root, config.timeout_s * WORKER_TIMEOUT_FACTOR)
         numels = [layer.numel for layer in layers]
-        self._service: Service | None = None
+        self._server: ParameterServer | None = None
+        self._server_threads: list[threading.Thread] = []
         if dist.get_rank() == root:
-            parameters = ServerParameters(
+            self._parameters = ServerParameters(
                 layers,
                 setup.compressor,
                 optimizer,
@@ -337,10 +323,10 @@ class AsyncTraining(BoundStrategy):
                 world_size=config.world_size,
                 seed=config.seed,
             )
-            self._parameters = parameters
-            server = make_server(parameters, config.world_size, config.timeout_s)
-            self._service = Service(server, links, numels, own_rank=root)
-            server_side: Worker = self._service.own_session
+            self._server = make_server(self._parameters, config.world_size, config.timeout_s)
+            sessions = {rank: self._server.join(rank) for rank in range(config.world_size)}
+            self._server_threads = serve_remote_workers(self._server, sessions, links, numels)
+            server_side: Worker = sessions[root]
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
         self._worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)
@@ -367,16 +353,16 @@ class AsyncTraining(BoundStrategy):
         """Apply all pushes, then return the state; no rank continues until all ranks have theirs."""
         self.synchronize()
         state = super().state_dict()
-        if self._service is not None:
-            state["server"] = self._service.server.state_dict() | {"parameters": self._parameters.state_dict()}
+        if self._server is not None:
+            state["server"] = self._server.state_dict() | {"parameters": self._parameters.state_dict()}
         dist.barrier()
         return state
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if self._service is not None:
-            self._service.server.load_state_dict(state["server"])
+        if self._server is not None:
+            self._server.load_state_dict(state["server"])
             self._parameters.load_state_dict(state["server"]["parameters"])
         dist.barrier()  # no rank pushes before the server is restored
 
@@ -384,8 +370,8 @@ class AsyncTraining(BoundStrategy):
     def close(self) -> None:
         """Disconnect; on the server's rank, wait until all other workers have disconnected."""
         super().close()
-        if self._service is not None:
-            self._service.close()
+        for thread in self._server_threads:
+            thread.join()
 
     @torch.no_grad()
     def _take(self, answer: Answer) -> None:

@@ -44,6 +44,6 @@ def test_ranks_that_go_at_their_own_speed_wait_for_the_slowest_before_a_checkpoi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    training = MagicMock(spec=AsyncTraining, _service=None, model=MagicMock(), exchanges=(), optimizer=None)
+    training = MagicMock(spec=AsyncTraining, _server=None, model=MagicMock(), exchanges=(), optimizer=None)
     AsyncTraining.state_dict(training)
     assert training.mock_calls[0] == call.synchronize()
