@@ -9,11 +9,8 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Self
 
 import torch
-
-from compressors.ddp.report import StepReport
 
 
 def device_time(device: torch.device) -> float:
@@ -60,19 +57,6 @@ class StepTime:
     encode_s: float | None
     exchange_s: float | None
     exposed_s: float | None
-
-    @classmethod
-    def of(cls, report: StepReport, *, total_s: float, cpu_s: float) -> Self:
-        """Return the times of a step that made this report."""
-        return cls(
-            total_s=total_s,
-            cpu_s=cpu_s,
-            until_exchanged_s=total_s - report.update_s,
-            waited_s=None if report.exposed_s is None else report.exposed_s - report.update_exposed_s,
-            encode_s=report.encode_s,
-            exchange_s=report.exchange_s,
-            exposed_s=report.exposed_s,
-        )
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -203,6 +203,7 @@ class Trainer:
             on_loss=self._remember_loss,
         )
         report = self.strategy.train_step(batch)
+        until_exchanged_s = time.perf_counter() - started - report.update_s
         self._check_skips(report)
         self.step = self.step + 1 if report.num_steps is None else report.num_steps
         self.own_steps += 1
@@ -212,8 +213,17 @@ class Trainer:
             self.profiler.step()
         self.recorder.count(report)
         if self._is_timed:
-            total_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-            self.times.steps.append(StepTime.of(report, total_s=total_s, cpu_s=cpu_s))
+            self.times.steps.append(
+                StepTime(
+                    total_s=time.perf_counter() - started,
+                    cpu_s=time.process_time() - cpu_started,
+                    until_exchanged_s=until_exchanged_s,
+                    waited_s=None if report.exposed_s is None else report.exposed_s - report.update_exposed_s,
+                    encode_s=report.encode_s,
+                    exchange_s=report.exchange_s,
+                    exposed_s=report.exposed_s,
+                )
+            )
 
     def _check_skips(self, report: StepReport) -> None:
         """Count skipped steps; stop at the first if the configuration says so, else at too many in a row."""
