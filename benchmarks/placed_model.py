@@ -21,10 +21,10 @@ import torch
 
 from bench.core import spec
 from bench.core.topology import Topology
-from bench.costs.devices.calibration import CalibratedTimes, PlacedNetwork, Sample
-from bench.costs.devices.network import network_of
-from bench.costs.devices.node_by_node import measure
-from bench.costs.devices.shared_memory import measured_link
+from bench.extensions.place.calibration import CalibratedTimes, PlacedNetwork, Sample
+from bench.extensions.place.network import network_of
+from bench.extensions.place.node_by_node import measure
+from bench.extensions.place.shared_memory import measured_link
 from bench.strategies.placed.assignment import assign, trace
 
 NUM_CLASSES = 10

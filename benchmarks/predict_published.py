@@ -30,10 +30,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.core.parts import FP32_BYTES
-from bench.costs.links.access import Links
-from bench.costs.links.flows import Flows
-from bench.launch.predictions.links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.extensions.predict.calibration import FP32_BYTES
+from bench.extensions.predict.job_links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.extensions.predict.links.access import Links
+from bench.extensions.predict.links.flows import Flows
 from bench.models.base import Model
 from bench.models.resnet import ResNet18, ResNet50
 from collectives import options

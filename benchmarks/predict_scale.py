@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.costs.links.access import Links
-from bench.costs.links.flows import Flows
+from bench.extensions.predict.links.access import Links
+from bench.extensions.predict.links.flows import Flows
 from bench.micro.encoding import buckets_of
 from bench.models.resnet import ResNet50
 from collectives import options

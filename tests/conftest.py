@@ -84,3 +84,11 @@ def _children() -> dict[int, str]:
         if "multiprocessing.resource_tracker" not in line and "multiprocessing.forkserver" not in line:
             found[child.pid] = line or "(a process that ended and was not waited for)"
     return found
+
+
+@pytest.fixture
+def planned_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planned, and refused, in a process of its own is so in this one, which has imported torch already."""
+    from bench.launch.jobs.fork_server import ForkServer
+
+    monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)

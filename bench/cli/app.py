@@ -1,4 +1,4 @@
-"""The Typer application with all commands, and `main`, the entry point of `bench`."""
+"""The Typer application, and `main`, the entry point of `bench`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli import (
-    calibrate,
-    collectives,
-    compare,
-    compressors,
-    data,
-    doctor,
-    place,
-    plot,
-    predict,
-    report,
-    run,
-    sweep,
-    tune,
-)
-from bench.cli import list as list_
+from bench.cli.commands import Commands
 from bench.core.environment import failure_to_import_torch, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.launch.jobs.stale_jobs import clear_away
@@ -113,6 +98,7 @@ IMPORTED_OBJECTS = 100_000
 
 app = typer.Typer(
     name="bench",
+    cls=Commands,
     help="Will compressing my gradients make training finish sooner, on my link, without losing accuracy?\n\n"
     "Trains real models in real processes with a chosen compressor x collective x optimizer, and counts "
     "the bytes that leave a rank.",
@@ -122,20 +108,6 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", epilog=run.EXAMPLES)(run.run)
-app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
-app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
-app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
-app.command("plot", epilog=plot.EXAMPLES)(plot.plot)
-app.command("report", epilog=report.EXAMPLES)(report.report)
-app.command("collectives", epilog=collectives.EXAMPLES)(collectives.collectives)
-app.command("compressors", epilog=compressors.EXAMPLES)(compressors.compressors)
-app.command("calibrate", epilog=calibrate.EXAMPLES)(calibrate.calibrate)
-app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
-app.command("place", epilog=place.EXAMPLES)(place.place)
-app.command("list", epilog=list_.EXAMPLES)(list_.list_components)
-app.command("data", epilog=data.EXAMPLES)(data.data)
-app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:

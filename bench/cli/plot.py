@@ -12,9 +12,8 @@ from bench.cli.compare import DEFAULT_PATH, Paths
 from bench.cli.output.compare import warn
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
-from bench.report.plots.kinds import KINDS, Kind
+from bench.report.plots.kinds import Kind, file_kinds, kinds
 from bench.report.plots.picture import SUFFIXES, Picture, save
-from bench.report.plots.predictions import PREDICTED_KINDS
 from bench.report.plots.results import NotDrawable, Results
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -29,9 +28,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
 ALL = "all"
 DEFAULT_OUT = Path("results/plots")
-_SHOWN = {kind.name: kind.shows for kind in KINDS.values()} | {
-    kind.name: kind.shows for kind in PREDICTED_KINDS.values()
-}
+_SHOWN = {name: kind.shows for name, kind in kinds().items()}
+_SHOWN |= {name: kind.shows for name, kind in file_kinds().items()}
 _LIST = "\n\n".join(f"  {name}: {shows}" for name, shows in _SHOWN.items())
 
 
@@ -64,8 +62,8 @@ def plot(
     """Draw one KIND of picture of runs, or `all` kinds that can be drawn from the rows."""
     from bench.report import store
 
-    if kind in PREDICTED_KINDS:
-        _draw_predicted(kind, paths, baseline, out, as_format)
+    if kind in file_kinds():
+        _draw_file(kind, paths, baseline, out, as_format)
         return
     chosen = _chosen(kind)
     is_file = out.suffix.lower() in SUFFIXES
@@ -90,11 +88,12 @@ def plot(
         raise NotDrawable("no picture can be drawn from these rows; the warnings say what each picture needs")
 
 
-def _draw_predicted(kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, as_format: str) -> None:
-    """Draw a file that `bench predict` wrote."""
+def _draw_file(kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, as_format: str) -> None:
+    """Draw one file that is no run, such as one that `bench predict` wrote."""
     if baseline is not None or paths is None or len(paths) != 1:
-        raise UsageError(f"{kind} draws one file that bench predict wrote, without --baseline; name it after the kind")
-    picture = PREDICTED_KINDS[kind].draw(paths[0])
+        maker = file_kinds()[kind].made_by
+        raise UsageError(f"{kind} draws one file that {maker} wrote, without --baseline; name it after the kind")
+    picture = file_kinds()[kind].draw(paths[0])
     if out.suffix.lower() not in SUFFIXES:
         make_folder(out)
     _save(picture, kind, out, as_format)
@@ -108,14 +107,14 @@ def _save(picture: Picture, name: str, out: Path, as_format: str) -> None:
 
 def _chosen(kind: str) -> list[Kind]:
     if kind == ALL:
-        return list(KINDS.values())
-    if kind not in KINDS:
+        return list(kinds().values())
+    if kind not in kinds():
         from collectives.options import did_you_mean  # imports pydantic, so only if it is needed
 
         raise UsageError(
             f"there is no picture '{kind}'{did_you_mean(kind, _SHOWN)}; choose {', '.join(_SHOWN)} or {ALL}"
         )
-    return [KINDS[kind]]
+    return [kinds()[kind]]
 
 
 plot.__doc__ = f"{plot.__doc__}\n\n{_LIST}"

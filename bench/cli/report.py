@@ -35,22 +35,22 @@ def report(
     """
     from bench.report import store
     from bench.report.page.page import page, to_html
+    from bench.report.plots.files import drawn_files
     from bench.report.plots.results import Results
-    from bench.report.predicted_files import predicted_files
 
     paths = paths or [DEFAULT_PATH]
     if out == DEFAULT_OUT:
         make_folder(out.parent)
     if not out.exists() or out.is_file():  # the file may also be a terminal
         check_writable(out)
-    predicted = predicted_files(paths)
+    files = drawn_files(paths)
     left_out: list[str] = []
     results = Results(
-        rows=store.read(paths, without=[file for _, file in predicted], warn=left_out.append),
+        rows=store.read(paths, without=[file for _, file in files], warn=left_out.append),
         layers=store.read_layers(paths, warn=left_out.append),
         baseline=baseline,
     )
-    content = page(results, store.beside(paths, "environment.json"), left_out, predicted)
+    content = page(results, store.beside(paths, "environment.json"), left_out, files)
     try:
         out.write_text(to_html(content), encoding="utf-8")
     except OSError as error:

@@ -141,8 +141,39 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
     return answers
 
 
-@contextlib.contextmanager
-def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def plugins(group: str) -> dict[str, Entry]:
+    """Return what packages add in one group of entry points, ``commands`` or ``plots``, by name.
+
+    An extension of this project whose folder was removed is left out, although the installation still names it.
+    """
+    return {entry.name: entry for entry in _third_party(group) if not _was_removed(entry.target)}
+
+
+def _was_removed(target: str) -> bool:
+    names = target.partition(":")[0].split(".")
+    if names[:2] != ["bench", "extensions"]:
+        return False
+    try:
+        return importlib.util.find_spec(".".join(names[:3])) is None
+    except ModuleNotFoundError:  # the folder of all extensions is gone
+        return True
+
+
+def load_plugin(group: str, name: str) -> object:
+    """Import what a package adds to a group.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    entry = plugins(group)[name]
+    module, _, attribute = entry.target.partition(":")
+    with _blaming(f"{group.removesuffix('s')} '{name}'", entry.provider):
+        return getattr(importlib.import_module(module), attribute)
+
+
+def blaming_provider(
+    kind: str, name: str, passing: tuple[type[Exception], ...] = ()
+) -> contextlib.AbstractContextManager[None]:
     """Turn any exception of a third party's component, even `SystemExit`, into an error that names its package.
 
     Args:
@@ -153,7 +184,11 @@ def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] 
     Raises:
         PluginError: the block raised any other exception.
     """
-    provider = entries(kind)[name].provider
+    return _blaming(f"{KINDS[kind].singular} '{name}'", entries(kind)[name].provider, passing)
+
+
+@contextlib.contextmanager
+def _blaming(what: str, provider: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     not_blamed: tuple[type[BaseException], ...] = (KeyboardInterrupt, PluginError, *passing)
     try:
         yield
@@ -164,7 +199,7 @@ def blaming_provider(kind: str, name: str, passing: tuple[type[Exception], ...] 
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(
-            f"{KINDS[kind].singular} '{name}' of {provider} cannot be used ({reason}); repair or uninstall that package"
+            f"{what} of {provider} cannot be used ({reason}); repair or uninstall that package"
         ) from error
 
 

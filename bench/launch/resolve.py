@@ -17,8 +17,8 @@ from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.config.syntax import LrScaling, Straggler
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
-from bench.costs.catalog import SHM, Catalog, folders
 from bench.launch.jobs.placement import check_machines, place
+from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
 
 if TYPE_CHECKING:
     from bench.launch.components import Components
@@ -147,7 +147,7 @@ def check(options: RunConfig) -> RunConfig:
         Straggler.parse(config.straggler).check_among(config.world_size)
     config = config.choose(replicas=config.world_size)
     if config.devices is not None:
-        Catalog.read(folders(None)).check(Topology.from_dict(config.devices), SHM)
+        check_kinds(Topology.from_dict(config.devices), *read_tables(folders()), SHM)
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
     if config.holdout_size >= train_size:
         raise UsageError(

@@ -22,13 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from bench.cli.app import app, main
+from bench.cli.app import main
 from bench.core import registry
 from tests.attack.tally import Tally
 from tests.testing.fake_rows import fake_seeds, topk_seeds
-from tests.testing.invoke import REPOSITORY
+from tests.testing.invoke import REPOSITORY, commands
 
 HANG_S = 20.0
 REAL_PROCESS_EVERY = 50
@@ -94,7 +92,7 @@ class Grammar:
 
     def __init__(self, rng: random.Random, folder: Path) -> None:
         self._random = rng
-        self._commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+        self._commands = commands()
         self._names = [name for kind in registry.KINDS for name in registry.entries(kind) if "cifar" not in name]
         self._table = _good_csv(folder)
 

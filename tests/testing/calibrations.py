@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.core import environment
-from bench.core.parts import (
+from bench.extensions.predict.calibration import (
     LOCAL,
     VERSION,
     BucketParts,

@@ -45,6 +45,14 @@ def invoke(*arguments: str) -> Answer:
     return Answer(result.exit_code, result.stdout, result.stderr)
 
 
+def commands() -> dict[str, Any]:
+    """All commands of `bench` by name, those of extensions too."""
+    from bench.cli.app import app
+
+    group: Any = typer.main.get_command(app)
+    return {name: group.get_command(None, name) for name in group.list_commands(None)}
+
+
 def start(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
     """Start `bench` as a program; its packages are this checkout's, wherever it works."""
     path = [str(REPOSITORY), *filter(None, [variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))])]

@@ -51,7 +51,6 @@ SERVER = "bench.train.fork_server"
 TRAIN = "bench.train.worker"
 SUM = "bench.micro.collectives_worker"
 ENCODE = "bench.micro.compressors_worker"
-CALIBRATE = "bench.micro.calibration_worker"
 STDERR = 2
 P = ParamSpec("P")
 T = TypeVar("T")

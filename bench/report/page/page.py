@@ -14,9 +14,8 @@ from bench.report.comparison import NoSuchBaseline, compare
 from bench.report.comparison_table import comparison_table, shared_settings
 from bench.report.configurations import format_value
 from bench.report.page import origin, verdict
-from bench.report.plots.kinds import KINDS
+from bench.report.plots.kinds import FileKind, kinds
 from bench.report.plots.picture import inline_svg
-from bench.report.plots.predictions import PredictedKind
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.selection import Workload, by_workload
 from bench.report.store import Row, collect_runs
@@ -73,7 +72,7 @@ def page(
     results: Results,
     environment_files: Sequence[Path],
     left_out: Sequence[str],
-    predicted: Sequence[tuple[PredictedKind, Path]] = (),
+    files: Sequence[tuple[FileKind, Path]] = (),
 ) -> Page:
     """Return the contents of a report.
 
@@ -81,13 +80,13 @@ def page(
         results: rows, layers and the name of the baseline.
         environment_files: the ``environment.json`` files of the runs that have one.
         left_out: sentences about files that could not be read, which are added to the caveats.
-        predicted: files of predictions, each with its kind of picture.
+        files: files that are no runs, each with its kind of picture.
 
     Raises:
         NoSuchBaseline: no row matches the baseline.
     """
     parts = _parts(by_workload(results.rows), results.baseline)
-    figures, not_drawn = _figures(results, predicted)
+    figures, not_drawn = _figures(results, files)
     unread: list[str] = []
     environments = origin.environments(environment_files, unread.append)
     return Page(
@@ -171,18 +170,18 @@ def _metrics(rows: Sequence[Row]) -> list[str]:
     return [metric for metric, column in measured if any(run[column] is not None for run in ok)] or ["test_accuracy"]
 
 
-def _figures(results: Results, predicted: Sequence[tuple[PredictedKind, Path]]) -> tuple[list[Figure], list[str]]:
-    """Return the pictures of the rows and of predictions, and the reasons why other pictures are missing."""
+def _figures(results: Results, files: Sequence[tuple[FileKind, Path]]) -> tuple[list[Figure], list[str]]:
+    """Return the pictures of the rows and of other files, and the reasons why other pictures are missing."""
     drawn, not_drawn = [], []
-    for name, kind in KINDS.items():
+    for name, kind in kinds().items():
         try:
             drawn.append(Figure(svg=inline_svg(kind.draw(results), name), reading=kind.reading))
         except NotDrawable as error:
             not_drawn.append(str(error))
-    for number, (predicted_kind, file) in enumerate(predicted):
+    for number, (file_kind, file) in enumerate(files):
         try:
-            svg = inline_svg(predicted_kind.draw(file, results.methods), f"{predicted_kind.name}-{number}")
-            drawn.append(Figure(svg=svg, reading=f"{predicted_kind.reading} Drawn from {file}."))
+            svg = inline_svg(file_kind.draw(file, results.methods), f"{file_kind.name}-{number}")
+            drawn.append(Figure(svg=svg, reading=f"{file_kind.reading} Drawn from {file}."))
         except NotDrawable as error:
             not_drawn.append(str(error))
     return drawn, not_drawn

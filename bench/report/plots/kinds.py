@@ -1,13 +1,21 @@
-"""List every kind of picture with its name, its subject and how to read it."""
+"""List every kind of picture with its name, its subject and how to read it.
+
+Extensions and third parties add kinds by entry point (group ``bench.plots``): a `Kind`, which draws rows of runs, or a
+`FileKind`, which draws a file of their own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from bench.core import registry
+from bench.core.registry import PluginError
 from bench.report.plots import accuracy, bandwidth, density, pareto, profile, scaling, step_time, style, target
 from bench.report.plots.picture import Picture
-from bench.report.plots.results import Results
+from bench.report.plots.results import NotDrawable, Results
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +42,43 @@ class Kind:
         """
         with style.applied():
             return self.function(results)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileKind:
+    """One kind of picture that is drawn from one file, which is no run.
+
+    Attributes:
+        name: the name on the command line.
+        shows: the subject, in one line.
+        reading: sentences that explain how to read the picture.
+        made_by: the command that writes such files, for messages.
+        keys: a file is of this kind if its JSON, or the first line of its CSV, has all of these keys.
+        function: draws a file with the looks of methods in other pictures, or raises ``NotDrawable``.
+    """
+
+    name: str
+    shows: str
+    reading: str
+    made_by: str
+    keys: frozenset[str]
+    function: Callable[[Path, style.Methods], Picture]
+
+    def draw(self, path: Path, methods: style.Methods | None = None) -> Picture:
+        """Draw the picture in the common style.
+
+        Args:
+            path: the file.
+            methods: the looks of methods in other pictures of the same page.
+
+        Raises:
+            NotDrawable: the file is not of this kind, or damaged.
+        """
+        try:
+            with style.applied():
+                return self.function(path, style.Methods() if methods is None else methods)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise NotDrawable(f"{path} is damaged ({error}); write it again with {self.made_by}") from None
 
 
 _BAND = "Lines are means over seeds, bands reach from the lowest seed to the highest."
@@ -114,3 +159,28 @@ KINDS: Mapping[str, Kind] = {
         ),
     )
 }
+
+
+@functools.cache
+def kinds() -> dict[str, Kind]:
+    """Return the kinds of pictures of rows by name; built-in ones win over added ones of the same name."""
+    added = {kind.name: kind for kind in _added() if isinstance(kind, Kind)}
+    return {**KINDS, **{name: kind for name, kind in added.items() if name not in KINDS}}
+
+
+@functools.cache
+def file_kinds() -> dict[str, FileKind]:
+    """Return the kinds of pictures of files by name."""
+    return {kind.name: kind for kind in _added() if isinstance(kind, FileKind)}
+
+
+@functools.cache
+def _added() -> list[object]:
+    """Return what packages add; leave out with a warning what cannot be imported."""
+    found = []
+    for name in registry.plugins("plots"):
+        try:
+            found.append(registry.load_plugin("plots", name))
+        except PluginError as error:
+            registry.warn_once(f"left out: {error}")
+    return found

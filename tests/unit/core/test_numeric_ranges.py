@@ -7,22 +7,20 @@ import typing
 from typing import Any
 
 import pytest
-import typer
 from annotated_types import Ge, Gt, Le, Lt
 
-from bench.cli.app import app
 from bench.core import registry
-from bench.core.config.calibrate import CalibrateConfig
 from bench.core.config.configuration import Configuration
 from bench.core.config.measurements import CollectivesConfig, CompressorsConfig
-from bench.core.config.predict import PredictConfig
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.units import parse_duration, parse_rate, parse_size
+from bench.extensions.predict.calibrate_options import CalibrateConfig
+from bench.extensions.predict.predict_options import PredictConfig
 from bench.report.gates import Gate
 from collectives.options import Option, OptionError, Options, options_of
-from tests.testing.invoke import invoke
+from tests.testing.invoke import commands, invoke
 
 CONFIGURATIONS: list[type[Configuration]] = [
     RunConfig, CollectivesConfig, CompressorsConfig, CalibrateConfig, PredictConfig
@@ -92,10 +90,9 @@ def test_a_component_refuses_it_in_one_sentence(component: type[Options], name: 
 
 def _options_of_commands() -> list[tuple[str, str]]:
     """(command, flag) of every option that Typer reads as a number."""
-    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - typed by vendored Click
     return [
         (name, parameter.opts[0])
-        for name, command in commands.items()
+        for name, command in commands().items()
         for parameter in command.params
         if parameter.type_descriptor.annotation in (int, float)
     ]
@@ -110,11 +107,15 @@ def test_a_command_refuses_it(command: str, flag: str) -> None:
 
 
 def test_every_declared_option_is_among_those_of_the_commands() -> None:
-    commands = {RunConfig: "run", CollectivesConfig: "collectives", CompressorsConfig: "compressors"}
-    commands |= {CalibrateConfig: "calibrate", PredictConfig: "predict"}
-    declared = {(commands[cls], option.flag_name) for cls in commands for option in cls.options() if option.flag}
+    command_of: dict[type[Configuration], str] = {
+        RunConfig: "run",
+        CollectivesConfig: "collectives",
+        CompressorsConfig: "compressors",
+    }
+    command_of |= {CalibrateConfig: "calibrate", PredictConfig: "predict"}
+    declared = {(command_of[cls], option.flag_name) for cls in command_of for option in cls.options() if option.flag}
     numbers = {
-        (commands[cls], option.flag_name) for cls, name in OF_CONFIGURATIONS for option in cls.options()
+        (command_of[cls], option.flag_name) for cls, name in OF_CONFIGURATIONS for option in cls.options()
         if option.name == name
     }  # fmt: skip
     assert numbers == declared & set(_options_of_commands())

@@ -1,0 +1,111 @@
+"""Commands of `bench`: the built-in ones, and those that extensions add by entry point (group ``bench.commands``).
+
+A command's module is imported when the command is called or when all are listed, so `bench run` imports no other one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from bench.core import registry
+from bench.core.errors import UsageError
+from bench.core.registry import PluginError
+
+ANSWER, MEASURE, MODEL, LOOK_AFTER = "Answer", "Measure parts", "Model", "Look after"
+PANELS = (ANSWER, MEASURE, MODEL, LOOK_AFTER)
+GROUP = "commands"
+
+# Built-in commands in the order of the help: panel and function; the function's module has EXAMPLES.
+BUILT_IN = {
+    "run": (ANSWER, "bench.cli.run:run"),
+    "sweep": (ANSWER, "bench.cli.sweep:sweep"),
+    "tune": (ANSWER, "bench.cli.tune:tune"),
+    "compare": (ANSWER, "bench.cli.compare:compare"),
+    "report": (ANSWER, "bench.cli.report:report"),
+    "plot": (ANSWER, "bench.cli.plot:plot"),
+    "collectives": (MEASURE, "bench.cli.collectives:collectives"),
+    "compressors": (MEASURE, "bench.cli.compressors:compressors"),
+    "list": (LOOK_AFTER, "bench.cli.list:list_components"),
+    "data": (LOOK_AFTER, "bench.cli.data:data"),
+    "doctor": (LOOK_AFTER, "bench.cli.doctor:doctor"),
+}
+# This project's extensions by their commands; an installation may lack them.
+EXTENSIONS = {
+    "calibrate": "bench.extensions.predict",
+    "predict": "bench.extensions.predict",
+    "place": "bench.extensions.place",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command; the object that an entry point of the group ``bench.commands`` names.
+
+    Attributes:
+        function: its parameters are the command's options, as Typer reads them, and its docstring is the help.
+        epilog: text below the options, such as examples.
+        panel: heading in `bench --help`.
+    """
+
+    function: Callable[..., None]
+    epilog: str = ""
+    panel: str = "Extensions"
+
+
+class Commands(TyperGroup):
+    """All commands, each imported when it is needed."""
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands that can be imported, panel by panel."""
+        for name in (*BUILT_IN, *registry.plugins(GROUP)):
+            try:
+                self._import(name)
+            except PluginError as error:
+                registry.warn_once(f"left out: {error}")
+        order = {panel: number for number, panel in enumerate(PANELS)}
+        names = [name for name in dict.fromkeys((*BUILT_IN, *registry.plugins(GROUP))) if name in self.commands]
+        return sorted(names, key=lambda name: order.get(vars(self.commands[name])["rich_help_panel"], len(PANELS)))
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of this name.
+
+        Raises:
+            UsageError: it belongs to an extension that is missing, or to a package whose command cannot be imported.
+        """
+        if cmd_name in EXTENSIONS and cmd_name not in registry.plugins(GROUP):
+            raise UsageError(
+                f"bench {cmd_name} comes with the extension {EXTENSIONS[cmd_name]}, which is missing here; install "
+                "gradwire again to get it (pip install --force-reinstall gradwire; in a checkout: make setup)"
+            )
+        if cmd_name in BUILT_IN or cmd_name in registry.plugins(GROUP):
+            self._import(cmd_name)
+        else:
+            self.list_commands(ctx)  # so that Typer can suggest a similar name
+        return self.commands.get(cmd_name)
+
+    def _import(self, name: str) -> None:
+        if name in self.commands:
+            return
+        if name in BUILT_IN:
+            panel, target = BUILT_IN[name]
+            module_name, _, attribute = target.partition(":")
+            module = importlib.import_module(module_name)
+            found = Command(function=getattr(module, attribute), epilog=module.EXAMPLES, panel=panel)
+        else:
+            loaded = registry.load_plugin(GROUP, name)
+            if not callable(loaded) and not isinstance(loaded, Command):
+                provider = registry.plugins(GROUP)[name].provider
+                raise PluginError(f"command '{name}' of {provider} is no function, nor a bench.cli.commands.Command")
+            found = loaded if isinstance(loaded, Command) else Command(function=loaded)
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
+        alone.command(name, epilog=found.epilog or None, rich_help_panel=found.panel)(found.function)
+        self.commands[name] = typer.main.get_command(alone)

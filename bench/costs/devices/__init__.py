@@ -1,1 +1,0 @@
-"""Devices: what operations and transfers of a placed model take, and when each ends."""

@@ -1,0 +1,1 @@
+"""Extensions bring commands and pictures of their own, by entry point; nothing else of this project imports them."""

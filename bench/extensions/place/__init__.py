@@ -1,0 +1,1 @@
+"""Model what a training step costs with layers placed on devices of several kinds: `bench place`."""

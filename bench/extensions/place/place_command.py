@@ -1,0 +1,85 @@
+"""`bench place`: what a training step would cost with a network's layers on devices of several kinds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bench.cli.commands import MODEL, Command
+from bench.cli.options import complete
+from bench.core.topology import Topology
+
+MOST = 2**20
+EXAMPLES = """[bold]Examples[/bold]
+
+  bench place --model resnet50 --devices examples/cxl.toml
+
+  bench place --model resnet50:stem=imagenet --image-size 224 --num-classes 1000 --devices examples/cxl.toml
+
+  bench place --model small_cnn:width=64 --devices examples/cxl.toml --batch-size 256 --activations turns
+
+  bench place --model resnet20 --devices my_devices.toml --catalog my_catalogue --json
+
+[bold]Figures[/bold]
+
+  nominal: from data sheets, an order of magnitude; measured: on this machine, now; modelled: computed from them.
+
+  Operations and bytes are counted from the network's shapes.
+
+[bold]The model[/bold]
+
+  operation: the longer of flops / (peak x efficiency) and bytes / rate of memory, and the launch; again for each
+  gradient that its backward pass makes.
+
+  transfer: the latencies of a route's links and bytes / its slowest rate; values go forth, their gradients back.
+
+  makespan: devices and links work in the network's order, each at one thing at a time, links in both directions at
+  once; several pools of devices hold a replica each and add their gradients in memory at the host.
+
+  break-even rate: bytes that devices pass each other / what their operations gain over the best single device.
+
+[bold]Catalogue[/bold]
+
+  Entries of your own lie in $XDG_CONFIG_HOME/gradwire/catalog/*.toml (~/.config where it is not set) or in --catalog:
+
+  \\[link.mine] gbytes_per_s = 40, latency_us = 0.5, source = "..."
+
+  \\[device.mine] tflops = 10, gbytes_per_s = 900, launch_us = 5, efficiency = { activation = 0.1 }, source = "..."
+
+  An entry replaces a shipped one of its name. figures = "measured" says that the figures are no data sheet's."""
+
+
+def place(
+    model: Annotated[str, typer.Option(help="What is trained.", autocompletion=complete("models"))],
+    devices: Annotated[Path, typer.Option(help="Device file: a host, its devices and links.", metavar="FILE")],
+    batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Samples in a pool's mini-batch.")] = 32,
+    num_classes: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs of the network.")] = 10,
+    image_size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the square images, in pixels.")] = 32,
+    activations: Annotated[
+        Literal["asic", "dpu", "turns"], typer.Option(help="The role for activations; turns: both.")
+    ] = "asic",
+    catalog: Annotated[Path | None, typer.Option(help="Folder with links and devices of your own.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
+) -> None:
+    """Model a training step with layers placed by type on a file's devices, on its links and all of the catalogue's."""
+    topology = Topology.read(devices)
+    from bench.extensions.place.catalog import Catalog
+    from bench.strategies.placed.catalog import SHM, folders
+
+    figures = Catalog.read(folders(catalog))
+    from bench.extensions.place.network import network_of
+    from bench.extensions.place.output import print_costs
+    from bench.extensions.place.placements import Comparison
+    from bench.extensions.place.shared_memory import measured_link
+
+    traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size, image_size=image_size)
+    comparison = Comparison(traced, operations, topology, activations=activations, batch_size=batch_size)
+    if SHM not in figures.links:
+        figures = figures.with_link(SHM, measured_link())
+    title = f"{model}, {batch_size} samples, {devices}, activations on {activations}"
+    print_costs(comparison, figures, title, as_json=as_json)
+
+
+COMMAND = Command(function=place, epilog=EXAMPLES, panel=MODEL)

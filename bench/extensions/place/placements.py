@@ -1,0 +1,213 @@
+"""What a placement costs beside others: by type, with activations left where they are, and all on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from torch import fx
+
+from bench.core.topology import Device, Link, Topology
+from bench.extensions.place.catalog import Catalog
+from bench.extensions.place.operations import Operation
+from bench.extensions.place.schedule import Task, critical_path, makespan, serial_sum
+from bench.extensions.place.step import directions, step_tasks
+from bench.extensions.place.times import CatalogTimes
+from bench.strategies.placed.assignment import ActivationPolicy, assign
+from bench.strategies.placed.catalog import check_kinds
+
+BY_TYPE = "by type"
+MATRIX_AND_CONVOLUTION = "matrix and convolution only"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where the operations of every pool's replica run.
+
+    Attributes:
+        device_of: the device of each operation, for every pool.
+        notes: what runs elsewhere than its type asks for: one sentence each.
+    """
+
+    device_of: Sequence[Mapping[str, str]]
+    notes: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceCost:
+    """One device's part of a step."""
+
+    name: str
+    role: str
+    kind: str
+    operations: int
+    busy_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkCost:
+    """One link's part of a step; `to_host` is the direction from `node` to `to`, nearer to the host below a switch."""
+
+    node: str
+    to: str
+    kind: str
+    nbytes_to_host: int
+    nbytes_from_host: int
+    busy_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One step's time and traffic.
+
+    Attributes:
+        makespan_s, critical_path_s, serial_s: of the step's tasks.
+        compute_s: all operations, one after the other.
+        transfer_s: all transfers, one after the other.
+        cut_nbytes: activations and their gradients that pass from device to device.
+        cut_transfers: number of these transfers.
+        devices, links: each one's part.
+    """
+
+    makespan_s: float
+    critical_path_s: float
+    serial_s: float
+    compute_s: float
+    transfer_s: float
+    cut_nbytes: int
+    cut_transfers: int
+    devices: tuple[DeviceCost, ...]
+    links: tuple[LinkCost, ...]
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], placement: Placement, topology: Topology) -> Self:
+        """Add up a step's tasks."""
+        cut = [task for task in tasks if task.purpose == "values"]
+        compute_s = serial_sum([task for task in tasks if task.purpose == "compute"])
+        return cls(
+            makespan_s=makespan(tasks),
+            critical_path_s=critical_path(tasks),
+            serial_s=serial_sum(tasks),
+            compute_s=compute_s,
+            transfer_s=serial_sum([task for task in tasks if task.purpose != "compute"]),
+            cut_nbytes=sum(task.nbytes for task in cut),
+            cut_transfers=len(cut),
+            devices=tuple(_device_cost(device, tasks, placement) for device in topology.devices),
+            links=tuple(_link_cost(link, tasks) for link in topology.all_links),
+        )
+
+    @property
+    def transfer_share(self) -> float:
+        """Share of transfers in the time that all tasks take one after the other."""
+        return self.transfer_s / self.serial_s
+
+    def break_even_bytes_per_s(self, other: Cost) -> float | None:
+        """Return the rate at which passing more values than another placement costs what its operations gain over it.
+
+        None if they gain nothing.
+
+        Latencies, and what runs at the same time, are left out.
+        """
+        gained_s = other.compute_s - self.compute_s
+        return (self.cut_nbytes - other.cut_nbytes) / gained_s if gained_s > 0 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Several placements on the same links.
+
+    Attributes:
+        by_placement: costs by title.
+        best_single: title of the fastest placement on one device.
+    """
+
+    by_placement: Mapping[str, Cost]
+    best_single: str
+
+
+class Comparison:
+    """Placements of one network.
+
+    Args:
+        traced: the network.
+        operations: its operations.
+        topology: devices and links.
+        activations: where activations run by type.
+        batch_size: samples in the mini-batch of one pool.
+    """
+
+    def __init__(
+        self,
+        traced: fx.GraphModule,
+        operations: Sequence[Operation],
+        topology: Topology,
+        *,
+        activations: ActivationPolicy,
+        batch_size: int,
+    ) -> None:
+        self._operations = operations
+        self._topology = topology
+        self._batch_size = batch_size
+        self._pools = topology.pools()
+        alike = list(zip(*self._pools, strict=True))
+        self._singles = {f"all on {_names(devices)}": self._single(devices) for devices in alike}
+        self.placements = {
+            BY_TYPE: self._by_type(traced, activations),
+            MATRIX_AND_CONVOLUTION: self._by_type(traced, "producer"),
+            **self._singles,
+        }
+
+    def costs(self, catalog: Catalog, link: str | None = None) -> Costs:
+        """Return what every placement costs, on the topology's own links, or if every link were of one kind.
+
+        Raises:
+            UsageError: the catalogue has no figures for a device or link.
+        """
+        topology = self._topology
+        if link is not None:
+            links = tuple(dataclasses.replace(own, kind=link) for own in topology.links)
+            bridges = tuple(dataclasses.replace(own, kind=link) for own in topology.bridges)
+            topology = dataclasses.replace(topology, links=links, bridges=bridges)
+        check_kinds(topology, catalog.links, catalog.devices)
+        costs = {}
+        for title, placement in self.placements.items():
+            tasks = step_tasks(
+                self._operations, placement.device_of, topology, CatalogTimes(catalog), batch_size=self._batch_size
+            )
+            costs[title] = Cost.of(tasks, placement, topology)
+        return Costs(by_placement=costs, best_single=min(self._singles, key=lambda title: costs[title].makespan_s))
+
+    def _by_type(self, traced: fx.GraphModule, activations: ActivationPolicy) -> Placement:
+        assignments = [assign(traced, pool, activations) for pool in self._pools]
+        return Placement(device_of=[each.device_of for each in assignments], notes=assignments[0].notes)
+
+    def _single(self, devices: Sequence[Device]) -> Placement:
+        names = [operation.name for operation in self._operations]
+        return Placement(device_of=[dict.fromkeys(names, device.name) for device in devices])
+
+
+def _names(devices: Sequence[Device]) -> str:
+    return "/".join(device.name for device in devices)
+
+
+def _device_cost(device: Device, tasks: Sequence[Task], placement: Placement) -> DeviceCost:
+    return DeviceCost(
+        name=device.name,
+        role=device.role,
+        kind=device.kind,
+        operations=sum(list(device_of.values()).count(device.name) for device_of in placement.device_of),
+        busy_s=serial_sum([task for task in tasks if task.uses == (device.name,)]),
+    )
+
+
+def _link_cost(link: Link, tasks: Sequence[Task]) -> LinkCost:
+    (up,), (down,) = directions([link], link.node), directions([link], link.to)
+    return LinkCost(
+        node=link.node,
+        to=link.to,
+        kind=link.kind,
+        nbytes_to_host=sum(task.nbytes for task in tasks if up in task.uses),
+        nbytes_from_host=sum(task.nbytes for task in tasks if down in task.uses),
+        busy_s=serial_sum([task for task in tasks if up in task.uses or down in task.uses]),
+    )

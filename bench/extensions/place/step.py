@@ -1,0 +1,192 @@
+"""One training step as tasks on devices and links.
+
+The host deals a mini-batch to every pool, values and their gradients pass from device to device, pools add their
+gradients, and every device changes its own parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from bench.core.topology import Link, Topology
+from bench.extensions.place.operations import Operation
+from bench.extensions.place.schedule import Purpose, Task
+from bench.extensions.place.times import Times
+
+LABEL_NBYTES = 8
+
+
+def step_tasks(
+    operations: Sequence[Operation],
+    device_of: Sequence[Mapping[str, str]],
+    topology: Topology,
+    times: Times,
+    *,
+    batch_size: int,
+) -> list[Task]:
+    """Return the step's tasks, in the order in which devices work through them.
+
+    Args:
+        operations: the network's, in the order in which they run.
+        device_of: for every pool, which holds a replica of its own, the device of each operation.
+        topology: devices and links.
+        times: how long each task takes.
+        batch_size: samples in the mini-batch of one pool.
+    """
+    step = _Step(operations, device_of, topology, times)
+    step.deal(batch_size)
+    step.run_forward()
+    step.run_backward()
+    if len(device_of) > 1:
+        step.sum_gradients()
+    step.update()
+    return step.tasks
+
+
+class _Step:
+    """Lists tasks; pools take turns at every operation, for none waits until another is done."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        device_of: Sequence[Mapping[str, str]],
+        topology: Topology,
+        times: Times,
+    ) -> None:
+        self.tasks: list[Task] = []
+        self._operations = operations
+        self._device_of = device_of
+        self._topology = topology
+        self._host = topology.host
+        self._times = times
+        self._devices = {device.name: device for device in topology.devices}
+        self._readers: dict[str, list[Operation]] = {operation.name: [] for operation in operations}
+        for operation in operations:
+            for name in operation.inputs:
+                self._readers[name].append(operation)
+        self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
+
+    def deal(self, batch_size: int) -> None:
+        """The host sends every pool its mini-batch, and the labels to where the loss is computed."""
+        for pool, device_of in enumerate(self._device_of):
+            for operation in self._operations:
+                if operation.is_input:
+                    to = device_of[operation.name]
+                    self._transfer(f"{pool} deal {operation.name}", self._host, to, operation.value_nbytes, (), "batch")
+            to = device_of[self._operations[-1].name]
+            self._transfer(f"{pool} deal labels", self._host, to, LABEL_NBYTES * batch_size, (), "batch")
+
+    def run_forward(self) -> None:
+        """Every operation runs where it is placed; its result goes to every other device that reads it."""
+        for operation in self._operations:
+            for pool, device_of in enumerate(self._device_of):
+                here = device_of[operation.name]
+                after = [self._arrival(pool, name, here) for name in operation.inputs]
+                if operation.is_input:
+                    after.append(f"{pool} deal {operation.name}")
+                seconds = self._times.forward(operation, self._devices[here])
+                self._compute(f"{pool} forward {operation.name}", here, seconds, after)
+                for there in self._other_readers(operation, device_of):
+                    self._transfer(
+                        f"{pool} forward {operation.name} to {there}",
+                        here,
+                        there,
+                        operation.value_nbytes,
+                        (f"{pool} forward {operation.name}",),
+                        "values",
+                    )
+
+    def run_backward(self) -> None:
+        """In reverse order, the gradient of every result comes back from each operation that read it."""
+        for operation in reversed(self._operations):
+            if operation.trains:
+                for pool, device_of in enumerate(self._device_of):
+                    self._run_backward(operation, pool, device_of)
+
+    def _run_backward(self, operation: Operation, pool: int, device_of: Mapping[str, str]) -> None:
+        here = device_of[operation.name]
+        readers = [reader for reader in self._readers[operation.name] if reader.trains]
+        after = []
+        for reader in readers:
+            after.append(f"{pool} backward {reader.name}")
+            if (there := device_of[reader.name]) != here:  # not added up there: the order of adding is one device's
+                after.append(f"{pool} backward {operation.name} from {reader.name}")
+                self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
+        if not readers:  # it ends the network, so its gradient is the loss's
+            after += [f"{pool} forward {operation.name}", f"{pool} deal labels"]
+        name = f"{pool} backward {operation.name}"
+        self._compute(name, here, self._times.backward(operation, self._devices[here]), after)
+        if operation.parameters:
+            self._gradients_done[here].append(name)
+
+    def sum_gradients(self) -> None:
+        """Replicas add their gradients in memory at the first host: published, added chunk by chunk, and read by all.
+
+        Each writes N (1 + 1/n) and reads 2 N (n-1)/n bytes, where n replicas have N bytes of gradient.
+        """
+        for owners, parameters in self._replicas():
+            nbytes, n = sum(parameters), len(owners)
+            chunk, others = nbytes // n, nbytes * (n - 1) // n
+            published, added = [], []
+            for owner in owners:
+                published.append(f"publish {owner}")
+                self._transfer(published[-1], owner, self._host, nbytes, self._gradients_done[owner], "sum")
+            for owner in owners:
+                self._transfer(f"read {owner}", self._host, owner, others, published, "sum")
+                added.append(f"add {owner}")
+                self._transfer(added[-1], owner, self._host, chunk, (f"read {owner}",), "sum")
+            for owner in owners:
+                self._transfer(f"take {owner}", self._host, owner, others, added, "sum")
+                self._gradients_done[owner] = [f"take {owner}"]
+
+    def update(self) -> None:
+        """Every device changes the parameters that it holds."""
+        for owners, parameters in self._replicas():
+            for owner in owners:
+                seconds = self._times.update(parameters, self._devices[owner])
+                self._compute(f"update {owner}", owner, seconds, self._gradients_done[owner])
+
+    def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
+        """(the devices that hold the same parameters, one in each pool; lengths of these parameters)."""
+        held: dict[tuple[str, ...], dict[str, int]] = {}
+        for operation in self._operations:
+            if operation.parameters:
+                owners = tuple(device_of[operation.name] for device_of in self._device_of)
+                held.setdefault(owners, {}).update(operation.parameters)
+        return [(owners, list(parameters.values())) for owners, parameters in held.items()]
+
+    def _arrival(self, pool: int, name: str, here: str) -> str:
+        """The task after which the result `name` is on a device."""
+        made = f"{pool} forward {name}"
+        return made if self._device_of[pool][name] == here else f"{made} to {here}"
+
+    def _other_readers(self, operation: Operation, device_of: Mapping[str, str]) -> list[str]:
+        readers = [device_of[reader.name] for reader in self._readers[operation.name]]
+        return [there for there in dict.fromkeys(readers) if there != device_of[operation.name]]
+
+    def _compute(self, name: str, device: str, seconds: float, after: Iterable[str]) -> None:
+        self.tasks.append(Task(name=name, seconds=seconds, uses=(device,), after=tuple(after)))
+
+    def _transfer(self, name: str, source: str, to: str, nbytes: int, after: Iterable[str], purpose: Purpose) -> None:
+        route = self._topology.route(source, to)
+        self.tasks.append(
+            Task(
+                name=name,
+                seconds=self._times.transfer(route, nbytes),
+                uses=tuple(directions(route, source)),
+                after=tuple(after),
+                purpose=purpose,
+                nbytes=nbytes,
+            )
+        )
+
+
+def directions(route: Sequence[Link], source: str) -> list[str]:
+    """Return what a transfer uses of each link of its route: links carry both directions at once."""
+    used = []
+    position = source
+    for link in route:
+        onward = link.to if link.node == position else link.node
+        used.append(f"{position} to {onward}")
+        position = onward
+    return used

@@ -1,0 +1,167 @@
+"""What a step takes where ranks push to a server and do not wait for each other: simulations, and what they come to.
+
+Where they are held by a bound, a lead of one rank over another grows until it is the bound's, for whoever begins to
+send a little earlier gets more of a link, and then stays: everybody waits for the last one's push in every step, which
+lets all go on at once. So such ranks are simulated in step, as with a bound of 0, all but one of them as stale as they
+may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.core.errors import UsageError
+from bench.extensions.predict.arrays import Floats
+from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.prediction import Prediction
+from bench.extensions.predict.simulated_server import AsyncSetting, Played, Simulation, StepWork
+from collectives.parameter_server.link import CONTROL_BYTES
+
+MOST_RANKS = 512
+STARTS = 12
+"""ranks, whose steps begin at times of their own, over all simulations together"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AsyncPrediction(Prediction):
+    """A step, in the words of `metrics.csv`: times are rank 0's, figures of a step are over the steps of all ranks.
+
+    Attributes:
+        staleness_mean, staleness_max: versions of the parameters that gradients were behind when they were applied.
+        updates_per_s: of the server's parameters.
+        bound_by: also server, where that is always busy.
+        step_times_s: of each rank, medians; of one that ended none while all made `STEPS` each, what it computes for.
+    """
+
+    staleness_mean: float
+    staleness_max: int
+    updates_per_s: float
+    step_times_s: tuple[float, ...]
+
+
+def check_size(num_ranks: int) -> None:
+    """Refuse what would take minutes to simulate.
+
+    Raises:
+        UsageError: more ranks than can be simulated.
+    """
+    if num_ranks > MOST_RANKS:
+        raise UsageError(f"{num_ranks} ranks of async_server cannot be simulated; choose at most {MOST_RANKS}")
+
+
+def predict_async(calibration: Calibration, setting: AsyncSetting) -> AsyncPrediction:
+    """Play some steps through, from several starts where ranks are few, and take stock.
+
+    Raises:
+        UsageError: more ranks than can be simulated.
+    """
+    n = setting.links.num_ranks
+    check_size(n)
+    draw = np.random.default_rng(setting.seed)
+    in_step = dataclasses.replace(setting, strategy=dataclasses.replace(setting.strategy, staleness=0))
+    work = StepWork.of(calibration, in_step)
+    played = [Simulation(in_step, work, draw).run() for _ in range(max(1, STARTS // n))]
+    return _summed_up(calibration, setting, _Stock(calibration, in_step, work, played))
+
+
+class _Stock:
+    """All simulations of a setting together.
+
+    Attributes:
+        steps: that each rank ended, float [ranks].
+        step_s, exposed_s: of these, one list per rank.
+        staleness: of every push.
+        seconds: simulated, longer where shared cores need that for the work of all ranks.
+        stretch: by which factor.
+        serving_share: of the simulated time, what the server was busy for.
+        updates: of the parameters.
+        sent: bytes of each rank, control messages apart, float [ranks].
+        cpu_s: CPU time of each rank, likewise.
+    """
+
+    def __init__(
+        self, calibration: Calibration, setting: AsyncSetting, work: StepWork, played: Sequence[Played]
+    ) -> None:
+        self.work = work
+        self.step_s = _joined([each.step_s for each in played])
+        self.exposed_s = _joined([each.exposed_s for each in played])
+        self.steps = np.array([len(of_rank) for of_rank in self.step_s], dtype=float)
+        self.staleness = [behind for each in played for behind in each.staleness]
+        self.updates = sum(each.updates for each in played)
+        seconds, serving_s = (sum(each.ended - each.begun for each in played), sum(each.serving_s for each in played))
+        self.serving_share = serving_s / seconds
+        self.remote = np.arange(len(self.steps)) != setting.strategy.root
+        pushed, answered = sum(work.nbytes) - CONTROL_BYTES, work.answer_nbytes - CONTROL_BYTES
+        self.sent = np.where(self.remote, pushed * self.steps, answered * self.steps[self.remote].sum())
+        own_s = work.computing.cpu_s - calibration.update_s + sum(work.encode_s)
+        messages_s = np.where(self.remote, sum(work.message_s) + work.answer_s, 0.0)
+        self.cpu_s: Floats = self.steps * (own_s + messages_s) + np.where(self.remote, 0.0, serving_s)
+        hosts = setting.links.host_of
+        steps_over_links = self.steps[hosts != hosts[setting.strategy.root]].sum()
+        carried_s = setting.links.carry_byte_s * steps_over_links * (pushed + answered)
+        self.stretch = 1.0
+        if setting.shared_cores is not None:
+            self.stretch = max(1.0, (float(self.cpu_s.sum()) + carried_s) / (setting.shared_cores * seconds))
+        self.seconds = self.stretch * seconds
+
+    @property
+    def pushes_per_s(self) -> float:
+        """Steps of all ranks together."""
+        return len(self.staleness) / self.seconds
+
+    def step_times_s(self) -> tuple[float, ...]:
+        """Each rank's median, or what it computes for."""
+        return tuple(
+            self.stretch * float(statistics.median(of_rank) if of_rank else computed_s)
+            for of_rank, computed_s in zip(self.step_s, self.work.computing.computed_s, strict=True)
+        )
+
+    def per_step(self, values: Floats) -> Floats:
+        """Each rank's, of one step of its own."""
+        each: Floats = values / np.maximum(1.0, self.steps)
+        return each
+
+
+def _joined(lists: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """What simulations hold of each rank, one after the other."""
+    return [list(itertools.chain.from_iterable(of_rank)) for of_rank in zip(*lists, strict=True)]
+
+
+def _summed_up(calibration: Calibration, setting: AsyncSetting, stock: _Stock) -> AsyncPrediction:
+    n, work = len(stock.steps), stock.work
+    nbytes, step_times_s = float(stock.sent.sum() / stock.steps.sum()), stock.step_times_s()
+    waited_s = statistics.fmean(stock.exposed_s[0]) if stock.exposed_s[0] else 0.0
+    return AsyncPrediction(
+        step_time_s=step_times_s[0],
+        exposed_s=waited_s + step_times_s[0] * (1 - 1 / stock.stretch),
+        encode_s=float(work.computing.factor[0]) * sum(work.encode_s),
+        cpu_s_per_step=float(stock.per_step(stock.cpu_s).mean()),
+        samples_per_s=calibration.batch_size * stock.pushes_per_s,
+        payload_bytes_per_step=nbytes,
+        payload_bytes_max_per_step=float(stock.per_step(stock.sent).max()),
+        messages_per_step=2 * work.num_layers * float(stock.steps[stock.remote].sum() / stock.steps.sum()),
+        dense_bytes_per_step=calibration.dense_nbytes,
+        compression_ratio=2 * (n - 1) / n * calibration.dense_nbytes / nbytes if nbytes else None,
+        bound_by=_bound_by(setting, stock),
+        staleness_mean=statistics.fmean(stock.staleness) + setting.strategy.staleness * (n - 1) / n,
+        staleness_max=max(stock.staleness) + setting.strategy.staleness,
+        updates_per_s=stock.updates / stock.seconds,
+        step_times_s=step_times_s,
+    )
+
+
+def _bound_by(setting: AsyncSetting, stock: _Stock) -> str:
+    """What it would help most to have more of."""
+    if stock.stretch > 1:
+        return "cpu"
+    work, root = stock.work, setting.strategy.root
+    alone_s = work.computing.computed_s + float(work.computing.factor[root]) * work.apply_s
+    possible = (1 / alone_s).sum() if setting.strategy.mode == "asp" else len(alone_s) / alone_s.max()
+    if stock.pushes_per_s > possible / 1.1:
+        return "compute"
+    return "server" if stock.serving_share > 0.9 else "network"

@@ -1,0 +1,318 @@
+"""Check the options of `bench calibrate`, run the measurements, and keep finished parts if they are interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from bench.core import environment, processes, spec
+from bench.core.config.job import RanksConfig
+from bench.core.config.run import RunConfig
+from bench.core.environment import usable_cores
+from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.files import check_writable
+from bench.core.run_folder import read_json, write_json
+from bench.extensions.predict.calibrate_options import CalibrateConfig
+from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, VERSION, Calibration
+from bench.extensions.predict.measurable import cannot_be_calibrated
+from bench.hosts.cluster import Cluster, HostLink
+from bench.hosts.support import choose_backend, hosts_supported
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import WatchdogTimeouts
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.measurement import measure
+from bench.launch.resolve import check as check_run
+from bench.launch.resolve import prepare
+
+if TYPE_CHECKING:
+    from bench.optimizers.base import Optimizer
+    from compressors.base import Compressor
+
+WORKER = "bench.extensions.predict.calibration_worker"
+FORWARDING = "bench.extensions.predict.forwarding_worker"
+# Ranks per core while several ranks compute at once, and most such ranks.
+CROWDED = 2
+MOST_AT_ONCE = 16
+# Links on which messages are measured, by the way that frames take. Together the links of the forwarder have more rate
+# than it can carry, because its CPU time per byte matters only when it is nearly always busy; but at most twice as
+# much, because it needs less time per byte when it handles many frames at once.
+LINKS = {
+    FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
+    SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
+    FORWARDED: HostLink(name="host", uplink_bps=400e6, downlink_bps=400e6, latency_s=1e-3),
+}
+
+# Seconds of the budget for starting processes and ending the command.
+OUTSIDE_S = 10.0
+# Expected seconds to measure messages of one kind between virtual hosts.
+HOSTS_S = 20.0
+# Options that the calibration records.
+_AS_GIVEN = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
+# Options that may differ between an interrupted measurement and the one that continues it.
+_MAY_DIFFER = ("data_dir", "timeout_s", "compressors", "virtual_hosts", "left_s", "done", "later")
+# Options that `RunConfig` has too.
+_OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment", "bucket_mb", "threads", "seed")
+
+
+def check(options: CalibrateConfig) -> RunConfig:
+    """Check the options and return the configuration of a run that trains what is to be measured.
+
+    Raises:
+        UsageError: an option is unknown, or names something that cannot be measured.
+    """
+    if options.device == "cuda":
+        raise UsageError("GPUs cannot be calibrated; use --device cpu")
+    optimizer = cast("Optimizer", spec.build("optimizers", options.optimizer))
+    if optimizer.exchanges:
+        raise UsageError(
+            f"{optimizer.component_name} has an exchange of its own, which predictions do not cover; use another "
+            "optimizer"
+        )
+    given = {name: getattr(options, name) for name in _OF_A_RUN}
+    run = RunConfig(**given, world_size=1, device="cpu", steps=1)
+    check_run(run)
+    for text in spec.split_list(options.compressors):
+        _measurable(text)
+    return run
+
+
+def resolve(options: CalibrateConfig) -> CalibrateConfig:
+    """Return the measurement with all defaults filled in; download the data set if it is missing.
+
+    Raises:
+        UsageError: an option is unknown, or names something that cannot be measured.
+    """
+    (run,), _ = prepare(check(options), [options.seed])
+    return dataclasses.replace(
+        options,
+        **{name: getattr(run, name) for name in _OF_A_RUN},
+        device="cpu",
+        compressors=",".join(_measurable(text) for text in spec.split_list(options.compressors)),
+    )
+
+
+def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> Calibration:
+    """Measure all parts that are not in `kept` and return the calibration.
+
+    Args:
+        config: from `resolve`.
+        tell: called with a sentence before each part.
+        server: starts the processes; made with `WORKER`.
+        kept: parts measured before; each new part is added to it.
+
+    Raises:
+        RunFailed: a process failed or hung; the message names its log.
+        Interrupted: the user stopped it.
+    """
+    try:
+        with processes.interruptible():
+            _measure_parts(config, tell, server, kept)
+    except (Interrupted, RunFailed) as error:
+        what = "stopped by the user" if isinstance(error, Interrupted) else str(error)
+        raise type(error)(f"{what}; {kept.said}") from None
+    return kept.calibration(config)
+
+
+def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> None:
+    ends = time.monotonic() + config.budget_s - OUTSIDE_S - kept.took_s
+    clusters = _clusters(config)
+    number = of = 0
+
+    def say(text: str, left_s: float | None) -> None:
+        tell(f"[{number}/{of}] {text}" + ("" if left_s is None else f", about {_rounded(left_s)} left"))
+
+    def take(report: Mapping[str, Any]) -> None:
+        nonlocal number, of
+        if "measuring" in report:
+            number, of = report["number"], report["of"]
+            say(report["measuring"], report["left_s"])
+        if "part" in report:
+            kept.add(report)
+
+    num_ranks = _at_once(config.threads)
+    job = dataclasses.replace(
+        config, left_s=max(0.0, ends - time.monotonic()), done=tuple(kept.parts), later=tuple(map(_text_of, clusters))
+    )
+    measure(
+        "calibrate",
+        job,
+        lambda folder: server.start(folder, num_ranks=num_ranks, threads=config.threads, device=config.device),
+        WatchdogTimeouts.with_one_process(config.timeout_s),
+        take,
+    )
+    left = [way for way in clusters if _text_of(way) not in kept.parts]
+    of = len(kept.parts) + len(left)
+    for count, way in zip(range(len(left), 0, -1), left, strict=True):
+        number = of - count + 1
+        say(_text_of(way), HOSTS_S * count)
+        kept.add({"part": _text_of(way), "found": {"messages": {way: _messages(config, clusters[way])}}})
+
+
+def _rounded(seconds: float) -> str:
+    """Format seconds rounded to 5 s (``87.3`` -> ``85 s``), or to whole minutes from two minutes on."""
+    return f"{round(seconds / 60)} min" if seconds >= 120 else f"{max(5, 5 * round(seconds / 5))} s"
+
+
+class KeptParts:
+    """Finished parts of a measurement, in a file beside the calibration, so that it can be interrupted and continued.
+
+    Args:
+        out: file of the calibration.
+        config: from `resolve`; parts of a measurement with other options are ignored.
+
+    Attributes:
+        path: the file of the parts.
+        parts: reports of the parts, by name.
+    """
+
+    def __init__(self, out: Path, config: CalibrateConfig) -> None:
+        self.path = out.with_name(f"{out.name}.parts")
+        check_writable(self.path)
+        options = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_DIFFER}
+        self._of = json.loads(json.dumps(_origin() | options))
+        kept = read_json(self.path) or {}
+        self.parts: dict[str, dict[str, Any]] = kept.get("parts", {}) if kept.get("of") == self._of else {}
+        self._since = time.monotonic()
+
+    @property
+    def took_s(self) -> float:
+        """Seconds that the parts took, including the time before each."""
+        return math.fsum(part["seconds"] for part in self.parts.values())
+
+    @property
+    def said(self) -> str:
+        """The end of a message about a failed measurement: what is kept."""
+        if not self.parts:
+            return "no part was measured yet"
+        return f"{len(self.parts)} part(s) are kept in {self.path}, and the same command continues from there"
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Add a part and write the file."""
+        now = time.monotonic()
+        self.parts[report["part"]] = {**report, "seconds": now - self._since}
+        self._since = now
+        write_json(self.path, {"of": self._of, "parts": self.parts})
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self.path.unlink(missing_ok=True)
+
+    def calibration(self, config: CalibrateConfig) -> Calibration:
+        """Combine all parts into a calibration."""
+        found = [part["found"] for part in self.parts.values()]
+
+        def each(name: str) -> list[Any]:
+            return [values[name] for values in found if name in values]
+
+        def merged(name: str) -> dict[str, Any]:
+            return {key: value for values in each(name) for key, value in values.items()}
+
+        times = itertools.chain.from_iterable(each("times"))
+        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
+        (buckets,), (among_steps_s,), (later_s,) = each("buckets"), each("among_steps_s"), each("later_s")
+        rounds = itertools.chain.from_iterable(each("crowds"))
+        messages, encoded = merged("messages"), merged("encoded")
+        return Calibration.of(
+            {
+                **_origin(),
+                **{name: getattr(config, name) for name in _AS_GIVEN},
+                "batch_s": batch_s,
+                "forward_s": forward_s,
+                "backward_s": backward_s,
+                "update_s": update_s,
+                "buckets": [bucket | {"ready_s": at} for bucket, at in zip(buckets, ready, strict=True)],
+                "encoded": {text: encoded[text] for text in spec.split_list(config.compressors)},
+                "crowds": [_mean(crowds) for crowds in zip(*rounds, strict=True)],
+                "messages": messages,
+                "around_message_s": max(0.0, among_steps_s - messages[LOCAL]["message_s"]),
+                "crowded_wake_s": max(0.0, statistics.fmean(later_s)),
+                "cut": self._cut(),
+            }
+        )
+
+    def _cut(self) -> list[str]:
+        """Return what the budget cut short: "12 of 36 steps of several ranks at once"."""
+        sums: dict[str, list[int]] = {}
+        for part in self.parts.values():
+            for name, made, full in part.get("counts", []):
+                of_name = sums.setdefault(name, [0, 0])
+                of_name[0] += made
+                of_name[1] += full
+        return [f"{made} of {full} {name}" for name, (made, full) in sums.items() if made < full]
+
+
+def _mean(crowds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Average the measurements of the same number of ranks over several rounds."""
+    return {
+        "load": crowds[0]["load"],
+        "handed_over_s": [statistics.fmean(at) for at in zip(*(each["handed_over_s"] for each in crowds), strict=True)],
+        "computed_s": statistics.fmean(each["computed_s"] for each in crowds),
+        "cpu_s": statistics.fmean(each["cpu_s"] for each in crowds),
+    }
+
+
+def _origin() -> dict[str, Any]:
+    """Return the fields of a calibration that describe this machine and its software."""
+    return {
+        "version": VERSION,
+        "cpu": environment.cpu_model(),
+        "cores": usable_cores(),
+        "torch_version": environment.version_of("torch"),
+        "kernels": environment.kernels(),
+    }
+
+
+def _at_once(threads: int) -> int:
+    """Return the number of ranks that compute at once, each with this many threads."""
+    return max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // threads))
+
+
+def _clusters(config: CalibrateConfig) -> dict[str, Cluster]:
+    """Return a cluster of virtual hosts for each way that this machine supports."""
+    found = {}
+    for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
+        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
+        with contextlib.suppress(UsageError):  # nothing here can delay frames
+            cluster = choose_backend(Cluster(hosts=hosts))
+            if cluster.forwarded == (way == FORWARDED):
+                found[way] = cluster
+    return found
+
+
+def _text_of(way: str) -> str:
+    return f"messages between virtual hosts, {way}"
+
+
+def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
+    costs: dict[str, float] = {}
+    job = RanksConfig(
+        seed=config.seed,
+        timeout_s=config.timeout_s,
+        world_size=len(cluster.hosts),
+        threads=1,
+        cluster=cluster.to_dict(),
+        **cluster.columns(),
+    )
+    measure(
+        "calibrate",
+        job,
+        lambda folder: torchrun.start_on_hosts(job, cluster, folder, FORWARDING),
+        WatchdogTimeouts.with_job(job),
+        lambda report: costs.update(report.get("messages", {})),
+    )
+    return costs
+
+
+def _measurable(text: str) -> str:
+    compressor = cast("Compressor", spec.build("compressors", text))
+    if reason := cannot_be_calibrated(compressor):
+        raise UsageError(reason)
+    return spec.short_text(compressor)

@@ -1,0 +1,258 @@
+"""The processes that measure for `bench calibrate`: `python -m bench.extensions.predict.calibration_worker FOLDER`.
+
+What to measure stands in the folder's `config.json`. Each part goes to `progress.jsonl` when it is measured: two
+processes exchange messages, the first rank computes and encodes by itself, and all of them make steps at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from bench.core import environment, spec
+from bench.core.errors import BenchError
+from bench.core.run_folder import RunFolder, append_json_line
+from bench.extensions.predict.budget import Allotment, Budget, Part
+from bench.extensions.predict.calibrate_options import CalibrateConfig
+from bench.extensions.predict.calibration import LOCAL, MessageCosts
+from bench.extensions.predict.message_costs import message_costs
+from bench.extensions.predict.step_parts import CROWDED_STEPS, LEAST_TURNS, RANKS, StepParts, bucket_parts, encoded
+from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from collectives.transport.sockets import open_transport
+
+LONG_MESSAGES = 40
+CROWD_ROUNDS = 4
+STEPS = "steps of one rank"
+WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
+"""of which the mean counts, for rounds that wait for one another add up, the long ones too"""
+# Seconds that are expected before anything is measured: for messages between two processes, for an element that is
+# encoded, for a turn of short messages among ranks that compute, and for a part that the launcher measures.
+MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
+
+
+class Found(NamedTuple):
+    """The figures that a part measured, as plain values, and how many of the planned repetitions it made."""
+
+    values: dict[str, Any]
+    counts: tuple[tuple[str, int, int], ...] = ()
+
+
+class Task(NamedTuple):
+    """A part, and what measures it; every rank calls."""
+
+    part: Part
+    measure: Callable[[Allotment], Found]
+
+
+def run(config: CalibrateConfig, folder: RunFolder) -> None:
+    """Go through all parts that were not measured before."""
+    device = set_up_device(config.device, config.threads)
+    ends = time.monotonic() + config.left_s
+    with process_group(device, config.timeout_s):
+        go_through = _GoThrough(config, folder)
+        messages = Task(Part(text="messages between two processes", once_s=MESSAGES_S), lambda _: _messages(config))
+        go_through([messages], Budget([messages.part], ends - time.monotonic()), is_foreseen=False)
+        if go_through.all_are_done:
+            return
+        parts = StepParts(config)
+        tasks = [*_alone(config, parts), *_together(config, parts)]
+        later = [Part(text=text, once_s=LATER_S) for text in config.later if text not in config.done]
+        budget = Budget([*(task.part for task in tasks), *later], ends - time.monotonic())
+        go_through(tasks, budget, is_foreseen=True)
+
+
+class _GoThrough:
+    """Goes through tasks, one after the other; rank 0 decides how often each is repeated, and reports it.
+
+    Args:
+        config: complete.
+        folder: of the job.
+    """
+
+    def __init__(self, config: CalibrateConfig, folder: RunFolder) -> None:
+        self._config = config
+        self._folder = folder
+        # All compressors together may take longer than any one sum may.
+        self._patient = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1)))
+        self._number = 0
+        self._own = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
+
+    @property
+    def all_are_done(self) -> bool:
+        """Return whether everything that these processes measure was measured before."""
+        return len(set(self._config.done) - set(self._config.later)) >= self._own
+
+    def __call__(self, tasks: Sequence[Task], budget: Budget, *, is_foreseen: bool) -> None:
+        """Measure, each part with what the budget allots to it.
+
+        Args:
+            tasks: in their order.
+            budget: of their parts, and of those that the launcher measures.
+            is_foreseen: the budget holds all that is left, so that it tells the time until the end.
+        """
+        for task in tasks:
+            self._number += 1
+            if task.part.text in self._config.done:
+                budget.skip()
+                continue
+            allotment = self._agreed(budget.allot())
+            self._tell(
+                {
+                    "measuring": task.part.text,
+                    "number": self._number,
+                    "of": self._own + len(self._config.later),
+                    "left_s": budget.left_s if is_foreseen else None,
+                }
+            )
+            started = time.monotonic()
+            found = task.measure(allotment)
+            budget.made(allotment.repetitions, time.monotonic() - started)
+            self._tell({"part": task.part.text, "found": found.values, "counts": found.counts})
+
+    def _agreed(self, allotment: Allotment) -> Allotment:
+        """Rank 0's, once all ranks have come so far."""
+        of_rank_0 = torch.tensor([allotment.repetitions, allotment.seconds], dtype=torch.float64)
+        dist.broadcast(of_rank_0, 0, self._patient)
+        repetitions, seconds = of_rank_0.tolist()
+        return Allotment(repetitions=int(repetitions), seconds=seconds)
+
+    def _tell(self, report: dict[str, Any]) -> None:
+        if dist.get_rank() == 0:
+            append_json_line(self._folder.progress, report)
+
+
+def _messages(config: CalibrateConfig) -> Found:
+    """Measure the cost of messages between the first two ranks."""
+    costs = MessageCosts()
+    group = dist.new_group([0, 1])
+    if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
+        transport = open_transport(group, timeout_s=config.timeout_s)
+        costs = message_costs(transport, LONG_MESSAGES)
+        transport.close()
+    dist.barrier()
+    return Found({"messages": {LOCAL: dataclasses.asdict(costs)}})
+
+
+def _alone(config: CalibrateConfig, parts: StepParts) -> list[Task]:
+    """Rank 0's compute, and what compressors make of its gradients.
+
+    Steps are timed before and behind each compressor, for the machine is faster at one moment than at another.
+    """
+    texts = spec.split_list(config.compressors)
+    steps_at_once = math.ceil(config.repeats / (1 + len(texts)))
+    gradients = functools.cache(parts.gradients)
+
+    def steps(allotment: Allotment) -> Found:
+        buckets = [dataclasses.asdict(bucket_parts(0.0, layers)) for layers, _ in gradients()[0]]
+        parts.time_steps(allotment.repetitions)
+        times = parts.take_times()
+        return Found({"buckets": buckets, "times": times}, ((STEPS, len(times), RANKS + steps_at_once),))
+
+    def encoding(text: str, allotment: Allotment) -> Found:
+        count = steps_at_once * allotment.repetitions // config.turns
+        buckets, turns = encoded(text, gradients(), config, parts.stir, allotment.seconds - count * parts.step_s)
+        parts.time_steps(count)
+        times = parts.take_times()
+        values = {"encoded": {text: [dataclasses.asdict(bucket) for bucket in buckets]}, "times": times}
+        return Found(values, ((STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)))
+
+    step_s, least = parts.step_s, min(LEAST_TURNS, config.turns)
+    first = Part(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
+    encode_s = ENCODE_S * parts.numel
+    stir_all_s = parts.num_buckets * parts.stir_s
+    # A turn encodes for every rank, and stirs before the buckets of one; what is done to messages stirs twice.
+    turn_s = 2 * RANKS * encode_s + 3 * stir_all_s + steps_at_once / config.turns * step_s
+    return [
+        Task(first, _by_rank_0(steps)),
+        *(
+            Task(
+                Part(
+                    text=f"encoding by {text}", once_s=RANKS * encode_s, fixed_s=turn_s, full=config.turns, least=least
+                ),
+                _by_rank_0(functools.partial(encoding, text)),
+            )
+            for text in texts
+        ),
+    ]
+
+
+def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
+    """Steps of one rank, of one on each core, and of all, and the messages of all among them.
+
+    Numbers of ranks take turns, for cores are faster at one moment than at another.
+    """
+    cores, most = environment.usable_cores(), dist.get_world_size()
+    groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}
+    everyone = cast(dist.ProcessGroup, dist.group.WORLD)
+
+    def crowds(allotment: Allotment) -> Found:
+        found = []
+        for group in groups.values() if allotment.repetitions else ():
+            if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
+                found.append(dataclasses.asdict(parts.crowd(group, cores, allotment.repetitions)))
+            dist.barrier()
+        counts = ("steps of several ranks at once", allotment.repetitions, 1 + CROWDED_STEPS)
+        return Found({"crowds": [found] if found else []}, (counts,))
+
+    def messages(allotment: Allotment) -> Found:
+        with contextlib.closing(open_transport(timeout_s=config.timeout_s)) as transport:
+            message_s = parts.around_message_s(everyone, transport, allotment.repetitions)
+        return Found({"among_steps_s": message_s}, (("messages among steps", allotment.repetitions, CROWDED_STEPS),))
+
+    def waking(allotment: Allotment) -> Found:
+        later_s = []
+        with contextlib.closing(open_transport(timeout_s=config.timeout_s)) as transport:
+            for _ in range(allotment.repetitions):
+                alone_s, beside_s = (parts.round_s(everyone, transport, computing=beside) for beside in (False, True))
+                later_s.append(beside_s - alone_s)
+        return Found({"later_s": later_s}, (("rounds of messages", allotment.repetitions, WAKE_TURNS),))
+
+    def at_once_s(number: int) -> float:
+        return parts.step_s * max(1.0, number * config.threads / cores)
+
+    *fewer, last = map(str, groups)
+    round_s = sum(map(at_once_s, groups))
+    return [
+        *(
+            Task(
+                Part(
+                    text=f"steps of {', '.join(fewer)} and {last} ranks at once ({number} of {CROWD_ROUNDS})",
+                    fixed_s=round_s,
+                    full=1 + CROWDED_STEPS,
+                    least=int(number == 1),
+                ),
+                crowds,
+            )
+            for number in range(1, 1 + CROWD_ROUNDS)
+        ),
+        Task(Part(text="messages among steps", fixed_s=at_once_s(most), full=CROWDED_STEPS), messages),
+        Task(
+            Part(
+                text="messages while ranks compute",
+                fixed_s=WAKE_S + (2 * parts.stir_s if parts.is_slow else at_once_s(most)),
+                full=WAKE_TURNS,
+                least=LEAST_WAKE_TURNS,
+            ),
+            waking,
+        ),
+    ]
+
+
+def _by_rank_0(measure: Callable[[Allotment], Found]) -> Callable[[Allotment], Found]:
+    return lambda allotment: measure(allotment) if dist.get_rank() == 0 else Found({})
+
+
+main = rank_main(CalibrateConfig, run, (BenchError,))
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1]))

@@ -1,0 +1,204 @@
+"""A rough estimate in place of a calibration: a model's shapes, the time of its step, and typical costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from bench.core import environment, spec
+from bench.core.errors import UsageError
+from bench.core.units import format_seconds, parse_duration
+from bench.datasets.base import Dataset
+from bench.extensions.predict.calibration import (
+    LOCAL,
+    VERSION,
+    BucketParts,
+    Calibration,
+    CpuContention,
+    EncodedBucket,
+    LeafSize,
+    LinearCost,
+    MessageCosts,
+    MessageProfile,
+)
+from bench.extensions.predict.checking import BASELINE
+from bench.extensions.predict.measurable import cannot_be_calibrated
+from bench.extensions.predict.predict_options import PredictConfig
+from bench.models.base import Model
+from bench.optimizers.torch_optimizers import Sgd
+from bench.strategies.ddp.ddp import Ddp
+from collectives.base import Key
+from collectives.payloads.base import Payload
+from collectives.schedule.layout import leaves
+from collectives.transport.base import Alone
+from compressors.base import FP32_BYTES, Compressor
+from compressors.ddp.reducer import reducer_for
+from compressors.ddp.report import Bucket
+from compressors.layer import Layer, Step, layers_of
+from compressors.none import NoCompression
+
+DATASET, BATCH_SIZE = "digits", 32
+# CPU time in ns to encode one element of ResNet-18 (`results/reference/encode-resnet18.csv`).
+ENCODE_NS = {
+    "none": 0.33, "bf16": 0.29, "fp16": 0.29, "int8": 0.45, "natural": 0.74, "qsgd": 0.75, "terngrad": 1.03,
+    "sign": 1.10, "onebit": 1.36, "twobit": 0.82, "topk": 1.16, "group_topk": 0.48, "randomk": 0.68,
+    "adaptive_topk": 1.28, "threshold": 1.30, "qsparse": 1.25, "dgc": 1.71, "algc": 1.01, "hylo": 1.15,
+    "powersgd": 1.41,
+}  # fmt: skip
+# Encoding takes twice as long right after compute, because compute has replaced the contents of the caches.
+BEHIND_COMPUTE = 2.0
+# CPU time in ns per element: to write the mean, and to add the values of one rank.
+DECODE_NS, DECODE_TERM_NS = 0.4, 0.17
+# CPU time in s per byte: to merge sparse entries, to add dense values, and to pack or read a message.
+MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
+# (number of ranks, bytes of their merged largest entries / bytes of the entries of one rank)
+GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
+MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
+AROUND_MESSAGE_S = 50e-6
+# Shares of a step that load the batch and update the parameters.
+BATCH_SHARE, UPDATE_SHARE = 0.03, 0.03
+# Backward computes two matrix products for each one of forward.
+BACKWARD_SHARE = 2 / 3
+# A load so high that ranks never slow each other down.
+ANY_LOAD = 1e9
+# A step after the first ones, in which some compressors send all entries.
+LATE = 10**6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate(Calibration):
+    """Parts that were not measured.
+
+    Attributes:
+        said: what they rest on, one sentence.
+    """
+
+    said: str
+
+
+def estimated(config: PredictConfig) -> Estimate:
+    """Return the parts of a step of `config.model` that takes `config.step_time` without any exchange.
+
+    Raises:
+        UsageError: the model is not named, or the compressor is none whose cost is known.
+    """
+    if config.model is None or config.step_time is None:
+        raise UsageError("--step-time needs the shapes of a model; name it with --model")
+    if config.shared_cores is not None:
+        raise UsageError("what ranks take from each other on --shared-cores is known from a calibration; leave it out")
+    step_s = parse_duration(config.step_time)
+    dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
+    with torch.device("meta"):
+        model = cast(Model, spec.build("models", config.model))
+        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(dataset.num_classes))]
+    bucket_mb = Ddp().default_bucket_mb(
+        FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NoCompression()
+    )
+    buckets = _buckets([layer for layer in layers if layer.numel][::-1], (bucket_mb or 0) * 2**20)
+    batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
+    backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
+    forward_s = step_s - batch_s - update_s - backward_s
+    ready_s = [backward_s * share for share in _ready_shares(buckets)]
+    names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
+    return Estimate(
+        version=VERSION,
+        cpu=environment.cpu_model(),
+        cores=environment.usable_cores(),
+        torch_version=environment.version_of("torch"),
+        kernels=environment.kernels(),
+        model=spec.short_text(model),
+        dataset=spec.short_text(dataset),
+        optimizer="sgd",
+        batch_size=config.batch_size or BATCH_SIZE,
+        threads=1,
+        bucket_mb=bucket_mb or 0.0,
+        batch_s=batch_s,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=update_s,
+        buckets=tuple(
+            BucketParts(
+                ready_s=at,
+                layers=tuple(layer.id for layer in bucket),
+                numels=tuple(layer.numel for layer in bucket),
+            )
+            for at, bucket in zip(ready_s, buckets, strict=True)
+        ),
+        encoded={
+            spec.short_text(compressor): _encoded(compressor, buckets)
+            for compressor in (cast(Compressor, spec.build("compressors", name)) for name in dict.fromkeys(names))
+        },
+        crowds=(
+            CpuContention(
+                load=ANY_LOAD,
+                handed_over_s=tuple(batch_s + forward_s + at for at in ready_s),
+                computed_s=batch_s + forward_s + backward_s,
+                cpu_s=step_s,
+            ),
+        ),
+        messages={LOCAL: MESSAGES},
+        around_message_s=AROUND_MESSAGE_S,
+        said=f"Rough estimate from the shapes of {config.model}, a step of {format_seconds(step_s)} and typical costs "
+        f"of encoding by one CPU thread; bench calibrate --model {config.model} measures them",
+    )
+
+
+def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
+    """Layers in the order of backward, a bucket closed as soon as it reaches the limit, as DDP does."""
+    buckets: list[list[Layer]] = [[]]
+    for layer in layers:
+        if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= limit_bytes:
+            buckets.append([])
+        buckets[-1].append(layer)
+    return buckets
+
+
+def _ready_shares(buckets: Sequence[Sequence[Layer]]) -> list[float]:
+    """Shares of backward after which buckets are ready; each matrix or convolution takes equally long."""
+    counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
+    total = sum(counts) or 1
+    return [sum(counts[: number + 1]) / total for number in range(len(counts))]
+
+
+def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
+    """Encode random gradients to find the length of the compressor's messages.
+
+    Raises:
+        UsageError: its cost is not known.
+    """
+    if reason := cannot_be_calibrated(compressor):
+        raise UsageError(reason)
+    if compressor.component_name not in ENCODE_NS:
+        raise UsageError(f"what {compressor.component_name} costs is not known; measure it with bench calibrate")
+    reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
+    step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
+    found = []
+    for layers in buckets:
+        gradients = [torch.randn(layer.numel, generator=random) for layer in layers]
+        offers: list[MessageProfile] = []
+
+        def travel(payload: Payload, key: Key, offers: list[MessageProfile] = offers) -> Payload:
+            offers.append(_offer(payload, key))
+            return payload
+
+        reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, Alone())
+        numel = sum(layer.numel for layer in layers)
+        encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[compressor.component_name] * numel / len(offers)
+        found.append(EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers)))
+    return tuple(found)
+
+
+def _offer(payload: Payload, key: Key) -> MessageProfile:
+    is_sparse = payload.addable and not payload.elementwise
+    return MessageProfile(
+        leaves=tuple(map(LeafSize.of, leaves(payload))),
+        layers=key,
+        growth=GROWTH if is_sparse else ((1, 1.0),),
+        merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
+        pack_s=PACK_BYTE_S * payload.nbytes,
+        unpack=LinearCost(per_byte_s=PACK_BYTE_S),
+        decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
+    )

@@ -1,0 +1,121 @@
+"""What is said beside a prediction."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from bench.core import environment
+from bench.core.units import format_rate, format_seconds
+from bench.extensions.predict.calibration import Calibration, Validated
+from bench.extensions.predict.estimate import Estimate
+from bench.extensions.predict.predict_options import PredictConfig
+from bench.extensions.predict.request import Asked
+
+NOT_CHECKED = "Not yet checked against real runs on this machine"
+
+
+def latency_note(config: PredictConfig, asked: Asked) -> list[str]:
+    """Return that latency is taken as 0, where no option or file said so."""
+    if len(asked.hosts) == 1 or config.latency is not None or any(host.latency_s for host in asked.hosts):
+        return []
+    how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
+    return [f"Latency is taken as 0, because none is given; {how} (half the time that ping shows)"]
+
+
+def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> list[str]:
+    """Return what a user should know before trusting a prediction, one sentence each.
+
+    Args:
+        calibration: of the parts.
+        asked: what was predicted.
+        range_too: also say how it differs from the runs that predictions were checked against.
+    """
+    said = _origin(calibration)
+    if any(host.jitter_s or host.loss for host in asked.hosts):
+        said.append("jitter and loss are not part of the model, and left out")
+    if range_too and (reason := outside(calibration, asked)):
+        said.append(f"{NOT_CHECKED}: {reason}")
+    if error := _known_error(calibration, asked):
+        said.append(error)
+    return said
+
+
+def _origin(calibration: Calibration) -> list[str]:
+    """Return why the prediction rests on less than a full measurement on this machine; empty if it does not."""
+    if isinstance(calibration, Estimate):
+        return [calibration.said]
+    said = []
+    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        said.append(
+            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores), which is the one that is "
+            "predicted"
+        )
+    if calibration.cut:
+        said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
+    return said
+
+
+def range_notes(calibration: Calibration, ways: Sequence[Asked]) -> list[str]:
+    """Return how many of several predictions are unlike the runs that predictions were checked against."""
+    reasons = [reason for asked in ways if (reason := outside(calibration, asked))]
+    if not reasons:
+        return []
+    some = "" if len(reasons) == len(ways) else f" for {len(reasons)} of {len(ways)} predictions"
+    same = f": {reasons[0]}" if len(set(reasons)) == 1 else ""
+    return [f"{NOT_CHECKED}{some}{same}"]
+
+
+def _known_error(calibration: Calibration, asked: Asked) -> str | None:
+    """Return how far such step times from this calibration were off; None where none was measured."""
+    errors = [abs(cell.error) for cell in _alike(calibration, asked)]
+    if not errors:
+        return None
+    elsewhere = asked.shared_cores != calibration.cores
+    where = f", whose ranks shared {calibration.cores} core(s) as these do not" if elsewhere else ""
+    return (
+        f"Such step times were checked against {len(errors)} real run(s){where}: off by "
+        f"{statistics.median(errors):.1%} in the median, by {max(errors):.1%} at most"
+    )
+
+
+def _alike(calibration: Calibration, asked: Asked) -> list[Validated]:
+    """What was measured with the same strategy, trigger and straggler, on links that change likewise."""
+    as_asked = asked.strategy, asked.trigger, asked.straggler_text, asked.link_trace
+    return [
+        cell
+        for cell in calibration.validated
+        if (cell.strategy, cell.trigger, cell.straggler, cell.link_trace) == as_asked
+    ]
+
+
+def outside(calibration: Calibration, asked: Asked) -> str | None:
+    """Why a prediction is further than any that was held against a measurement; None where it is not."""
+    if isinstance(calibration, Estimate):
+        return "this is a rough estimate"
+    if not calibration.validated:
+        return "bench predict --validate does that"
+    as_asked = asked.strategy, asked.trigger, asked.straggler_text
+    if not any((cell.strategy, cell.trigger, cell.straggler) == as_asked for cell in calibration.validated):
+        beside = "without a straggler" if asked.straggler is None else f"with the straggler {asked.straggler}"
+        return f"{asked.strategy} {beside}, trigger {asked.trigger}, was not measured"
+    if not (checked := _alike(calibration, asked)):
+        return f"links that follow {asked.link_trace or 'no trace'} were not measured"
+    name = asked.collective.partition(":")[0]
+    if (asked.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
+        return f"{asked.compressor} on {name} was not measured"
+    sizes = [cell.world_size for cell in checked]
+    if not min(sizes) <= asked.world_size <= max(sizes):
+        return f"{asked.world_size} ranks; {min(sizes)} to {max(sizes)} were measured"
+    if asked.ranks_per_host not in {cell.ranks_per_host for cell in checked}:
+        return f"{asked.ranks_per_host} rank(s) on a host were not measured"
+    rates = [cell.bandwidth_bps for cell in checked if cell.bandwidth_bps is not None]
+    if asked.slowest_bps is None and len(rates) == len(checked):
+        return "links that are not limited were not measured"
+    if asked.slowest_bps is not None and not (rates and min(rates) <= asked.slowest_bps <= max(rates)):
+        measured = f"{format_rate(min(rates))} to {format_rate(max(rates))}" if rates else "only links without a limit"
+        return f"{format_rate(asked.slowest_bps)}; {measured} were measured"
+    latency = max(host.latency_s for host in asked.hosts)
+    if latency > max(cell.latency_s for cell in checked):
+        return f"a latency of {format_seconds(latency)}, longer than any that was measured"
+    return None

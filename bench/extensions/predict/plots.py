@@ -1,0 +1,202 @@
+"""Draw predictions: step time against bandwidth, the fastest pair by bandwidth and ranks, predicted against measured.
+
+The pictures are drawn from files of `bench predict`: JSON of a sweep or a map, or the table of a validation.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.core.files import check_regular
+from bench.core.units import format_rate
+from bench.report.configurations import format_value
+from bench.report.plots import style
+from bench.report.plots.kinds import FileKind
+from bench.report.plots.picture import Picture
+from bench.report.plots.results import NotDrawable
+
+_WITHIN = 0.15  # relative error of the band that is drawn
+_DENSE = "bf16"
+_HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in grey, and if there are more pairs than colours
+
+
+def curve(path: Path, methods: style.Methods) -> Picture:
+    """Draw the predicted step time of a pair and of dense gradients against bandwidth, with break-even points."""
+    content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
+    rates = [point["bandwidth_bps"] for point in content["curve"]]
+    times = [point[column] for point in content["curve"] for column in ("dense_step_time_s", "step_time_s")]
+    _check_above_zero([*rates, *times, *content["break_even_bps"]])
+    pair = f"{content['compressor']} on {content['collective']}"
+    figure, (axes,) = style.new_figure()
+    lines = {}
+    dense, own = methods.index(_DENSE), methods.index(content["compressor"], content["collective"])
+    for name, column, index in ((f"dense {_DENSE}", "dense_step_time_s", dense), (pair, "step_time_s", own)):
+        seconds = [point[column] for point in content["curve"]]
+        (lines[name],) = axes.plot(rates, seconds, **style.line(index, int(name == pair and own == dense)))
+        style.tooltips(
+            lines[name],
+            *(
+                f"{name}: {format_value('step_time_s', each)} at {format_rate(rate)}"
+                for rate, each in zip(rates, seconds, strict=True)
+            ),
+        )
+    for rate in content["break_even_bps"]:
+        axes.axvline(rate, color=style.GREY, linewidth=0.9)
+        axes.annotate(
+            format_rate(rate), (rate, 0.98), xycoords=("data", "axes fraction"), rotation=90, ha="right", va="top"
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(f"Predicted step time, {content['world_size']} ranks")
+    style.name_axis(axes, "x", "bandwidth of all links", "uplink_bps")
+    style.name_axis(axes, "y", "time of a step", "step_time_s", log=True)
+    style.legend(figure, lines)
+    even = " and ".join(map(format_rate, content["break_even_bps"])) or "nowhere in the range"
+    return Picture(figure=figure, alt=f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
+
+
+def regime_map(path: Path, methods: style.Methods) -> Picture:
+    """Draw which pair is fastest by bandwidth and ranks, and its speed-up over dense gradients."""
+    cells = _json(path, "regimes", "bench predict --sweep bandwidth=1mbit..10gbit,world_size=2..64 --json")["regimes"]
+    rates = sorted({cell["bandwidth_bps"] for cell in cells})
+    sizes = sorted({cell["world_size"] for cell in cells})
+    pairs = list(dict.fromkeys((cell["compressor"], cell["collective"]) for cell in cells))
+    figure, (axes,) = style.new_figure(height=0.9 + 0.34 * len(sizes))
+    boxes = {}
+    for cell in cells:
+        column, row = rates.index(cell["bandwidth_bps"]), sizes.index(cell["world_size"])
+        index = pairs.index((cell["compressor"], cell["collective"]))
+        (box,) = axes.barh(
+            row,
+            1,
+            left=column,
+            height=1,
+            color=style.color(methods.index(*pairs[index])),
+            alpha=0.45,
+            edgecolor="white",
+            hatch=_HATCHES[index % len(_HATCHES)],
+        )
+        boxes[" on ".join(pairs[index])] = box
+        style.tooltips(
+            box,
+            f"{' on '.join(pairs[index])}: {cell['speedup']:.2f}x as fast as dense {_DENSE}, "
+            f"{cell['world_size']} ranks at {format_rate(cell['bandwidth_bps'])}",
+        )
+        mark = "" if cell["outside"] is None else "?"
+        axes.annotate(f"{cell['speedup']:.1f}{mark}", (column + 0.5, row), ha="center", va="center", fontsize=7)
+    axes.grid(visible=False)
+    axes.set_xticks([column + 0.5 for column in range(len(rates))])
+    axes.set_xticklabels([format_rate(rate) for rate in rates], rotation=45, ha="right")
+    axes.set_yticks(range(len(sizes)))
+    axes.set_yticklabels([str(size) for size in sizes])
+    axes.set_ylabel("ranks")
+    axes.set_title(f"Predicted: the fastest pair, speed-up over dense {_DENSE} (?: outside the validated range)")
+    style.legend(figure, boxes)
+    return Picture(figure=figure, alt=f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
+
+
+def predicted_measured(path: Path, methods: style.Methods) -> Picture:
+    """Draw the predicted against the measured step time of each validated configuration, with a band of 15 %."""
+    from matplotlib.ticker import LogLocator
+
+    cells = _validation(path)
+    known = [(float(cell["step_time_s"]), float(cell["predicted_step_time_s"]), cell) for cell in cells]
+    _check_above_zero(seconds for *both, _ in known for seconds in both)
+    figure, (axes,) = style.new_figure(height=4.2)
+    bounds = [
+        0.8 * min(min(measured, predicted) for measured, predicted, _ in known),
+        1.25 * max(max(measured, predicted) for measured, predicted, _ in known),
+    ]
+    axes.plot(bounds, bounds, color=style.INK, linewidth=0.9)
+    low, high = ([bound * factor for bound in bounds] for factor in (1 - _WITHIN, 1 + _WITHIN))
+    axes.fill_between(bounds, low, high, color=style.GREY, alpha=0.2, linewidth=0)
+    points: dict[str, Any] = {}
+    for measured, predicted, cell in known:
+        pair = f"{cell['compressor']} on {cell['collective']}"
+        look = style.marker(methods.index(cell["compressor"], cell["collective"]))
+        (points[pair],) = axes.plot(measured, predicted, linestyle="", **look)
+        times = (format_value("step_time_s", seconds) for seconds in (predicted, measured))
+        style.tooltips(points[pair], f"{pair}: predicted {' and measured '.join(times)}")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*bounds)
+    axes.set_ylim(*bounds)
+    style.name_axis(axes, "x", "measured time of a step", "step_time_s")
+    style.name_axis(axes, "y", "predicted", "step_time_s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    errors = sorted(abs(predicted / measured - 1) for measured, predicted, _ in known)
+    middle, most = statistics.median(errors), errors[math.ceil(0.9 * len(errors)) - 1]
+    said = f"{len(known)} configurations, error: median {middle:.1%}, 90th percentile {most:.1%}"
+    axes.set_title(
+        style.wrapped(
+            f"Predicted against measured step time: {said}; the band is {_WITHIN:.0%} wide to either side", 60
+        )
+    )
+    style.legend(figure, points)
+    return Picture(figure=figure, alt=f"Predicted against measured step times: {said}.")
+
+
+def _check_above_zero(values: Iterable[float]) -> None:
+    if not all(value > 0 and math.isfinite(value) for value in values):
+        raise ValueError("a rate or a time is not above 0, or not finite")
+
+
+def _json(path: Path, key: str, command: str) -> dict[str, Any]:
+    """Read JSON of `bench predict --json`.
+
+    Raises:
+        NotDrawable: the file cannot be read or lacks the key.
+    """
+    check_regular(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise NotDrawable(f"{path} cannot be read: {error}; write it with {command}") from None
+    if not isinstance(content, dict) or not content.get(key):
+        raise NotDrawable(f"{path} holds no {key}; write it with {command}")
+    return content
+
+
+def _validation(path: Path) -> list[dict[str, str]]:
+    check_regular(path)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            cells = [cell for cell in csv.DictReader(file) if cell.get("error")]
+    except (OSError, ValueError, csv.Error) as error:
+        raise NotDrawable(f"{path} cannot be read: {error}") from None
+    if not cells:
+        raise NotDrawable(f"{path} holds no measured configuration; give the table of bench predict --validate")
+    return cells
+
+
+CURVE = FileKind(
+    name="predicted-curve",
+    shows="predicted step time against bandwidth, from bench predict --sweep bandwidth=...",
+    reading="Both lines are predictions. Where the line of the pair is below the other, compression pays.",
+    made_by="bench predict",
+    keys=frozenset({"compressor", "collective", "world_size", "curve", "break_even_bps"}),
+    function=curve,
+)
+REGIME_MAP = FileKind(
+    name="regime-map",
+    shows="the fastest pair by bandwidth and ranks, from bench predict --sweep bandwidth=...,world_size=...",
+    reading="A cell shows the pair that is predicted to be fastest, and its speed-up over dense gradients.",
+    made_by="bench predict",
+    keys=frozenset({"regimes", "notes"}),
+    function=regime_map,
+)
+PREDICTED_MEASURED = FileKind(
+    name="predicted-measured",
+    shows="predicted against measured step time, from the table of bench predict --validate",
+    reading="A point above the line is a step that was predicted to be longer than it was.",
+    made_by="bench predict",
+    keys=frozenset({"compressor", "collective", "predicted_step_time_s", "step_time_s", "error"}),
+    function=predicted_measured,
+)

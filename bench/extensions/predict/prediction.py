@@ -1,0 +1,298 @@
+"""What a training step takes on given links, put together from measured parts.
+
+On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
+other, B buckets:
+
+    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `ranks/cores.py` says, the
+                                                       last one later by what exchanging the others takes of these
+    encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
+    summed        s_b = flows of the collective's messages, begun at e_b        (`links/flows.py`)
+    free          s_b where the collective goes on with messages that depend on others, else e_b, and
+                  the sums under way are ended one after the other
+    told          each rank's word to all whether its gradients were finite, sent at `free` of the last bucket
+    decoded       in time that the thread waits for a bucket, else after the last
+    end           decoded and told by all ranks, + f update
+
+A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
+between virtual hosts, on the cores that they share. Where rates change over time (`following.py`) a step is
+the mean over the whole trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from bench.extensions.predict.arrays import Floats
+from bench.extensions.predict.calibration import BucketParts, Calibration, EncodedBucket, LinearCost, MessageProfile
+from bench.extensions.predict.links.flows import NOTHING, Flows
+from bench.extensions.predict.links.windows import SettlingWindows, Windows
+from bench.extensions.predict.offers import layout_of, lengths_of
+from bench.extensions.predict.ranks.computing import Computing, Job
+from bench.extensions.predict.trace_replay import Window, follow, steps_for
+from collectives.allgather import Allgather
+from collectives.base import Collective
+from collectives.hierarchical import Hierarchical
+from collectives.native import Native
+from collectives.options import Incompatible
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Lengths, Wave
+
+FLAG_BYTES = 8
+"""of the word that a gradient was not finite, from each rank to each"""
+COMMAND_BYTES = 1
+"""of a rank's word to rank 0 that its backward ended, and of the answer that all may begin (trigger sync)"""
+ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
+SETTLES_UP_TO = 64
+"""ranks for which further steps are simulated, each begun where the one before left every rank"""
+SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
+"""that are simulated until one stands for all, the second where links have a delay: windows of new connections grow"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting(Job):
+    """Where and with what a step is to be made.
+
+    Attributes:
+        collective: that sums; `check_predictable` accepts it.
+        in_hook: sums go through the hook, and ranks tell each other whether all is finite; else DDP's own.
+        starts_early: a bucket is sent when it is ready (trigger async); else when all are.
+    """
+
+    collective: Collective
+    in_hook: bool = True
+    starts_early: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A step, in the words of `metrics.csv`.
+
+    Attributes:
+        bound_by: compute, network, exchange (each rank's work for it: encoding, messages, decoding) or cpu (of cores
+            that ranks share): what it would help most to have more of.
+        step_time_p95_s, slowest_window, fastest_window: over a trace; None where rates are constant.
+    """
+
+    step_time_s: float
+    exposed_s: float
+    encode_s: float
+    cpu_s_per_step: float
+    samples_per_s: float
+    payload_bytes_per_step: float
+    payload_bytes_max_per_step: float
+    messages_per_step: float
+    dense_bytes_per_step: float
+    compression_ratio: float | None
+    bound_by: str
+    step_time_p95_s: float | None = None
+    slowest_window: Window | None = None
+    fastest_window: Window | None = None
+
+
+def predict(calibration: Calibration, setting: Setting) -> Prediction:
+    """Put a step together."""
+    n, dense = setting.links.num_ranks, calibration.dense_nbytes
+    step = _Step(calibration, setting)
+    computing = step.computing
+    update_s = computing.factor * calibration.update_s
+    ends = np.zeros(n)
+    for _ in range(step.settles_in):
+        starts, ends = ends, step.run(ends)
+    cpu_s = computing.cpu_s + step.worked_s + step.busy_s
+    slowest = float((ends - starts).max())
+    carried_s = setting.links.carry_byte_s * step.sent_over_links
+    shared_s = 0.0 if setting.shared_cores is None else float((cpu_s + carried_s).sum()) / setting.shared_cores
+    exposed_s = float(step.exposed_s.mean()) + max(0.0, shared_s - slowest)
+    over_time: dict[str, Any] = {}
+    if period_s := setting.links.period_s:
+        most_steps = steps_for(float(step.messages.sum()))
+        followed = follow(step, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
+        slowest, exposed_s = followed.step_time_s, followed.exposed_s
+        over_time = followed.differences()
+    computing_s = float((step.computed_s + update_s).max())
+    nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
+    return Prediction(
+        step_time_s=step_time_s,
+        exposed_s=exposed_s,
+        encode_s=float(computing.factor.mean()) * sum(sum(bucket.work_s) for bucket in setting.encoded),
+        cpu_s_per_step=float(cpu_s.mean()),
+        samples_per_s=n * calibration.batch_size / step_time_s,
+        payload_bytes_per_step=nbytes,
+        payload_bytes_max_per_step=float(step.sent.max()),
+        messages_per_step=float(step.messages.mean()),
+        dense_bytes_per_step=dense,
+        compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
+        bound_by=_bound_by(step, slowest_s=slowest, shared_s=shared_s, computing_s=computing_s),
+        **over_time,
+    )
+
+
+def _bound_by(step: _Step, *, slowest_s: float, shared_s: float, computing_s: float) -> str:
+    if 1.1 * shared_s >= slowest_s:
+        return "cpu"
+    if slowest_s <= 1.1 * computing_s:
+        return "compute"
+    return "exchange" if 2 * step.late_work_s.mean() > step.exposed_s.mean() else "network"
+
+
+class _Step:
+    """The exchange threads of all ranks, step after step."""
+
+    def __init__(self, calibration: Calibration, setting: Setting) -> None:
+        self._calibration = calibration
+        self._setting = setting
+        self._flows = Flows(setting.links, setting.slower)
+        self.settles_in = SETTLING_STEPS if setting.links.num_ranks <= SETTLES_UP_TO else 1
+        if setting.links.latency_s.any():
+            if self.settles_in == 1:
+                self._flows.windows = Windows(setting.links.num_ranks)
+            else:
+                self._flows.windows = SettlingWindows(setting.links.num_ranks)
+                self.settles_in = SETTLING_WINDOWS
+        # What was sent last is under way before a step can end.
+        self._silent_anyway_s = float(setting.links.latency_s.max()) + calibration.update_s
+        self.computing = Computing.of_ranks(calibration, setting)
+        self.computed_s = np.zeros(setting.links.num_ranks)
+        self.exposed_s = np.zeros(setting.links.num_ranks)
+        self.late_work_s = np.zeros(setting.links.num_ranks)
+        self.sent = np.zeros(setting.links.num_ranks)
+        self.sent_over_links = np.zeros(setting.links.num_ranks)
+        self.messages = np.zeros(setting.links.num_ranks)
+        self.busy_s = np.zeros(setting.links.num_ranks)
+        self.worked_s = 0.0
+
+    def run(self, starts: Floats) -> Floats:
+        """When each rank's step ends that began at `starts`."""
+        calibration, setting, flows = self._calibration, self._setting, self._flows
+        n = setting.links.num_ranks
+        busy_s, over_links = flows.busy_s.copy(), flows.sent_over_links.copy()
+        *early, last, computed = self.computing.reached(starts)
+        self.computed_s = computed - starts
+        self.worked_s = 0.0
+        num_early = len(early) if setting.starts_early else 0
+        first = early[0] if num_early else last
+        if flows.windows is not None:
+            flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
+        flows.ready, flows.crowded_until = starts, float(computed.max())
+        if not setting.starts_early:
+            self._await_command(last)
+        sent, messages = flows.sent.copy(), flows.messages.copy()
+        under_way: list[tuple[Floats, float]] = []
+        to_decode = np.zeros(n)
+        for number, (bucket, encoded) in enumerate(zip(calibration.buckets, setting.encoded, strict=True)):
+            if number == num_early:
+                worked_before_s = self._works_s(busy_s)
+                if setting.starts_early:
+                    held_up_s = self._held_up_s(flows.sent_over_links - over_links, flows.busy_s - busy_s)
+                    last, computed = last + held_up_s, computed + held_up_s
+            due = early[number] if number < num_early else last
+            flows.crowded_until = float(computed.max())
+            waited = np.maximum(0.0, due - flows.ready)
+            to_decode = np.maximum(0.0, to_decode - waited)
+            flows.wait_until(due)
+            decode_s = self._exchange(bucket, encoded, under_way)
+            to_decode = to_decode + self._takes(decode_s)
+        self.sent, self.messages = flows.sent - sent, flows.messages - messages
+        all_told = self._tell_all_whether_finite()
+        for ended, decode_s in under_way:
+            flows.wait_until(ended)
+            flows.work(self._takes(decode_s))
+        flows.work(to_decode)
+        flows.wait_until(all_told)
+        self.busy_s, self.sent_over_links = flows.busy_s - busy_s, flows.sent_over_links - over_links
+        exchanged: Floats = np.maximum(flows.ready, computed)
+        self.exposed_s = exchanged - last
+        self.late_work_s = self._works_s(busy_s) - worked_before_s
+        return exchanged + self.computing.factor * calibration.update_s
+
+    def _await_command(self, computed: Floats) -> None:
+        """Every rank tells rank 0 that its backward has ended, which then lets all begin."""
+        flows = self._flows
+        others = np.arange(1, self._setting.links.num_ranks)
+        rank_0, nbytes = np.zeros_like(others), np.full(others.shape, COMMAND_BYTES)
+        flows.wait_until(computed)
+        flows.run([Wave(others, rank_0, nbytes), Wave(rank_0, others, nbytes)])
+
+    def _tell_all_whether_finite(self) -> Floats:
+        """When each rank has every other's word, which goes behind the last bucket while others are decoded."""
+        flows, ranks = self._flows, np.arange(self._setting.links.num_ranks)
+        begun = flows.ready
+        if self._setting.in_hook:
+            flows.run([Wave(ranks, ranks, np.full((1, 1), FLAG_BYTES), each_to_each=True)])
+        told, flows.ready = flows.ready, begun
+        return told
+
+    def _held_up_s(self, sent_over_links: Floats, busy_s: Floats) -> float:
+        """By how much compute ends later on cores that are all taken, for what went on beside it."""
+        cores = self._setting.shared_cores
+        if cores is None or self._setting.load < 1:
+            return 0.0
+        carried_s = self._setting.links.carry_byte_s * sent_over_links
+        return float((busy_s + self.worked_s + carried_s).sum()) / cores
+
+    def _works_s(self, busy_before_s: Floats) -> Floats:
+        """What each rank's exchange thread has worked in this step."""
+        busy_s = self._setting.slower * (self._flows.busy_s - busy_before_s)
+        return self.computing.factor * self.worked_s + busy_s
+
+    def _takes(self, work_s: float) -> Floats:
+        """What each rank takes for work of so much CPU time."""
+        self.worked_s += work_s
+        return self.computing.factor * work_s
+
+    def _exchange(self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, float]]) -> float:
+        """Encode and sum one bucket; return what is left to be decoded, unless that is under way."""
+        setting, flows = self._setting, self._flows
+        *before, after_s = encoded.work_s
+        for work_s, offer in zip(before, encoded.offers, strict=True):
+            flows.work(self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s)))
+            begun = flows.ready
+            self._sum(bucket, offer)
+            more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
+            goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
+            if goes_on:
+                under_way.append((flows.ready, after_s + more_s))
+                flows.ready = begun
+                return 0.0
+            if len(encoded.offers) > 1:
+                flows.work(self._takes(more_s))  # the terms of each of several messages are added before the next one
+        return after_s
+
+    def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
+        """Elements of several types travel one type after the other."""
+        collective, n = self._setting.collective, self._setting.links.num_ranks
+        layout = layout_of(offer, bucket)
+        groups = layout.by_type() if collective.carries_wires else [tuple(range(len(offer.leaves)))]
+        for group in groups:
+            part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
+            layout = layout_of(part, bucket)
+            waves = collective.waves(n, layout, lengths_of(part))
+            assert waves is not None  # a collective without rounds was refused
+            unpack = NOTHING if self._is_bare(part) else part.unpack
+            self._flows.run(waves, unpack=unpack, merge=self._merge(part))
+
+    def _is_bare(self, offer: MessageProfile) -> bool:
+        """Whether it travels as wire tensors."""
+        return self._setting.collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
+
+    def _merge(self, offer: MessageProfile) -> LinearCost:
+        """What is done where contributions meet: they are added as they are, or decoded."""
+        if self._setting.collective.decodes and any(leaf.wire_numel is None for leaf in offer.leaves):
+            return LinearCost(per_byte_s=offer.decode_s / max(1, offer.nbytes))
+        return offer.merge
+
+
+def check_predictable(collective: Collective) -> None:
+    """Check that sums of a collective can be predicted.
+
+    Raises:
+        Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
+    """
+    parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
+    silent = [part for part in parts if part.waves(2, Layout.dense(2, key=(0,)), ONE_BYTE) is None]
+    if silent:
+        name = silent[0].component_name
+        raise Incompatible(f"{name} does not say what its ranks send, so it cannot be predicted; try ring or tree")

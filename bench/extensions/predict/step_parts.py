@@ -1,0 +1,402 @@
+"""The parts of a training step, measured in this process: compute up to each bucket, and what compressors do to it.
+
+What comes once in a step is timed as it comes there, behind compute that has filled the caches with other things: by
+itself, time after time, encoding takes half as long, and reading a short message a fifth.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.core import spec
+from bench.core.config.run import RunConfig
+from bench.datasets.base import Dataset
+from bench.extensions.predict.calibrate_options import CalibrateConfig
+from bench.extensions.predict.calibration import (
+    BucketParts,
+    CpuContention,
+    EncodedBucket,
+    LeafSize,
+    LinearCost,
+    MessageProfile,
+)
+from bench.models.base import Model
+from bench.optimizers.base import Optimizer
+from bench.strategies.ddp.ddp import wrap
+from bench.train.data import Batches
+from collectives.base import Key
+from collectives.payloads.base import Payload, unpack
+from collectives.payloads.dense import Dense
+from collectives.ring import Ring
+from collectives.schedule.layout import leaves
+from collectives.transport.base import Alone, Transport
+from compressors.base import Compressor
+from compressors.ddp.hook import ZeroCopyGradients
+from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.report import Bucket
+from compressors.layer import Layer, Step, layers_of
+
+WARMUP, LEAST_WARMUP = 4, 2
+"""steps before the first that is timed; in the first two DDP's ranks agree on their buckets"""
+SLOW_S = 1.0
+"""a step that takes longer is made no more often than it must be"""
+# A step after the first ones, in which some compressors send all entries.
+LATE = 10**6
+CROWDED_STEPS = 8
+# Each compressor is timed at least this often, even if the budget is spent.
+LEAST_TURNS = 2
+# Gradients of this many ranks are recorded at the same weights, to measure how many of their entries coincide.
+RANKS = 4
+MOMENTUM = 0.9
+STIRRED_SAMPLES, STIRRED_SAMPLES_IF_SLOW = 8, 2
+"""of a mini-batch, at most, that are computed between two timings"""
+PARTS = 8
+"""of one of which, as of the whole, it is measured what is done to it"""
+REPEATS = 5
+SUMS = 40
+SHORT_NUMEL = 64
+"""of a message in which only its being one takes time"""
+
+Message = tuple[Key, Payload]
+"""What a collective is given: the layers inside and the payload."""
+
+
+def clock() -> float:
+    """Seconds that other work on the machine does not lengthen, where this process computes one thing at a time."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+class StepParts:
+    """A model that trains by itself; every rank of the process group must make one.
+
+    Args:
+        config: complete.
+
+    Attributes:
+        numel: elements of the gradient.
+        num_buckets: into which DDP cuts it.
+        step_s, stir_s: seconds of a step, and of what `stir` computes.
+    """
+
+    def __init__(self, config: CalibrateConfig) -> None:
+        torch.manual_seed(config.seed)
+        device = torch.device("cpu")
+        dataset = cast(Dataset, spec.build("datasets", config.dataset))
+        model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
+        self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
+        optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer))
+        self._optimizer = optimizer.build(model.parameters(), 0.0)  # for gradients that are taken come to no update
+        train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
+        of_run = RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1)
+        self._batches = Batches(of_run, dataset, train, 0, device)
+        self.numel = sum(parameter.numel() for parameter in model.parameters())
+        self._times: list[list[float]] = []
+        self._layer_of = {id(layer.weight): layer for layer in layers_of(model)}
+        self._arrived: list[tuple[float, list[Layer], list[torch.Tensor]]] = []
+        self._keeps = False
+        self._copied_s = 0.0
+        self._clock = clock
+        self._taken = ZeroCopyGradients(self._ddp)
+        self._ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
+        for number in range(WARMUP):
+            marks, arrived = self._step()
+            self.num_buckets = len(arrived)
+            self.step_s = marks[-1] - marks[0]
+            if number + 1 >= LEAST_WARMUP and self.is_slow:
+                break
+        started = clock()
+        self.stir()
+        self.stir_s = clock() - started
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether a step takes so long that some of what is measured must do with less of it."""
+        return self.step_s > SLOW_S
+
+    def time_steps(self, count: int) -> None:
+        """Time some steps more."""
+        for _ in range(count):
+            marks, arrived = self._step()
+            ready = [at - marks[2] for at in arrived]
+            self._times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
+
+    def take_times(self) -> list[list[float]]:
+        """Return seconds of each step timed since the last call: batch, forward, backward, update, buckets ready."""
+        times, self._times = self._times, []
+        return times
+
+    def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
+        """Time steps that all ranks of a group, which must all call, begin at once: by the clock, until the last one.
+
+        Args:
+            group: of this rank and the others.
+            cores: that they share.
+            steps: to make, of which the first does not count if there are more.
+        """
+        self._clock = time.perf_counter
+        ends, used_s = [], []
+        for _ in range(steps):
+            dist.barrier(group)
+            cpu_started = time.process_time()
+            marks, arrived = self._step()
+            used_s.append(time.process_time() - cpu_started)
+            begun = torch.tensor([marks[0]], dtype=torch.float64)
+            last = torch.tensor([*arrived, marks[3]], dtype=torch.float64)
+            dist.all_reduce(begun, dist.ReduceOp.MIN, group)
+            dist.all_reduce(last, dist.ReduceOp.MAX, group)
+            ends.append((last - begun).tolist())
+        self._clock = clock
+        first = min(1, steps - 1)
+        *handed_over, computed_s = map(statistics.median, zip(*ends[first:], strict=True))
+        return CpuContention(
+            load=dist.get_world_size(group) * torch.get_num_threads() / cores,
+            handed_over_s=tuple(handed_over),
+            computed_s=computed_s,
+            cpu_s=_mean_of_ranks(statistics.median(used_s[first:]), group),
+        )
+
+    def around_message_s(self, group: dist.ProcessGroup, transport: Transport, steps: int) -> float:
+        """CPU seconds of a rank for a message that comes behind compute, sent or received; all of a group must call.
+
+        Args:
+            group: of this rank and the others.
+            transport: among them.
+            steps: to make, each with a message behind it.
+        """
+        n, ring = dist.get_world_size(group), Ring().bind(transport)
+        taken = []
+        for _ in range(steps):
+            self._step()
+            dist.barrier(group)
+            started = time.thread_time()
+            ring.sum(Dense(torch.zeros(SHORT_NUMEL * n)), (0,))
+            taken.append(time.thread_time() - started)
+        return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
+
+    def round_s(self, group: dist.ProcessGroup, transport: Transport, *, computing: bool) -> float:
+        """Seconds of a round of short messages among many, beside steps or by itself; all of a group must call.
+
+        Args:
+            group: of this rank and the others.
+            transport: among them.
+            computing: all ranks compute meanwhile: steps, or what `stir` computes where these are slow.
+        """
+        n, ring = dist.get_world_size(group), Ring().bind(transport)
+
+        def sums() -> float:
+            started = time.perf_counter()
+            for _ in range(SUMS):
+                ring.sum(Dense(torch.zeros(SHORT_NUMEL * n)), (0,))
+            return (time.perf_counter() - started) / (SUMS * 2 * (n - 1))
+
+        dist.barrier(group)
+        with ThreadPoolExecutor(1) as beside:
+            under_way = beside.submit(sums)
+            while computing and not under_way.done():
+                (self.stir if self.is_slow else self._step)()
+        return _mean_of_ranks(under_way.result(), group)
+
+    def stir(self) -> None:
+        """Compute on a few samples, so that caches hold what they hold behind backward."""
+        x, y = next(self._batches)
+        if self.is_slow:  # reading all weights is enough to fill the caches
+            with torch.no_grad():
+                self._ddp.module(x[:STIRRED_SAMPLES_IF_SLOW])
+            return
+        torch.nn.functional.cross_entropy(self._ddp(x[:STIRRED_SAMPLES]), y[:STIRRED_SAMPLES]).backward()
+        self._optimizer.zero_grad()
+
+    def _step(self) -> tuple[list[float], list[float]]:
+        """(when the batch was asked for, it was there, forward, backward and update had ended; when buckets came)."""
+        self._arrived = []
+        marks = [self._now()]
+        x, y = next(self._batches)
+        marks.append(self._now())
+        loss = torch.nn.functional.cross_entropy(self._ddp(x), y)
+        marks.append(self._now())
+        loss.backward()
+        marks.append(self._now())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        marks.append(self._now())
+        return marks, [arrived for arrived, _, _ in self._arrived]
+
+    def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
+        """Return each bucket's layers and gradients, of some ranks at the same weights; their steps are timed too."""
+        self._keeps = True
+        ranks = []
+        for _ in range(RANKS):
+            self.time_steps(1)
+            ranks.append([(of, kept) for _, of, kept in self._arrived])
+        self._keeps = False
+        return ranks
+
+    def _now(self) -> float:
+        """Time by the clock, without what copying gradients took."""
+        return self._clock() - self._copied_s
+
+    def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        arrived = self._now()
+        layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
+        gradients, _ = self._taken.of(bucket)
+        kept: list[torch.Tensor] = []
+        if self._keeps:
+            started = self._clock()
+            kept = [gradient.clone() for gradient in gradients]
+            self._copied_s += self._clock() - started
+        self._arrived.append((arrived, layers, kept))
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+
+def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
+    """Of layers without elements nothing is sent."""
+    filled = [layer for layer in layers if layer.numel]
+    ids, numels = tuple(layer.id for layer in filled), tuple(layer.numel for layer in filled)
+    return BucketParts(ready_s=ready_s, layers=ids, numels=numels)
+
+
+def _mean_of_ranks(value: float, group: dist.ProcessGroup) -> float:
+    total = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(total, group=group)
+    return float(total) / dist.get_world_size(group)
+
+
+def encoded(
+    text: str,
+    gradients: Sequence[Sequence[tuple[list[Layer], list[torch.Tensor]]]],
+    config: CalibrateConfig,
+    stir: Callable[[], object],
+    seconds: float = math.inf,
+) -> tuple[tuple[EncodedBucket, ...], int]:
+    """Return what a compressor makes of every bucket, and how many turns of it were timed.
+
+    Args:
+        text: of the compressor.
+        gradients: as of `StepParts.gradients`; left as they are.
+        config: complete.
+        stir: computes something else.
+        seconds: that all of it may take; where they are short there are fewer turns, but at least `LEAST_TURNS`.
+    """
+    compressor = cast(Compressor, spec.build("compressors", text))
+    reducers = [reducer_for(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
+    num_buckets = len(gradients[0])
+    works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
+    offers: list[list[list[Message]]] = []
+    started, turn, turns = time.monotonic(), 0, config.turns
+    while turn <= turns:
+        turn_started = time.monotonic()
+        offers = [[] for _ in range(num_buckets)]
+        for rank, (reducer, of_rank) in enumerate(zip(reducers, gradients, strict=True)):
+            step = Step(index=LATE + turn, epoch=0, rank=rank, world_size=1, seed=config.seed, warmup=False)
+            for number, (layers, kept) in enumerate(of_rank):
+                bucket = Bucket(layers=layers, gradients=[gradient.clone() for gradient in kept], step=step)
+                if is_timed := turn > 0 and rank == 0:
+                    stir()
+                work_s, messages = _reduced(reducer, bucket)
+                if is_timed:
+                    works[number].append(work_s)
+                offers[number].append(messages)
+            reducer.commit()
+        if turn == 1 and seconds < math.inf:
+            turn_s = 2 * (time.monotonic() - turn_started)  # what is done to messages takes about as long again
+            turns = min(turns, max(LEAST_TURNS, int((seconds - (turn_started - started)) / turn_s)))
+        turn += 1
+    repeats = REPEATS if turns == config.turns else min(REPEATS, turns)
+    buckets = tuple(
+        EncodedBucket(
+            work_s=tuple(map(statistics.median, zip(*work, strict=True))),
+            offers=tuple(_offer(of_ranks, stir, repeats) for of_ranks in zip(*of_bucket, strict=True)),
+        )
+        for work, of_bucket in zip(works, offers, strict=True)
+    )
+    return buckets, turns
+
+
+def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Message]]:
+    """(seconds before each message and after the last, the messages)."""
+    marks, messages = [clock()], []
+
+    def travel(payload: Payload, key: Key) -> Payload:
+        marks.append(clock())
+        messages.append((key, payload.with_wire(payload.wire.clone()) if payload.elementwise else payload))
+        marks.append(clock())
+        return payload
+
+    reducer.reduce(bucket, travel, Alone())
+    marks.append(clock())
+    return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
+
+
+def _offer(messages: Sequence[Message], stir: Callable[[], object], repeats: int) -> MessageProfile:
+    """A message, from what several ranks offer."""
+    keys, of_ranks = zip(*messages, strict=True)
+    first, second = of_ranks[:2]
+    growth = [(1, 1.0)]
+    if first.addable and not first.elementwise:
+        total = first
+        for count, payload in enumerate(of_ranks[1:], start=2):
+            total = total.add(payload)
+            growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
+    whole = _handled(first, second, stir, repeats)
+    part = _handled(first.split(PARTS)[0], second.split(PARTS)[0], stir, repeats) if first.addable else None
+    return MessageProfile(
+        leaves=tuple(map(LeafSize.of, leaves(first))),
+        layers=keys[0],
+        growth=tuple(growth),
+        merge=work_of(*((each.nbytes, each.merge_s) for each in (whole, part) if each is not None)),
+        pack_s=whole.pack_s,
+        unpack=work_of(*((each.nbytes, each.unpack_s) for each in (whole, part) if each is not None)),
+        decode_s=whole.decode_s,
+    )
+
+
+class _Handled(NamedTuple):
+    """Seconds of what is done to a payload of so many bytes; merged ones that are not element-wise are packed again."""
+
+    nbytes: int
+    pack_s: float
+    unpack_s: float
+    merge_s: float
+    decode_s: float
+
+
+def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> _Handled:
+    """Medians of a few times, each behind other work."""
+    dense, times = torch.zeros(first.numel), []
+    for _ in range(repeats):
+        stir()
+        marks = [clock()]
+        packed = first.pack()
+        marks.append(clock())
+        unpack(packed)
+        marks.append(clock())
+        if first.elementwise:
+            first.wire + second.wire
+        elif first.addable:
+            first.add(second).pack()
+        marks.append(clock())
+        first.add_to_(dense)
+        marks.append(clock())
+        times.append([after - before for before, after in itertools.pairwise(marks)])
+    return _Handled(first.nbytes, *map(statistics.median, zip(*times, strict=True)))
+
+
+def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
+    """From seconds for the bytes of a whole and of a part of it; where it has none, all of it is for any."""
+    if part is None or part[0] == whole[0]:
+        return LinearCost(fixed_s=whole[1])
+    per_byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])
+    return LinearCost(fixed_s=max(0.0, part[1] - per_byte_s * part[0]), per_byte_s=per_byte_s)

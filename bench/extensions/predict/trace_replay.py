@@ -1,0 +1,132 @@
+"""Steps on links whose rate changes: one after the other from the trace's beginning through whole periods.
+
+Where a step is shorter than a share of the trace it stands for those that would be made in that share, and the next one
+that is simulated begins at its end: a trace of an hour need not be ten thousand steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.extensions.predict.arrays import Floats
+
+LEAST_STEPS = 16
+MOST_STEPS = 500
+"""that are simulated for one period"""
+MOST_MESSAGES = 2_000_000
+"""in all of them, unless the least number of steps has more"""
+WINDOWS = 10
+
+
+class Maker(Protocol):
+    """What makes steps.
+
+    Attributes:
+        exposed_s: of the last one, float [ranks].
+    """
+
+    exposed_s: Floats
+
+    def run(self, starts: Floats) -> Floats:
+        """When each rank's step ends that began at `starts`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """A part of a trace.
+
+    Attributes:
+        begin_s, end_s: since the trace began.
+        step_time_s: of the steps in it, on average.
+    """
+
+    begin_s: float
+    end_s: float
+    step_time_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Followed:
+    """Steps over a trace.
+
+    Attributes:
+        step_time_s, exposed_s: means over all steps.
+        step_time_p95_s: 95th percentile.
+        slowest, fastest: of its tenths; None where a step is longer than the trace.
+    """
+
+    step_time_s: float
+    exposed_s: float
+    step_time_p95_s: float
+    slowest: Window | None
+    fastest: Window | None
+
+    def differences(self) -> dict[str, Any]:
+        """How steps differ, under a prediction's names."""
+        windows = {"slowest_window": self.slowest, "fastest_window": self.fastest}
+        return {"step_time_p95_s": self.step_time_p95_s, **windows}
+
+
+def steps_for(messages_per_step: float) -> int:
+    """How many steps are to be simulated for one period."""
+    return int(np.clip(MOST_MESSAGES / messages_per_step, LEAST_STEPS, MOST_STEPS))
+
+
+def follow(maker: Maker, starts: Floats, *, period_s: float, at_least_s: float, most_steps: int) -> Followed:
+    """Make steps.
+
+    Args:
+        maker: of them.
+        starts: of the first, float [ranks]; it is put off until the trace begins anew.
+        period_s: of the trace.
+        at_least_s: a step is no shorter.
+        most_steps: that are simulated for one period, where steps are shorter than its part.
+    """
+    share_s = period_s / most_steps
+    begin = math.ceil(starts.max() / period_s) * period_s
+    until, rounds = math.inf, 0
+    moments, made, seconds, exposed = [begin], [0.0], [], []
+    ends = starts
+    while moments[-1] < until:
+        starts = ends + (moments[-1] - ends.max())
+        ends = maker.run(starts)
+        alone_s = float(ends.max() - starts.max())
+        seconds.append(max(alone_s, at_least_s))
+        exposed.append(float(maker.exposed_s.mean()) + seconds[-1] - alone_s)
+        lasts_s = max(seconds[-1], share_s)
+        moments.append(moments[-1] + lasts_s)
+        made.append(made[-1] + lasts_s / seconds[-1])
+        if len(seconds) == LEAST_STEPS:
+            rounds = math.ceil((moments[-1] - begin) / period_s)
+            until = begin + rounds * period_s
+    windows = [] if rounds > LEAST_STEPS else _windows(np.array(moments) - begin, made, period_s, rounds)
+    weights = np.diff(made)
+    return Followed(
+        step_time_s=rounds * period_s / float(np.interp(until, moments, made)),
+        exposed_s=float(np.average(exposed, weights=weights)),
+        step_time_p95_s=_percentile(np.array(seconds), weights, 0.95),
+        slowest=max(windows, key=lambda window: window.step_time_s, default=None),
+        fastest=min(windows, key=lambda window: window.step_time_s, default=None),
+    )
+
+
+def _windows(moments: Floats, made: Sequence[float], period_s: float, rounds: int) -> list[Window]:
+    """The tenths of a trace that was followed in some rounds; steps `made` until each moment since the first began."""
+    edges = np.linspace(0.0, rounds * period_s, rounds * WINDOWS + 1)
+    steps = np.diff(np.interp(edges, moments, made)).reshape(rounds, WINDOWS).mean(0)
+    length_s = period_s / WINDOWS
+    return [
+        Window(begin_s=number * length_s, end_s=(number + 1) * length_s, step_time_s=length_s / float(made_in_it))
+        for number, made_in_it in enumerate(steps)
+    ]
+
+
+def _percentile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values)
+    shares = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order[np.searchsorted(shares, share)]])

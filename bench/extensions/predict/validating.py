@@ -1,0 +1,244 @@
+"""`bench predict --validate`: predictions of configurations and what was measured of them, side by side."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from bench.core import environment, spec
+from bench.core.config.run import RunConfig
+from bench.core.errors import UsageError
+from bench.core.rows import read_rows
+from bench.extensions.predict.calibration import Calibration, Validated
+from bench.extensions.predict.checking import check_asked
+from bench.extensions.predict.prediction import Prediction
+from bench.extensions.predict.request import Asked, waits
+from bench.extensions.predict.step import predicted
+from bench.hosts.cluster import Cluster, HostLink
+from bench.launch.sweeps.file import PlannedRun, table_text
+from bench.launch.sweeps.state import SweepState
+from compressors.base import Compressor
+
+_AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
+_PARTS = (
+    "step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "samples_per_s", "payload_bytes_per_step",
+    "messages_per_step",
+)  # fmt: skip
+"""Columns that are predicted and measured."""
+_FIXED = ("accumulate", "amp", "nnodes", "nonfinite")
+_LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One configuration.
+
+    Attributes:
+        settings: what the file says of it beside `[base]`.
+        asked, prediction: made before it is run.
+        runs: planned, one per seed.
+    """
+
+    settings: str
+    asked: Asked
+    prediction: Prediction
+    runs: tuple[PlannedRun, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A cell beside what was measured.
+
+    Attributes:
+        measured: by column, medians over its runs; None where every one of them failed, or did not say.
+    """
+
+    cell: Cell
+    num_runs: int
+    measured: Mapping[str, float | None]
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Measured."""
+        return self.measured["step_time_s"]
+
+    @property
+    def error(self) -> float | None:
+        """Of the predicted time of a step."""
+        return None if self.step_time_s is None else self.cell.prediction.step_time_s / self.step_time_s - 1
+
+
+def check_machine(calibration: Calibration) -> None:
+    """Refuse to measure elsewhere what is predicted.
+
+    Raises:
+        UsageError: this is not the calibrated machine, or other kernels.
+    """
+    if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        raise UsageError(
+            f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; what it "
+            "predicts can be measured there alone; calibrate here first"
+        )
+    if calibration.kernels != (kernels := environment.kernels()):
+        raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate anew")
+
+
+def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]:
+    """Predict every configuration of a plan.
+
+    Raises:
+        UsageError: a configuration is not what was calibrated.
+    """
+    by_configuration: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        by_configuration.setdefault(run.config.config_id, []).append(run)
+    cells = []
+    for of_one in by_configuration.values():
+        asked = asked_of(calibration, of_one[0].config)
+        cells.append(
+            Cell(
+                settings=table_text(of_one[0].settings),
+                asked=asked,
+                prediction=predicted(calibration, asked),
+                runs=tuple(of_one),
+            )
+        )
+    return cells
+
+
+def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
+    """What of a run is predicted, checked.
+
+    Args:
+        calibration: of the machine on which it is made.
+        config: of the run, complete.
+
+    Raises:
+        UsageError: it is not what was calibrated, or nothing that can be predicted.
+    """
+    for name in _AS_CALIBRATED:
+        if name == "bucket_mb" and not waits(config.strategy):
+            continue  # layers travel one by one; those of a calibrated bucket are pushed when all of it is ready
+        if (value := getattr(config, name)) != (known := getattr(calibration, name)):
+            raise UsageError(f"{name} {value} was not calibrated, but {known}; change the file or calibrate anew")
+    for option in RunConfig.options():
+        if option.name in _FIXED and getattr(config, option.name) != option.default:
+            raise UsageError(
+                f"{option.flag_name} {getattr(config, option.name)} is not part of the model; leave it out"
+            )
+    if config.device == "cuda":
+        raise UsageError("what a GPU takes is not part of the model; use --device cpu")
+    if left_out := [word for name, word in _LEFT_OUT.items() if getattr(config, name)]:
+        raise UsageError(f"links with {' and '.join(left_out)} are not part of the model; leave that out")
+    hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
+    ranks_per_host = config.world_size
+    if config.cluster is not None:
+        cluster = Cluster.from_dict(config.cluster)
+        hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
+    asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
+    asked = check_asked(calibration, asked)
+    compressor = cast(Compressor, spec.build("compressors", asked.compressor))
+    if config.epochs is not None and _last_interval_begins(config.epochs, config) < compressor.denser_epochs:
+        raise UsageError(
+            f"{asked.compressor} sends more in the first {compressor.denser_epochs} epochs, in which its last steps "
+            "are timed; use --steps, warmup_epochs=0 or more --epochs"
+        )
+    return asked
+
+
+def _last_interval_begins(epochs: int, config: RunConfig) -> int:
+    """After how many epochs that part of a run begins of which the last row is."""
+    every = min(config.eval_every or epochs, epochs)
+    return (epochs - 1) // every * every
+
+
+def compare(cells: Sequence[Cell], agenda: SweepState) -> list[Compared]:
+    """Every cell beside its runs, as they lie there now; none is left out."""
+    return [_compared(cell, agenda) for cell in cells]
+
+
+def _compared(cell: Cell, agenda: SweepState) -> Compared:
+    done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
+    rows = [list(read_rows(run.folder.metrics)) for run in done]
+
+    def median(column: str) -> float | None:
+        known = [value for of_run in rows if (value := _last_known(of_run, column)) is not None]
+        return statistics.median(known) if known else None
+
+    return Compared(cell=cell, num_runs=len(done), measured={column: median(column) for column in _PARTS})
+
+
+def _last_known(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    """What the last row says that says anything: one that was written soon after a restart knows no time of a step."""
+    return next((row[column] for row in reversed(rows) if row[column] is not None), None)
+
+
+def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
+    """One row per cell; what was measured under the names of `metrics.csv`, what was predicted with `predicted_`."""
+    rows = []
+    for each in compared:
+        asked, prediction = each.cell.asked, each.cell.prediction
+        rows.append(
+            {
+                "model": calibration.model,
+                "compressor": asked.compressor,
+                "collective": asked.collective,
+                "world_size": asked.world_size,
+                "settings": each.cell.settings,
+                "runs": each.num_runs,
+                "error": each.error,
+                "bound_by": prediction.bound_by,
+            }
+            | {
+                name: value
+                for column in _PARTS
+                for name, value in (
+                    (f"predicted_{column}", getattr(prediction, column)),
+                    (column, each.measured[column]),
+                )
+            }
+        )
+    return rows
+
+
+def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Keep the table, as CSV.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --table") from None
+
+
+def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Calibration:
+    """The calibration, knowing these cells too."""
+    cells = [
+        Validated(
+            compressor=each.cell.asked.compressor,
+            collective=each.cell.asked.collective,
+            world_size=each.cell.asked.world_size,
+            bandwidth_bps=each.cell.asked.slowest_bps,
+            link_trace=each.cell.asked.link_trace,
+            latency_s=max(host.latency_s for host in each.cell.asked.hosts),
+            predicted_s=each.cell.prediction.step_time_s,
+            measured_s=each.step_time_s,
+            error=each.error,
+            strategy=each.cell.asked.strategy,
+            trigger=each.cell.asked.trigger,
+            ranks_per_host=each.cell.asked.ranks_per_host,
+            straggler=each.cell.asked.straggler_text,
+        )
+        for each in compared
+        if each.step_time_s is not None and each.error is not None
+    ]
+    return dataclasses.replace(calibration, validated=tuple(dict.fromkeys([*calibration.validated, *cells])))

@@ -1,0 +1,77 @@
+"""The catalogue: kinds of devices and links with their figures, in the files of `catalog/` and of a user's folder.
+
+A placed run needs only the names of kinds; `bench place` computes with the figures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bench.core.errors import UsageError
+from bench.core.files import read_toml, refuse_unknown
+from bench.core.topology import Topology
+from collectives.options import did_you_mean
+
+SHIPPED = Path(__file__).with_suffix("")
+# The link whose figures are measured on this machine.
+SHM = "shm"
+
+# By name: the table of a kind, and where it is written, for messages.
+Tables: TypeAlias = dict[str, tuple[Mapping[str, Any], str]]
+
+
+def folders(own: Path | None = None) -> list[Path]:
+    """Return the folders of the catalogue's files: the shipped one, the user's, and the folder that was named.
+
+    Raises:
+        UsageError: the named folder holds no such file.
+    """
+    if own is not None and not any(own.glob("*.toml")):
+        raise UsageError(f"--catalog {own} is no folder with .toml files; name one that holds links or devices")
+    users = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gradwire" / "catalog"
+    return [SHIPPED, users, *([own] if own else [])]
+
+
+def read_tables(folders: Iterable[Path]) -> tuple[Tables, Tables]:
+    """Return the tables of links and of devices in all TOML files; an entry replaces an earlier one of its name.
+
+    Raises:
+        UsageError: a file is not as it should be; the sentence names it and the entry.
+    """
+    links: Tables = {}
+    devices: Tables = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.toml"))):
+        content = read_toml(path, "catalogue file")
+        refuse_unknown(content, ("link", "device"), where=str(path))
+        for what, tables in (("link", links), ("device", devices)):
+            found = content.get(what, {})
+            if not (isinstance(found, dict) and all(isinstance(table, dict) for table in found.values())):
+                raise UsageError(f"{path}: write each {what} as its own table under a heading like [{what}.name]")
+            tables |= {name: (table, f"{path}, {what} {name}") for name, table in found.items()}
+    return links, devices
+
+
+def check_kinds(topology: Topology, links: Mapping[str, object], devices: Mapping[str, object], *measured: str) -> None:
+    """Check that the catalogue has every kind of a topology.
+
+    Args:
+        topology: the hosts, devices and links.
+        links: the catalogue's links by name.
+        devices: the catalogue's devices by name.
+        measured: kinds of links whose figures come from this machine.
+
+    Raises:
+        UsageError: it lacks one.
+    """
+    wanted = [("device", host.kind, devices) for host in topology.hosts]
+    wanted += [("link", link.kind, links) for link in topology.all_links if link.kind not in measured]
+    wanted += [("device", device.kind, devices) for device in topology.devices]
+    for what, name, known in wanted:
+        if name not in known:
+            raise UsageError(
+                f"the catalogue has no {what} '{name}'{did_you_mean(name, known)}; known are {', '.join(known)}, and "
+                "`bench place --help` says how to add your own"
+            )

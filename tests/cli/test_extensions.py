@@ -1,0 +1,165 @@
+"""Commands and pictures that other packages add by entry point, and what is said where an extension is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.core import registry
+from tests.testing.invoke import REPOSITORY, Answer, execute, invoke
+from tests.testing.plugins import install_entry_points
+
+SOURCE = '''
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli.commands import ANSWER, Command
+from bench.core.errors import UsageError
+from bench.report.plots import style
+from bench.report.plots.kinds import FileKind, Kind
+from bench.report.plots.picture import Picture
+
+
+def greet(name: Annotated[str, typer.Option(help="Whom to greet.")] = "you") -> None:
+    """Greet somebody."""
+    if name == "nobody":
+        raise UsageError("nobody cannot be greeted; name somebody")
+    print(f"hello {name}")
+
+
+def bare() -> None:
+    """Do little."""
+
+
+def _of_rows(results):
+    figure, _ = style.new_figure()
+    return Picture(figure=figure, alt=f"{len(results.rows)} rows")
+
+
+def _of_file(path, methods):
+    figure, (axes,) = style.new_figure()
+    axes.set_title(json.loads(path.read_text())["greeting"])
+    return Picture(figure=figure, alt="a greeting")
+
+
+GREET = Command(function=greet, epilog="[bold]Examples[/bold]", panel=ANSWER)
+ROWS = Kind(name="rows", shows="how many rows there are", reading="Count them.", function=_of_rows)
+GREETING = FileKind(
+    name="greeting", shows="a greeting", reading="Read it.", made_by="bench greet", keys=frozenset({"greeting"}),
+    function=_of_file,
+)
+NONSENSE = 3
+'''
+POINTS = {
+    "bench.commands": {
+        "greet": "polite:GREET", "bare": "polite:bare", "absent": "nowhere:COMMAND", "nonsense": "polite:NONSENSE"
+    },
+    "bench.plots": {"rows": "polite:ROWS", "greeting": "polite:GREETING", "absent": "nowhere:KIND"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> str:
+    """The PYTHONPATH under which the package is installed."""
+    (tmp_path / "polite.py").write_text(SOURCE, encoding="utf-8")
+    install_entry_points(tmp_path, "polite", POINTS)
+    return str(tmp_path)
+
+
+def test_a_command_of_a_third_party_is_shown_and_called_like_one_of_ours(installed: str) -> None:
+    shown = execute("--help", PYTHONPATH=installed)
+    assert shown.code == 0
+    panels = [line.split("─")[1].strip() for line in shown.out.splitlines() if line.startswith("╭─")]
+    assert panels == ["Options", "Answer", "Measure parts", "Model", "Look after", "Extensions"]
+    answer, rest = shown.out.split("Measure parts")
+    assert "Greet somebody." in answer
+    assert "Do little." in rest.split("Look after")[1]
+    for name in ("absent", "nonsense"):
+        assert shown.error.count(f"warning: left out: command '{name}' of polite 1.0") == 1
+    assert execute("greet", "--name", "Ada", PYTHONPATH=installed).out == "hello Ada\n"
+    refused = execute("greet", "--name", "nobody", PYTHONPATH=installed)
+    assert (refused.code, refused.error) == (2, "bench: nobody cannot be greeted; name somebody\n")
+
+
+def test_a_command_that_cannot_be_imported_names_its_package(installed: str) -> None:
+    answer = execute("absent", PYTHONPATH=installed)
+    assert answer.code == 2
+    assert answer.error.startswith("bench: command 'absent' of polite 1.0 cannot be used (ModuleNotFoundError: ")
+    assert "Did you mean 'greet'" in execute("greeet", PYTHONPATH=installed).error
+
+
+def test_pictures_of_a_third_party_are_drawn(installed: str, tmp_path: Path) -> None:
+    (tmp_path / "greeting.json").write_text('{"greeting": "hello"}', encoding="utf-8")
+    answer = execute(
+        "plot", "greeting", str(tmp_path / "greeting.json"), "--out", str(tmp_path / "a.svg"), PYTHONPATH=installed
+    )
+    assert answer.code == 0, answer.error
+    assert "hello" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+    shown = execute("plot", "--help", PYTHONPATH=installed)
+    assert "rows: how many rows there are" in shown.out
+    assert "warning: left out: plot 'absent' of polite 1.0" in shown.error
+
+
+@pytest.fixture(scope="module")
+def without_predict(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the program without the folder of the extension."""
+    copy = tmp_path_factory.mktemp("program")
+    for package in ("bench", "compressors", "collectives"):
+        shutil.copytree(REPOSITORY / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", "predict"))
+    shutil.copy(REPOSITORY / "gradwire.py", copy)
+    return copy
+
+
+def _run(program: Path, *arguments: str) -> Answer:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "bench", *arguments],
+        env=os.environ | {"PYTHONPATH": str(program), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("command", ["predict", "calibrate"])
+def test_a_command_whose_extension_was_removed_says_how_to_get_it(command: str, without_predict: Path) -> None:
+    answer = _run(without_predict, command, "--help")
+    assert answer.code == 2
+    assert answer.error.startswith(
+        f"bench: bench {command} comes with the extension bench.extensions.predict, which is"
+    )
+    assert answer.error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("--help",), "Model a training step"),
+        (("plot", "--help"), "accuracy-time"),
+        (("list",), "group_topk"),
+        (("run", "--dry-run", "--model", "linear", "--steps", "2"), "linear"),
+        (("place", "--help"), "--devices"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_everything_else_works_without_it(arguments: tuple[str, ...], shown: str, without_predict: Path) -> None:
+    answer = _run(without_predict, *arguments)
+    assert (answer.code, answer.error) == (0, "")
+    assert shown in answer.out
+    assert "predicted" not in answer.out
+
+
+def test_an_installation_that_never_heard_of_an_extension_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "plugins", lambda _group: {})
+    answer = invoke("place", "--help")
+    assert answer.code == 2
+    assert "install gradwire again to get it" in answer.error
