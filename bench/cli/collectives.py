@@ -89,19 +89,19 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
 
 
 def _execute(options: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
-    from bench.cli.collectives import print_rows, turns_of
-    from bench.launch.collectives import execute, resolve
+    from bench.launch.measurement import check_sums, measure_sums, with_device
     from bench.launch.refusals import without_torch
 
-    without_torch(resolve, options)
-    server.warm_up_for(options)
-    config, left_out = server.call(resolve, options)
+    checked = without_torch(check_sums, options)
+    server.warm_up_for(checked[0] if checked else options)
+    config, left_out = checked or server.call(check_sums, options)
+    config = server.call(with_device, config)
     for reason in left_out:
         print(f"note: left out: {reason}", file=sys.stderr)
     turns = turns_of(config, row_writer(out, COLLECTIVES))
     try:
         with turns:
-            execute(config, turns.take, server)
+            measure_sums(config, turns.take, server)
     finally:  # also show what was measured before a failure
         print_rows(turns.rows, config, as_json=as_json)
     return turns.rows

@@ -64,13 +64,12 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
 
 
 def _execute(options: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
-    from bench.cli.compressors import print_rows, turns_of
-    from bench.launch.compressors import check, execute, prepare
+    from bench.launch.measurement import check_encoding, measure_encoding, prepare_encoding
     from bench.launch.refusals import without_torch
 
-    without_torch(check, options)
+    checked = without_torch(check_encoding, options)
     server.warm_up(options.threads)
-    config = server.call(prepare, options)
+    config = server.call(prepare_encoding, checked or server.call(check_encoding, options))
     with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
-        execute(config, turns.take, server)
+        measure_encoding(config, turns.take, server)
     print_rows(turns.rows, config, as_json=as_json)

@@ -40,7 +40,6 @@ from bench.cli.output.console import plain_table
 from bench.core.errors import NothingToCompare
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, read_json
-from bench.launch.resuming import last_step
 
 # Labels of the docstring paragraphs that are shown with a component's options.
 _NOTES = ("Source", "Differs", "Bytes")
@@ -193,6 +192,8 @@ def list_runs(out: Path, *, as_json: bool) -> None:
 
 def _state(folder: RunFolder) -> dict[str, Any]:
     """Return a run's state; its status is `running` while it runs, and `killed` if it ended without writing one."""
+    from bench.launch.run import last_step
+
     with locked(folder.path) as is_left:
         summary = (read_json(folder.status) or {}) if is_left else {"status": "running"}
         return {

@@ -18,7 +18,6 @@ from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.files import locked
 from bench.core.run_folder import RunFolder
 from bench.core.spec import split_list
 
@@ -89,44 +88,38 @@ def run(
     if seeds and _is_given(context, "seed"):
         raise UsageError("--seed and --seeds contradict each other; give one of them")
     numbers = parse_seeds(seeds) if seeds else [options.seed]
-    from bench.cli.output.run import make_each_ready, print_notes
+    from bench.cli.output.run import make_each_ready
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.refusals import without_torch
-    from bench.launch.resolve import check, prepare, resolve
+
+    with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
+        configs = _plan(options, numbers, server)
+        if dry_run:
+            _print_plans(configs, out, as_json, server)
+            return
+        make_each_ready(configs, server)
+        _execute(options, configs, out, as_json, server)
+
+
+def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
+    """Return the runs of one compressor, or of several: seed by seed, and within a seed in random order, as in a sweep.
+
+    Raises:
+        UsageError: the options are not possible, or name a compressor twice.
+    """
+    from bench.launch.resolve import resolve_each
+    from bench.launch.sweeps.file import SweepFile, plan_runs
 
     specs = split_list(options.compressor)
-    if len(specs) > 1 and options.nnodes > 1:
+    if len(specs) == 1:
+        (outcome,) = resolve_each([options], server)
+        if isinstance(outcome, UsageError):
+            raise outcome
+        return [dataclasses.replace(outcome, seed=seed) for seed in seeds]
+    if options.nnodes > 1:
         raise UsageError(
             f"--compressor names {len(specs)} methods, which are compared on one machine; give one of them with "
             f"--nnodes {options.nnodes}"
         )
-    with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
-        if len(specs) > 1:
-            configs = _plan_methods(options, specs, numbers, server)
-        else:
-            without_torch(check, options)
-            if dry_run:
-                configs = [dataclasses.replace(resolve(options), seed=seed) for seed in numbers]
-            else:
-                server.warm_up_for(options)
-                configs, warnings = server.call(prepare, options, numbers)
-                print_notes(configs[0], warnings)
-        if dry_run:
-            _print_plans(configs, out, as_json)
-            return
-        if len(specs) > 1:
-            make_each_ready(configs, server)
-        _execute(options, configs, out, as_json, server)
-
-
-def _plan_methods(options: RunConfig, specs: list[str], seeds: list[int], server: ForkServer) -> list[RunConfig]:
-    """Return the runs of several compressors: seed by seed, and within a seed in random order, as in a sweep.
-
-    Raises:
-        UsageError: a compressor is not possible, or is named twice.
-    """
-    from bench.launch.sweeps.file import SweepFile, plan_runs
-
     given = {option.name: getattr(options, option.name) for option in RunConfig.options() if option.flag}
     methods = SweepFile(where="--compressor", base=given, seeds=seeds, matrix={"compressor": specs})
     configs = [run.config for run in plan_runs(methods, server)]
@@ -148,31 +141,30 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: float | None, as_json: bool) -> None:
+def _resume(
+    path: Path,
+    world_size: int | None,
+    residuals: Literal["sum", "drop"] | None,
+    timeout_s: float | None,
+    as_json: bool,
+) -> None:
     from bench.cli.output.run import Display, print_summary, warn_of_other_work
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.resolve import with_ranks
-    from bench.launch.resuming import ask_anew, change_ranks, check_left, configuration_of
-    from bench.launch.run import resume
+    from bench.launch.run import check_left, configuration_of, resume
 
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)
-    _check_waiting(folder, config.world_size, world_size, waiting)
+    _check_residuals(folder, config.world_size, world_size, residuals)
     with ForkServer(TRAIN) as server:
-        if world_size is not None and waiting is not None:
+        if world_size is not None and residuals is not None:
             server.warm_up(config.threads)
             config = server.call(with_ranks, config, world_size)
-            with locked(folder.path) as is_held:
-                if is_held:  # otherwise `resume` refuses the run below
-                    change_ranks(folder, config, waiting)
         if timeout_s is not None:
             config = dataclasses.replace(config, timeout_s=timeout_s)
-            with locked(folder.path) as is_held:
-                if is_held:
-                    ask_anew(folder, config)
         with Display(f"{config.name} seed {config.seed}, resumed") as display:
-            result = resume(folder, display.report, server)
+            result = resume(folder, display.report, server, config, residuals)
     if as_json:
         print(json.dumps([result.summary | {"folder": str(result.folder.path)}], indent=2))
     else:
@@ -181,15 +173,15 @@ def _resume(path: Path, world_size: int | None, waiting: str | None, timeout_s: 
     _raise_failure(result)
 
 
-def _check_waiting(folder: RunFolder, before: int, now: int | None, waiting: str | None) -> None:
+def _check_residuals(folder: RunFolder, before: int, now: int | None, residuals: str | None) -> None:
     """Check that --resume-residuals is given if, and only if, the number of ranks changes."""
     is_other = now not in (None, before)
-    if is_other and waiting is None:
+    if is_other and residuals is None:
         raise UsageError(
             f"{folder.path} had {before} ranks, each with residuals that it had not sent; add --resume-residuals sum "
             "to share them out, or drop to lose them, or leave out --world-size"
         )
-    if waiting is not None and not is_other:
+    if residuals is not None and not is_other:
         raise UsageError(
             f"--resume-residuals is for another number of ranks than the run's {before}; give --world-size"
         )
@@ -289,39 +281,38 @@ def _raise_failure(last: Result, left: Sequence[int] = ()) -> None:
 
 
 def _how_to_go_on(result: Result) -> str:
-    from bench.launch.resuming import last_step
+    from bench.launch.run import last_step
 
     step, path = last_step(result.folder), result.folder.path
     return f"; to resume from step {step}: bench run --resume {path}" if step is not None else ""
 
 
-def _print_plans(configs: list[RunConfig], out: Path, as_json: bool) -> None:
+def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
     """Print the plan of every method; as JSON an object, or a list of objects if there are several methods."""
     by_method: dict[str, list[RunConfig]] = {}
     for config in configs:
         by_method.setdefault(config.config_id, []).append(config)
-    plans = [_print_plan(each, out, as_json) for each in by_method.values()]
+    plans = [_print_plan(each, out, as_json, server) for each in by_method.values()]
     if as_json:
         json.dump(plans if len(plans) > 1 else plans[0], sys.stdout, indent=2)
         print()
 
 
-def _print_plan(configs: list[RunConfig], out: Path, as_json: bool) -> dict[str, Any]:
+def _print_plan(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> dict[str, Any]:
     """Return one method's plan as data; without `as_json`, also print it."""
     from bench.cli.output.run import print_layers, print_notes, print_plan
-    from bench.core.run_folder import RunFolder
     from bench.launch.jobs import torchrun
     from bench.launch.layer_plan import plan_layers
 
     config = configs[0]
-    layers = plan_layers(config)
+    layers = server.call(plan_layers, config)
     folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
     lines = torchrun.shell_lines(config, folder)
     if not as_json:
         print_plan(configs)
         print_layers(layers)
         print(*lines, sep="\n")
-    print_notes(config, layers.warnings)
+    print_notes(configs)
     return {
         "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],
         "layers": dataclasses.asdict(layers),

@@ -1,26 +1,25 @@
-"""Run checks of the options before torch is imported, because that takes seconds.
+"""Call functions before torch is imported, because importing it takes seconds, and refusing wrong options should not.
 
-Components import torch. So a forked child process imports them with placeholders instead of torch and runs the same
-checks that run again with torch later. While modules are imported, they may refer to a placeholder, call it and derive
-from it. A check that needs a value from a placeholder raises an exception, and its result is left to the later run.
+Components import torch. So a forked child process imports them with placeholders instead of torch. While modules are
+imported, they may refer to a placeholder, call it and derive from it. A function that needs a value from a placeholder
+raises an exception; then there is no outcome, and it is called again where torch is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
-import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.registry import PluginError
-from bench.launch.resolve import check
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,55 +27,50 @@ LEFT_OUT = ("torch", "torchvision")
 
 
 def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Call the function in a forked process without torch and return its result as JSON brings it back.
-
-    Return None if the function needs torch, if torch is imported here already, or if JSON cannot hold the result.
+    """Call the function in a forked process without torch; return its result, or None if there is no outcome.
 
     Raises:
         UsageError: the function raised it.
     """
+    (outcome,) = outcomes_without_torch([functools.partial(function, *args, **kwargs)])
+    if isinstance(outcome, UsageError):
+        raise outcome
+    return outcome
+
+
+def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageError | None]:
+    """Make several calls in one forked process without torch; return the result or UsageError of each.
+
+    None stands for a call that needs torch, or a module of a third party that cannot be imported without it. It also
+    does if torch is imported here already: then the call is as fast here.
+    """
+    outcomes: list[T | UsageError | None] = [None] * len(calls)
     if "torch" in sys.modules:
-        return None
-    reading, writing = os.pipe()
+        return outcomes
+    receiving, sending = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if child == 0:
         try:
-            os.close(reading)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the run with torch prints warnings
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the calls where torch is print warnings
             sys.meta_path.insert(0, _Placeholders())
-            outcome = _outcome(functools.partial(function, *args, **kwargs))
-            refusal = str(outcome) if isinstance(outcome, UsageError) else None
-            answer = json.dumps({"refusal": refusal, "result": outcome}, default=lambda _: None)
-            with os.fdopen(writing, "w", encoding="utf-8") as pipe:
-                pipe.write(answer)
+            sending.send([_outcome(call) for call in calls])
         finally:
             os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as pipe:
-        text = pipe.read()
+    sending.close()
+    with contextlib.suppress(EOFError):  # the results hold something that cannot be sent
+        outcomes = receiving.recv()
     os.waitpid(child, 0)
-    told = json.loads(text) if text else {"refusal": None, "result": None}
-    if told["refusal"] is not None:
-        raise UsageError(told["refusal"])
-    result: T | None = told["result"]
-    return result
+    return outcomes
 
 
-def check_each(options: Sequence[RunConfig]) -> list[str | None]:
-    """Return for each run the sentence with which `check` refuses it, or None; to be called by `without_torch`."""
-    outcomes = [_outcome(functools.partial(check, each)) for each in options]
-    return [str(outcome) if isinstance(outcome, UsageError) else None for outcome in outcomes]
-
-
-def _outcome(function: Callable[[], T]) -> T | UsageError | None:
-    """Return the result or the UsageError; None if the function, or a third party's module, needed a placeholder."""
+def _outcome(call: Callable[[], T]) -> T | UsageError | None:
     try:
-        return function()
+        return call()
     except PluginError:
         return None
     except UsageError as refusal:
         return UsageError(str(refusal))
-    except Exception:  # noqa: BLE001 - if it is a real error, the same check with torch raises it again
+    except Exception:  # noqa: BLE001 - if it is a real error, the same call with torch raises it again
         return None
 
 

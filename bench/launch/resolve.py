@@ -1,60 +1,382 @@
-"""Check the options of `bench run` and fill in the defaults, which gives complete configurations.
+"""Resolve the options of `bench run`, once: check them, place the ranks, and fill in all defaults.
 
-Every impossible request is refused here, before any rank starts. Checks that need only numbers come first, before torch
-is imported.
+`check` does what needs neither torch nor the neural network, so that impossible requests are refused at once; `resolve`
+does the rest. The result is complete: it becomes the run's `config.json`, and the ranks read nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from bench.core import spec
+from bench.core.config.job import DEFAULT_WORLD_SIZE, RanksConfig
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.config.syntax import LrScaling, Straggler
+from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
-from bench.launch.jobs.placement import check_machines, place
+from bench.hosts.cluster_options import cluster_from_options
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.refusals import outcomes_without_torch
 from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
+from collectives.options import incompatibility
 
 if TYPE_CHECKING:
-    from bench.launch.components import Components
+    from torch import nn
+
+    from bench.datasets.base import Dataset
+    from bench.models.base import Model
+    from bench.optimizers.base import Optimizer
+    from bench.strategies.base import Strategy
+    from collectives.base import Collective
+    from compressors.base import Compressor
+
+C = TypeVar("C", bound=RanksConfig)
 
 
-def prepare(options: RunConfig, seeds: Sequence[int]) -> tuple[list[RunConfig], list[str]]:
-    """Do everything that needs torch before ranks can start; download the data set if it is missing.
+def resolve_each(options: Sequence[RunConfig], server: ForkServer) -> list[RunConfig | UsageError]:
+    """Return for each run its complete configuration, or the error with which it is refused.
+
+    If any is refused without torch, the others are not resolved further.
+
+    Args:
+        options: what the user gave.
+        server: resolves the runs in the process that has torch, which it starts to import here.
+    """
+    checked = outcomes_without_torch([functools.partial(check, each) for each in options])
+    outcomes = [outcome or each for outcome, each in zip(checked, options, strict=True)]
+    runs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
+    if runs and len(runs) == len(outcomes):
+        server.warm_up_for(runs[0])
+        return server.call(_resolved_or_refused, runs)
+    return outcomes
+
+
+def _resolved_or_refused(options: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
+    outcomes: list[RunConfig | UsageError] = []
+    for each in options:
+        try:
+            outcomes.append(resolve(each))
+        except UsageError as refusal:
+            outcomes.append(refusal)
+    return outcomes
+
+
+def check(options: RunConfig) -> RunConfig:
+    """Check all that needs no neural network: components, their options, pairs, numbers of ranks and samples.
 
     Returns:
-        a complete configuration per seed, and notes for the user about this configuration, one sentence each
+        the configuration, complete but for what depends on the neural network and on this machine's devices
+
+    Raises:
+        UsageError: an option is unknown, impossible with this data, or contradicts another one.
+    """
+    _check_alone(options)
+    parts = build_components(options)
+    config = place(parts.strategy.complete(options))
+    config = config.choose(replicas=config.world_size)
+    if config.devices is not None:
+        check_kinds(Topology.from_dict(config.devices), *read_tables(folders()), SHM)
+    train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
+    config = dataclasses.replace(config, train_size=train_size, test_size=test_size)
+    _check_ranks(config)
+    short: dict[str, Any] = {name: spec.short_text(component) for name, component in vars(parts).items()}
+    config = dataclasses.replace(
+        config,
+        **short,
+        filled={name: spec.full_text(component) for name, component in vars(parts).items()},
+        data_dir=str(Path(config.data_dir).absolute()),
+    ).choose(
+        name=_name(short),
+        epochs=None if config.steps else DEFAULT_EPOCHS,
+        eval_every=0 if config.steps else 1,
+        lr=parts.optimizer.default_lr,
+        lr_scaling=parts.compressor.default_lr_scaling,
+    )
+    _check_together(config, parts)
+    return config
+
+
+def resolve(options: RunConfig) -> RunConfig:
+    """Return the run's complete configuration.
+
+    Args:
+        options: what the user gave, or what `check` made of it.
 
     Raises:
         UsageError: an option is unknown, impossible on this machine or with this data, or contradicts another one.
     """
-    config = resolve(options)
-    return [dataclasses.replace(config, seed=seed) for seed in seeds], make_ready(config)
+    config = options if options.filled else check(options)
+    parts = build_components(config)
+    config = dataclasses.replace(config, device=choose_device(config.device, _gpus_needed(config, parts)))
+    _check_together(config, parts)  # again, because some components work only on the CPU
+    import torch
+
+    with torch.device("meta"):  # shapes and dtypes, but no memory
+        network = parts.model.build(parts.dataset.num_classes)
+    gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
+    gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
+    default_mb = parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor)
+    config = config.choose(bucket_mb=default_mb)
+    notes = parts.compressor.warnings() + _scaling_notes(config, parts)
+    notes += _check_network(config, parts, network, gradient_mb) + _length_notes(config)
+    return dataclasses.replace(config, notes=tuple(notes))
 
 
-def make_ready(config: RunConfig) -> list[str]:
-    """Download the data set of a complete configuration if it is missing.
+def prepare_data(dataset: str, data_dir: str) -> None:
+    """Download a data set if it is missing.
 
-    Returns:
-        notes for the user about this configuration, one sentence each
+    Args:
+        dataset: its spec.
+        data_dir: folder of the data sets.
+    """
+    component = cast("Dataset", spec.build("datasets", dataset))
+    if not component.is_present(Path(data_dir)):
+        component.prepare(Path(data_dir))
+
+
+def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
+    """Return the configuration of a run that resumes with another number of ranks.
 
     Raises:
-        UsageError: the strategy cannot train the model.
+        UsageError: the run cannot change its number of ranks.
     """
-    from bench.launch.components import build_components, model_without_values
+    from compressors.base import OwnHook, TorchHook
 
     parts = build_components(config)
-    data_dir = Path(config.data_dir)
-    if not parts.dataset.is_present(data_dir):
-        parts.dataset.prepare(data_dir)
-    of_strategy = parts.strategy.examine(config, model_without_values(parts))
-    of_run = _checkpoint_warnings(config) + _target_warnings(config) + _profile_warnings(config)
-    return parts.compressor.warnings() + _scaling_notes(config, parts) + of_strategy + of_run
+    compressor = parts.compressor
+    obstacles = (
+        (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
+        (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
+        (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
+        (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by pair and layer"),
+        (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),
+        ("placement=sharded" in config.collective, f"{config.collective} keeps a part of every layer on each rank"),
+    )
+    if reason := next((reason for applies, reason in obstacles if applies), None):
+        raise UsageError(f"{reason}, so the run cannot change its number of ranks; leave out --world-size")
+    changed = dataclasses.replace(config, world_size=world_size, replicas=world_size, ranks_per_host=world_size)
+    _check_ranks(changed)
+    return resolve(changed)
+
+
+# Components.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Components:
+    """The six components of a run, each built and validated on its own; field names are option names."""
+
+    model: Model
+    dataset: Dataset
+    optimizer: Optimizer
+    compressor: Compressor
+    collective: Collective
+    strategy: Strategy
+
+
+def build_components(config: RunConfig) -> Components:
+    """Build the six components.
+
+    Raises:
+        UsageError: a component or option is unknown, or a value is out of range.
+    """
+    strategy = cast("Strategy", spec.build("strategies", config.strategy))
+    compressor = cast("Compressor", spec.build("compressors", config.compressor))
+    collective = config.collective or _first_legal(strategy, compressor)
+    return Components(
+        model=cast("Model", spec.build("models", config.model)),
+        dataset=cast("Dataset", spec.build("datasets", config.dataset)),
+        optimizer=cast("Optimizer", spec.build("optimizers", config.optimizer)),
+        compressor=compressor,
+        collective=cast("Collective", spec.build("collectives", collective)),
+        strategy=strategy,
+    )
+
+
+def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
+    """Return the first of the strategy's default collectives that works with the compressor; if none does, the last.
+
+    `_check_together` then refuses that one with the reason.
+    """
+    *rest, last = strategy.default_collectives(compressor)
+    legal = (n for n in rest if not incompatibility(compressor.check_compatible, spec.build("collectives", n)))
+    return next(legal, last)
+
+
+def _check_together(config: RunConfig, parts: Components) -> None:
+    """Check that the components work together in this run."""
+    with spec.usage_errors():
+        parts.strategy.check_compatible(config, parts.compressor, parts.collective, parts.optimizer)
+        parts.compressor.check_compatible(parts.collective)
+        parts.optimizer.check_compatible(parts.compressor, parts.collective)
+        parts.collective.check_ranks(config.replicas)
+        if parts.compressor.owns_momentum:
+            parts.optimizer.hand_over_momentum()
+
+
+def _check_network(config: RunConfig, parts: Components, network: nn.Module, gradient_mb: float) -> list[str]:
+    """Check that the strategy and the compressor can train the network; return the strategy's notes about it.
+
+    Args:
+        config: the run, complete but for its notes.
+        parts: its components.
+        network: the network on the meta device.
+        gradient_mb: size of its fp32 gradient in MiB.
+    """
+    from bench.datasets.base import IMAGE_SIZE
+    from bench.models.base import check_images
+    from compressors.layer import layers_of
+
+    if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
+        raise UsageError(
+            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
+            f"small for it; leave it out, or give {gradient_mb:g} or more"
+        )
+    size = parts.dataset.image_size
+    if size != IMAGE_SIZE and (reason := incompatibility(check_images, network, config.model, size)):
+        raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
+    notes = parts.strategy.examine(config, network)
+    with spec.usage_errors():
+        parts.compressor.check_layers(layers_of(network))
+    return notes
+
+
+def _name(short: dict[str, str]) -> str:
+    kinds = ["model", "dataset", "compressor", "collective"]
+    if short["strategy"] != RunConfig.strategy:
+        kinds.append("strategy")
+    return "-".join(short[kind].partition(":")[0] for kind in kinds)
+
+
+# Ranks and devices.
+
+
+def place(options: C) -> C:
+    """Return the configuration with numbers of hosts, ranks and threads, and with the virtual hosts' links as numbers.
+
+    Raises:
+        UsageError: options contradict each other, or the cluster is impossible.
+    """
+    cluster = cluster_from_options(options)
+    if cluster is None:
+        return _on_machines(options)
+    if options.world_size not in (None, cluster.world_size):
+        raise UsageError(
+            f"--world-size {options.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
+            f"{cluster.ranks_per_host} rank(s) each; leave it out"
+        )
+    if options.device == "cuda":
+        raise UsageError("virtual hosts share this machine and communicate through gloo; use --device cpu")
+    if options.nnodes > 1:
+        raise UsageError("virtual hosts are on one machine; leave out either --nnodes or the options of virtual hosts")
+    return dataclasses.replace(
+        options,
+        device="cpu",
+        world_size=cluster.world_size,
+        hosts=len(cluster.hosts),
+        ranks_per_host=cluster.ranks_per_host,
+        cluster=cluster.to_dict(),
+        **cluster.columns(),
+    ).choose(threads=max(1, usable_cores() // cluster.world_size))
+
+
+def _on_machines(options: C) -> C:
+    config = options.choose(world_size=DEFAULT_WORLD_SIZE)
+    if config.world_size % config.nnodes:
+        raise UsageError(
+            f"--world-size {config.world_size} cannot be divided over {config.nnodes} machines; make it a multiple of "
+            "--nnodes"
+        )
+    ranks_per_host = config.world_size // config.nnodes
+    return config.choose(
+        hosts=config.nnodes, ranks_per_host=ranks_per_host, threads=max(1, usable_cores() // ranks_per_host)
+    )
+
+
+def choose_device(device: Literal["auto", "cpu", "cuda"], num_needed: int = 1) -> Literal["cpu", "cuda"]:
+    """Return "cuda" if the option allows it and torch sees enough devices, else "cpu".
+
+    Args:
+        device: the value of --device.
+        num_needed: CUDA devices that the job needs.
+
+    Raises:
+        UsageError: the option is "cuda" and there are too few devices.
+    """
+    import torch
+
+    num_seen = torch.cuda.device_count()
+    if device == "cuda" and num_seen < num_needed:
+        raise UsageError(
+            f"--device cuda needs {num_needed} CUDA devices on this machine and torch sees {num_seen}; use --device "
+            "cpu, or auto"
+        )
+    return "cuda" if device != "cpu" and num_seen >= num_needed else "cpu"
+
+
+def _gpus_needed(config: RunConfig, parts: Components) -> int:
+    """Return the GPUs that the run needs on this machine.
+
+    Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages there.
+    """
+    from bench.strategies.ddp.ddp import is_plain
+    from compressors.base import TorchHook
+
+    by_ddp = isinstance(parts.compressor, TorchHook) or is_plain(parts.compressor, parts.collective, config.trigger)
+    return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """Check that every rank has enough samples, and that a straggler is one of the ranks."""
+    if config.straggler:
+        Straggler.parse(config.straggler).check_among(config.world_size)
+    if config.holdout_size >= config.train_size:
+        raise UsageError(
+            f"--holdout-size {config.holdout_size} leaves nothing of {config.train_size} training samples; lower it"
+        )
+    replicas, train_size = config.replicas, config.train_size - config.holdout_size
+    for part, size in (("training", train_size), ("test", config.holdout_size or config.test_size)):
+        if size < replicas:
+            raise UsageError(f"{size} {part} samples cannot be divided over {replicas} ranks; lower --world-size")
+    smallest = train_size // replicas
+    if smallest < config.samples_per_step:
+        times = f" times --accumulate {config.accumulate}" if config.accumulate > 1 else ""
+        raise UsageError(
+            f"--batch-size {config.batch_size}{times} is larger than a rank's shard of {smallest} samples "
+            f"({train_size} over {replicas} ranks); lower --batch-size or --world-size"
+        )
+
+
+# Options about the length of the run and what it writes.
+
+
+def _check_alone(options: RunConfig) -> None:
+    """Check what depends on no component."""
+    if options.epochs and options.steps:
+        raise UsageError("--epochs and --steps both set the length of the run; give one of them")
+    if options.max_restarts and not options.checkpoint_every:
+        raise UsageError(
+            f"--max-restarts {options.max_restarts} needs checkpoints to restart from; add --checkpoint-every"
+        )
+    if options.track != "none" and importlib.util.find_spec(options.track) is None:
+        raise UsageError(
+            f"--track {options.track} needs a package that is not installed; try: pip install "
+            f"'gradwire[{options.track}]'"
+        )
+    if options.nnodes > 1 and not options.rdzv_endpoint:
+        raise UsageError(
+            "several machines need an address to meet at; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
+        )
+    if options.node_rank >= options.nnodes:
+        raise UsageError(
+            f"--node-rank {options.node_rank} does not exist among {options.nnodes} machines; they count from 0"
+        )
 
 
 def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
@@ -70,193 +392,22 @@ def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
     ]
 
 
-def _target_warnings(config: RunConfig) -> list[str]:
-    if config.target_accuracy is None or config.eval_every:
-        return []
-    return [
-        "--target-accuracy with a single evaluation at the end does not measure the time to the target; add "
-        "--eval-every"
-    ]
-
-
-def _profile_warnings(config: RunConfig) -> list[str]:
-    if not (config.profile and config.steps and config.steps <= config.untimed_steps):
-        return []
-    return [f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps"]
-
-
-def _checkpoint_warnings(config: RunConfig) -> list[str]:
+def _length_notes(config: RunConfig) -> list[str]:
+    """Return notes about what a run of this length does not do."""
     length, unit = (config.steps, "steps") if config.steps else (config.epochs, "epochs")
-    if not config.checkpoint_every or length is None or config.checkpoint_every < length:
-        return []
-    return [
-        f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it to "
-        "be able to resume the run"
-    ]
-
-
-def resolve_each(options: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
-    """Return for each run its complete configuration, or the error with which `resolve` refuses it."""
-    return [_resolved_or_refused(config) for config in options]
-
-
-def _resolved_or_refused(options: RunConfig) -> RunConfig | UsageError:
-    try:
-        return resolve(options)
-    except UsageError as refusal:
-        return refusal
-
-
-def place_run(options: RunConfig) -> RunConfig:
-    """Check the options as far as numbers allow, without torch, and return them with ranks placed on hosts.
-
-    Raises:
-        UsageError: options contradict each other, or the cluster is impossible.
-    """
-    if options.epochs and options.steps:
-        raise UsageError("--epochs and --steps both set the length of the run; give one of them")
-    if options.max_restarts and not options.checkpoint_every:
-        raise UsageError(
-            f"--max-restarts {options.max_restarts} needs checkpoints to restart from; add --checkpoint-every"
+    notes = []
+    if config.checkpoint_every and length is not None and config.checkpoint_every >= length:
+        notes.append(
+            f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it "
+            "to be able to resume the run"
         )
-    if options.track != "none" and importlib.util.find_spec(options.track) is None:
-        raise UsageError(
-            f"--track {options.track} needs a package that is not installed; try: pip install "
-            f"'gradwire[{options.track}]'"
+    if config.target_accuracy is not None and not config.eval_every:
+        notes.append(
+            "--target-accuracy with a single evaluation at the end does not measure the time to the target; add "
+            "--eval-every"
         )
-    config = place(options)
-    check_machines(config)
-    return config
-
-
-def check(options: RunConfig) -> RunConfig:
-    """Check all that needs no neural network: components, their options, pairs, numbers of ranks and samples.
-
-    Returns:
-        the configuration, complete but for what depends on the neural network and on this machine's devices
-
-    Raises:
-        UsageError: an option is unknown, impossible with this data, or contradicts another one.
-    """
-    config = place_run(options)
-    from bench.launch.components import build_components, check_together
-
-    parts = build_components(config)
-    config = place_run(parts.strategy.complete(options))
-    if config.straggler:
-        Straggler.parse(config.straggler).check_among(config.world_size)
-    config = config.choose(replicas=config.world_size)
-    if config.devices is not None:
-        check_kinds(Topology.from_dict(config.devices), *read_tables(folders()), SHM)
-    train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
-    if config.holdout_size >= train_size:
-        raise UsageError(
-            f"--holdout-size {config.holdout_size} leaves nothing of {train_size} training samples; lower it"
-        )
-    evaluated = config.holdout_size or test_size
-    _check_shards(config, train_size - config.holdout_size, evaluated)
-    chosen = vars(parts)
-    short: dict[str, Any] = {name: spec.short_text(component) for name, component in chosen.items()}
-    config = dataclasses.replace(
-        config,
-        **short,
-        filled={name: spec.full_text(component) for name, component in chosen.items()},
-        train_size=train_size,
-        test_size=test_size,
-        data_dir=str(Path(config.data_dir).absolute()),
-    ).choose(
-        name=_name(short),
-        epochs=None if config.steps else DEFAULT_EPOCHS,
-        eval_every=0 if config.steps else 1,
-        lr=parts.optimizer.default_lr,
-        lr_scaling=parts.compressor.default_lr_scaling,
-    )
-    check_together(config, parts)
-    return config
-
-
-def resolve(options: RunConfig) -> RunConfig:
-    """Return the run's configuration with all defaults filled in.
-
-    Raises:
-        UsageError: an option is unknown, impossible on this machine or with this data, or contradicts another one.
-    """
-    config = check(options)
-    from bench.launch.components import build_components, check_network, check_together, gradient_mb
-    from bench.launch.devices import choose_device
-
-    parts = build_components(config)
-    config = dataclasses.replace(config, device=choose_device(config.device, _gpus_needed(config, parts)))
-    check_together(config, parts)  # again, because some components work only on the CPU
-    config = config.choose(
-        bucket_mb=parts.strategy.default_bucket_mb(gradient_mb(parts), parts.optimizer, parts.compressor)
-    )
-    check_network(config, parts)
-    return config
-
-
-def _gpus_needed(config: RunConfig, parts: Components) -> int:
-    """Return the GPUs that the run needs on this machine.
-
-    Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages there.
-    """
-    from bench.strategies.ddp.ddp import is_plain
-    from compressors.base import TorchHook
-
-    by_ddp = isinstance(parts.compressor, TorchHook) or is_plain(parts.compressor, parts.collective, config.trigger)
-    return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes
-
-
-def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
-    """Return the configuration of a run that resumes with another number of ranks.
-
-    Raises:
-        UsageError: the run cannot change its number of ranks.
-    """
-    from bench.launch.components import build_components, check_network, check_together
-    from bench.launch.devices import choose_device
-    from collectives.server import Server
-    from compressors.base import OwnHook, TorchHook
-
-    parts = build_components(config)
-    compressor = parts.compressor
-    sharded = isinstance(parts.collective, Server) and parts.collective.placement == "sharded"
-    obstacles = (
-        (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
-        (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
-        (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
-        (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by pair and layer"),
-        (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),
-        (sharded, f"{config.collective} keeps a part of every layer on each rank"),
-    )
-    if reason := next((reason for applies, reason in obstacles if applies), None):
-        raise UsageError(f"{reason}, so the run cannot change its number of ranks; leave out --world-size")
-    changed = dataclasses.replace(config, world_size=world_size, replicas=world_size, ranks_per_host=world_size)
-    if changed.straggler:
-        Straggler.parse(changed.straggler).check_among(world_size)
-    _check_shards(changed, changed.train_size - changed.holdout_size, changed.holdout_size or changed.test_size)
-    choose_device(changed.device, _gpus_needed(changed, parts))
-    check_together(changed, parts)
-    check_network(changed, parts)
-    return changed
-
-
-def _check_shards(config: RunConfig, train_size: int, test_size: int) -> None:
-    replicas = config.replicas
-    smallest = train_size // replicas
-    for part, size in (("training", train_size), ("test", test_size)):
-        if size < replicas:
-            raise UsageError(f"{size} {part} samples cannot be divided over {replicas} ranks; lower --world-size")
-    if smallest < config.samples_per_step:
-        times = f" times --accumulate {config.accumulate}" if config.accumulate > 1 else ""
-        raise UsageError(
-            f"--batch-size {config.batch_size}{times} is larger than a rank's shard of {smallest} samples "
-            f"({train_size} over {replicas} ranks); lower --batch-size or --world-size"
-        )
-
-
-def _name(short: dict[str, str]) -> str:
-    kinds = ["model", "dataset", "compressor", "collective"]
-    if short["strategy"] != RunConfig.strategy:
-        kinds.append("strategy")
-    return "-".join(short[kind].partition(":")[0] for kind in kinds)
+    if config.profile and config.steps and config.steps <= config.untimed_steps:
+        notes.append(f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps")
+    if config.steps and "warmup_epochs=" in config.filled["compressor"]:
+        notes.append("with --steps, the compressor has no warm-up: every step is fully compressed")
+    return notes

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bench.core import environment, processes
+from bench.core.checkpoints import Checkpoints
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import locked
@@ -24,7 +26,6 @@ from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts, explain,
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.stale_jobs import noted, record_ending
 from bench.launch.jobs.torchrun import MachineZero
-from bench.launch.resuming import configuration_of, prepare_folder
 
 Launch = Callable[[RunConfig, RunFolder, ForkServer], torchrun.Started]
 
@@ -47,22 +48,34 @@ class Result:
 
 
 @processes.interruptible()
-def resume(folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
+def resume(
+    folder: RunFolder,
+    on_progress: Callable[[dict[str, Any]], None],
+    server: ForkServer,
+    config: RunConfig | None = None,
+    residuals: Literal["sum", "drop"] | None = None,
+) -> Result:
     """Resume a run from its last checkpoint and return when it has ended, like `execute`.
 
     Args:
-        folder: the run's folder; `resuming.configuration_of` has checked that it can be resumed.
+        folder: the run's folder; `configuration_of` has checked that it can be resumed.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
+        config: configuration from now on: with another timeout, or from `resolve.with_ranks`; None: the old one.
+        residuals: what happens to the old ranks' residuals; None: the number of ranks stays.
 
     Raises:
         UsageError: the run cannot be resumed, or another command is executing it.
     """
     with locked(folder.path) as is_held:
-        if not is_held:
-            raise UsageError(f"{folder.path} is still running; wait until it ends")
-        config = configuration_of(folder)
+        _check_held(folder, is_held)
+        stored = configuration_of(folder)
+        config = config or stored
         torchrun.check_port(config)
+        if residuals is not None:
+            change_ranks(folder, config, residuals)
+        elif config != stored:
+            write_json(folder.config, dataclasses.asdict(config))
         with noted("run", folder.path):
             prepare_folder(folder)
             return _watched(config, folder, on_progress, server, _start_again)
@@ -191,3 +204,92 @@ def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, e
     except (OSError, StoreError):
         summary = {"status": status, "error": f"{error} (this last row could not be written)", "run_id": folder.run_id}
     return Result(status=status, error=summary["error"], folder=folder, summary=summary)
+
+
+# Resuming.
+
+
+def check_left(folder: RunFolder) -> None:
+    """Check that no command is executing the run.
+
+    Raises:
+        UsageError: one is.
+    """
+    if folder.path.is_dir():
+        with locked(folder.path) as is_held:
+            _check_held(folder, is_held)
+
+
+def configuration_of(folder: RunFolder) -> RunConfig:
+    """Return the configuration of a run, after checking that it can be resumed from its last checkpoint.
+
+    Raises:
+        UsageError: it cannot; the message says what to do.
+    """
+    path = folder.path
+    if not folder.config.is_file():
+        raise UsageError(f"{path} is not a run folder (it holds no config.json); give one below results/runs")
+    if (read_json(folder.status) or {}).get("status") == "ok":
+        raise UsageError(f"{path} is complete, so there is nothing to resume; start a new run with bench run")
+    try:
+        config = RunConfig.from_json(folder.config)
+    except UsageError as error:
+        raise UsageError(f"{error}; resume with the version that started the run, or start it again") from None
+    checkpoints = Checkpoints(folder)
+    if not (steps := checkpoints.steps()):
+        advice = "start the run again" + ("" if config.checkpoint_every else " with --checkpoint-every")
+        raise UsageError(f"{path} holds no checkpoint; {advice}")
+    checkpoints.check(steps[0], config)
+    return config
+
+
+def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
+    """Store a configuration with another number of ranks for the next resume; keep a copy of the old one beside it.
+
+    Args:
+        folder: the run's folder.
+        config: from `resolve.with_ranks`.
+        waiting: "sum" or "drop", for the residuals that the ranks have not sent yet.
+    """
+    checkpoints = Checkpoints(folder)
+    manifest = checkpoints.manifest(checkpoints.steps()[0])
+    resumed = read_json(folder.resume) or {"resumes": 0}
+    write_json(folder.resume, resumed | {"waiting": waiting, "digest_before": manifest.digest})
+    before = folder.config.with_name(f"config-before-{resumed['resumes'] + 1}.json")
+    before.write_text(folder.config.read_text(encoding="utf-8"), encoding="utf-8")
+    write_json(folder.config, dataclasses.asdict(config))
+
+
+def obstacle_to_resuming(folder: RunFolder) -> str | None:
+    """Return a sentence that says why a run cannot be resumed, or None if it can."""
+    try:
+        configuration_of(folder)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def last_step(folder: RunFolder) -> int | None:
+    """Return the step from which a run can be resumed, or None if it cannot."""
+    return None if obstacle_to_resuming(folder) else Checkpoints(folder).steps()[0]
+
+
+def prepare_folder(folder: RunFolder) -> None:
+    """Clear the folder for the next job and count one more resume; no process of the old job may be left."""
+    resumed = read_json(folder.resume) or {"resumes": 0}
+    attempt = resumed["resumes"] + 1
+    write_json(folder.resume, resumed | {"resumes": attempt})
+    for path in (folder.status, folder.progress):
+        path.unlink(missing_ok=True)
+    for left in (folder.errors, folder.rendezvous):
+        shutil.rmtree(left, ignore_errors=True)
+    folder.errors.mkdir()
+    if folder.logs.exists():  # keep those of the old job, under the first free number
+        names = (folder.path / f"logs-before-{number}" for number in itertools.count(attempt))
+        folder.logs.replace(next(name for name in names if not name.exists()))
+    folder.logs.mkdir()
+
+
+def _check_held(folder: RunFolder, is_held: bool) -> None:
+    if not is_held:
+        raise UsageError(f"{folder.path} is still running; wait until it ends")

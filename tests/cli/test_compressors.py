@@ -12,8 +12,8 @@ import pytest
 from bench.core.config.measurements import CompressorsConfig
 from bench.core.rows import read_rows
 from bench.core.schema.compressors import COMPRESSORS
-from bench.launch import compressors
 from bench.launch.jobs import fork_server
+from bench.launch.measurement import check_encoding
 from tests.testing import silent_worker
 from tests.testing.invoke import Answer, invoke
 
@@ -112,7 +112,7 @@ def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_all_compressors_are_measured_unless_some_are_named() -> None:
-    chosen = compressors.check(CompressorsConfig()).compressor_specs
+    chosen = check_encoding(CompressorsConfig()).compressor_specs
     assert chosen[0] == "none"
     assert {"group_topk", "powersgd", "sign"} < set(chosen)
     assert not any(name.startswith("torch_") for name in chosen)

@@ -16,7 +16,7 @@ from bench.core.schema.column import Column
 from bench.core.schema.layers import LAYERS
 from bench.core.schema.metrics import METRICS
 from bench.launch.resolve import with_ranks
-from bench.launch.resuming import change_ranks, configuration_of, prepare_folder
+from bench.launch.run import change_ranks, configuration_of, prepare_folder
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 from tests.testing.invoke import execute, invoke, only_run, rows, status

@@ -18,7 +18,7 @@ from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
 from bench.hosts.support import check_and_choose_backend
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.resolve import make_ready
+from bench.launch.resolve import prepare_data
 from bench.launch.run import Result
 
 if TYPE_CHECKING:
@@ -59,31 +59,23 @@ def _progress(line: dict[str, Any]) -> list[str]:
     return [text(line[name]) for name, text in known.items() if line[name] is not None]
 
 
-def print_notes(config: RunConfig, warnings: list[str]) -> None:
-    """Print notes about a configuration on stderr."""
-    for sentence in notes(config, warnings):
-        print(f"note: {sentence}", file=sys.stderr)
-
-
-def notes(config: RunConfig, warnings: list[str]) -> list[str]:
-    """Return the warnings, with a note if --steps turns off the compressor's warm-up."""
-    if config.steps and "warmup_epochs=" in config.filled["compressor"]:
-        return [*warnings, "with --steps, the compressor has no warm-up: every step is fully compressed"]
-    return warnings
-
-
 def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
-    """Prepare all configurations before the first run starts; print their notes on stderr, without repetitions.
+    """Prepare all configurations before the first run starts, and print their notes.
 
     Raises:
         UsageError: a configuration is not possible on this machine.
     """
-    said: dict[str, None] = {}
     for config in {config.config_id: config for config in configs}.values():
         if config.cluster is not None:
             check_and_choose_backend(Cluster.from_dict(config.cluster))
-        said |= dict.fromkeys(notes(config, server.call(make_ready, config)))
-    for sentence in said:
+    for dataset, data_dir in dict.fromkeys((config.dataset, config.data_dir) for config in configs):
+        server.call(prepare_data, dataset, data_dir)
+    print_notes(configs)
+
+
+def print_notes(configs: Sequence[RunConfig]) -> None:
+    """Print the notes about some configurations on stderr, each once."""
+    for sentence in dict.fromkeys(note for config in configs for note in config.notes):
         print(f"note: {sentence}", file=sys.stderr)
 
 

@@ -15,7 +15,6 @@ from bench.core.errors import Interrupted
 from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.resuming import ask_anew
 from bench.launch.run import Result, execute, resume
 from bench.launch.sweeps.file import table_text
 from bench.launch.sweeps.state import SweepState, run_missing
@@ -110,8 +109,7 @@ class SweepProgress:
             if begun is None:
                 result = execute(config, self._agenda.out, report, self._server)
             else:
-                ask_anew(begun, config)
-                result = resume(begun, report, self._server)
+                result = resume(begun, report, self._server, config)
             self._results.append(result)
             self._estimate.learn(config, result.summary.get("wall_time_s"))
             left_s = self._estimate.total_s(self._configs[number:])

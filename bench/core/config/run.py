@@ -215,6 +215,9 @@ class RunConfig(RanksConfig):
         Doc("spec texts of the components with every option, by field; the fields themselves hold short texts"),
         NOT_RECORDED,
     ] = dataclasses.field(default_factory=dict)
+    notes: Annotated[
+        tuple[str, ...], Doc("what the user should know about this configuration, one sentence each"), NOT_RECORDED
+    ] = ()
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment; components with every option."""

@@ -30,7 +30,8 @@ from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.measurement import measure
 from bench.launch.resolve import check as check_run
-from bench.launch.resolve import prepare
+from bench.launch.resolve import prepare_data
+from bench.launch.resolve import resolve as resolve_run
 
 if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer
@@ -77,8 +78,7 @@ def check(options: CalibrateConfig) -> RunConfig:
             "optimizer"
         )
     given = {name: getattr(options, name) for name in _OF_A_RUN}
-    run = RunConfig(**given, world_size=1, device="cpu", steps=1)
-    check_run(run)
+    run = check_run(RunConfig(**given, world_size=1, device="cpu", steps=1))
     for text in spec.split_list(options.compressors):
         _measurable(text)
     return run
@@ -90,7 +90,8 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
     Raises:
         UsageError: an option is unknown, or names something that cannot be measured.
     """
-    (run,), _ = prepare(check(options), [options.seed])
+    run = resolve_run(check(options))
+    prepare_data(run.dataset, run.data_dir)
     return dataclasses.replace(
         options,
         **{name: getattr(run, name) for name in _OF_A_RUN},

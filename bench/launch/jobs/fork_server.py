@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import ParamSpec, Self, TypeVar
 
 from bench.core import environment
-from bench.core.config.job import RanksConfig
+from bench.core.config.job import DEFAULT_WORLD_SIZE, RanksConfig
+from bench.core.environment import usable_cores
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent, import_variables
 from bench.core.run_folder import RunFolder
-from bench.launch.jobs.placement import place
 
 # By default glibc returns large blocks to the kernel and gets new, zeroed pages in every step, which takes up to a
 # tenth of a step's time on a CPU. These thresholds make it keep the blocks. Before version 2.35, glibc rejects a first
@@ -85,15 +85,14 @@ class ForkServer:
             self._processes[threads].close()
         self._processes[threads] = ServerProcess(self.module, threads)
 
-    def warm_up_for(self, options: RanksConfig) -> None:
+    def warm_up_for(self, config: RanksConfig) -> None:
         """Start importing torch for a job, unless it is on virtual hosts or several machines, where nothing is forked.
 
-        Raises:
-            UsageError: options contradict each other, or the cluster is impossible.
+        Args:
+            config: placed ranks; of options that could not be placed without torch, the default is expected.
         """
-        placed = place(options)
-        if placed.nnodes == 1 and placed.cluster is None:
-            self.warm_up(placed.threads)
+        if config.nnodes == 1 and config.cluster is None and config.cluster_file is None:
+            self.warm_up(config.threads or max(1, usable_cores() // (config.world_size or DEFAULT_WORLD_SIZE)))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function in the process that has torch, or here if no ranks are forked; return its result.

@@ -22,8 +22,7 @@ from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.refusals import check_each, without_torch
-from bench.launch.resolve import place_run, resolve_each
+from bench.launch.resolve import resolve_each
 
 # Option name -> value.
 Options = dict[str, Any]
@@ -206,16 +205,9 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
         UsageError: some configurations are impossible; the message lists them with the reasons.
     """
     settings = sweep.configurations()
-    outcomes = [_placed(sweep.base | each) for each in settings]
-    possible = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
-    if possible:
-        refused = without_torch(check_each, possible) or []
-        answers: Sequence[RunConfig | UsageError | None] = [UsageError(each) if each else None for each in refused]
-        if not any(answers):  # no configuration is refused so far
-            server.warm_up_for(possible[0])
-            answers = server.call(resolve_each, possible)
-        given = iter(answers)
-        outcomes = [next(given) or outcome if isinstance(outcome, RunConfig) else outcome for outcome in outcomes]
+    given = [_given(sweep.base | each) for each in settings]
+    resolved = iter(resolve_each([each for each in given if isinstance(each, RunConfig)], server))
+    outcomes = [next(resolved) if isinstance(each, RunConfig) else each for each in given]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))
@@ -223,14 +215,12 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     return _in_order(runs, sweep)
 
 
-def _placed(options: Options) -> RunConfig | UsageError:
-    """Return the options as a configuration, or the error if numbers alone show that it is impossible."""
+def _given(options: Options) -> RunConfig | UsageError:
+    """Return the options as a configuration, or the error if a value is out of range."""
     try:
-        config = RunConfig(**options)
-        place_run(config)
+        return RunConfig(**options)
     except UsageError as refusal:
         return refusal
-    return config
 
 
 def _refusals(where: str, settings: list[Options], outcomes: Sequence[RunConfig | UsageError]) -> str:

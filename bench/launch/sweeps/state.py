@@ -16,7 +16,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, read_json
-from bench.launch.resuming import obstacle_to_resuming
+from bench.launch.run import obstacle_to_resuming
 from bench.launch.sweeps.file import PlannedRun
 
 State = Literal["torn", "failed", "done"]

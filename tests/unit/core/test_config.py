@@ -45,10 +45,12 @@ NO_IDENTITY = {
     "cluster",
     "replicas",
     "track",
+    "notes",
 }
 FIELDS = {option.name: option for option in RunConfig.options()}
-# texts that have a form
-TEXTS = {
+# values that have a form
+VALUES = {
+    "notes": ("something",),
     "straggler": "rank=1,slowdown=3",
     "lr_scaling": "linear:base=2",
     "rdzv_endpoint": "host0:29500",
@@ -64,7 +66,9 @@ def other(option: CommandOption) -> Any:
         return {"hosts": []}
     if option.cell_type is bool:
         return not now
-    return TEXTS.get(option.name, "another") if option.cell_type is str else (now or 0) + option.cell_type(1)
+    if option.name in VALUES:
+        return VALUES[option.name]
+    return "another" if option.cell_type is str else (now or 0) + option.cell_type(1)
 
 
 @pytest.mark.parametrize("field", sorted(NO_IDENTITY))

@@ -11,10 +11,9 @@ from bench.core.config.job import RanksConfig
 from bench.core.config.measurements import CollectivesConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch import collectives
-from bench.launch.jobs import placement
-from bench.launch.jobs.placement import place
-from bench.launch.resolve import resolve
+from bench.launch import resolve as resolving
+from bench.launch.measurement import check_sums
+from bench.launch.resolve import place, resolve
 
 HOSTS: dict[str, Any] = {
     "hosts": 3,
@@ -28,7 +27,7 @@ HOSTS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "usable_cores", lambda: 8)
+    monkeypatch.setattr(resolving, "usable_cores", lambda: 8)
 
 
 def test_without_virtual_hosts_ranks_share_the_machines() -> None:
@@ -75,7 +74,7 @@ def test_loss_and_jitter_tell_experiments_apart() -> None:
 
 def test_both_commands_place_alike() -> None:
     run = resolve(RunConfig(**HOSTS))
-    sums, _ = collectives.resolve(CollectivesConfig(**HOSTS))
+    sums, _ = check_sums(CollectivesConfig(**HOSTS))
     for name, value in vars(place(RanksConfig(**HOSTS))).items():
         assert getattr(run, name) == getattr(sums, name) == value, name
 

@@ -15,8 +15,7 @@ from bench.core.run_folder import RunFolder
 from bench.hosts import support
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.resuming import configuration_of, prepare_folder
-from bench.launch.run import Result
+from bench.launch.run import Result, prepare_folder
 from bench.launch.sweeps.file import PlannedRun
 from bench.launch.sweeps.state import SweepState
 from tests.testing.checkpoints import add_checkpoint
@@ -51,8 +50,8 @@ def test_a_sweep_goes_on_with_the_timeout_that_its_file_says_now(
     now = dataclasses.replace(before, timeout_s=77.0)
     seen = []
 
-    def resume(begun: RunFolder, *_: object) -> Result:
-        seen.append(configuration_of(begun))
+    def resume(begun: RunFolder, _on_progress: object, _server: object, config: object) -> Result:
+        seen.append(config)
         return Result(status="ok", error="", folder=begun, summary={"test_accuracy": 0.5, "wall_time_s": 1.0})
 
     monkeypatch.setattr(sweep, "resume", resume)

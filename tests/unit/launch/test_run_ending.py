@@ -17,7 +17,7 @@ from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.jobs.stale_jobs import record_ending
 from bench.launch.jobs.torchrun import Ending
-from bench.launch.resolve import make_ready, place_run, resolve
+from bench.launch.resolve import check, resolve
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 from tests.testing.invoke import rows, status
@@ -197,7 +197,7 @@ def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
 
 def test_restarts_without_checkpoints_are_refused() -> None:
     with pytest.raises(UsageError, match="--max-restarts 2 needs checkpoints to restart from; add"):
-        place_run(RunConfig(max_restarts=2))
+        check(RunConfig(max_restarts=2))
 
 
 @pytest.mark.parametrize(
@@ -205,20 +205,20 @@ def test_restarts_without_checkpoints_are_refused() -> None:
 )
 def test_a_target_that_is_looked_at_once_is_told_of(length: dict[str, int], warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", target_accuracy=0.9, **length))
-    assert any("does not measure the time to the target; add" in note for note in make_ready(config)) == warned
+    assert any("does not measure the time to the target; add" in note for note in config.notes) == warned
 
 
 @pytest.mark.parametrize(("length", "warned"), [({"steps": 7}, True), ({"epochs": 7}, True), ({"epochs": 8}, False)])
 def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", checkpoint_every=7, **length))
     sentence = "--checkpoint-every 7 makes no checkpoint in a run of 7"
-    assert any(sentence in note for note in make_ready(config)) == warned
+    assert any(sentence in note for note in config.notes) == warned
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(9, True), (10, False)])
 def test_a_profile_that_leaves_no_step_to_be_timed_is_told_of(steps: int, warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", steps=steps, profile=5))  # three warm up, and one the profiler
-    assert any("--profile 5 leaves none of 9 steps" in note for note in make_ready(config)) == warned
+    assert any("--profile 5 leaves none of 9 steps" in note for note in config.notes) == warned
 
 
 def test_when_bench_itself_ends_its_run_has_a_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,9 @@ import pytest
 
 from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
-from bench.launch import collectives
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import SUM, ForkServer
-from bench.launch.jobs.scratch import scratch_folder
+from bench.launch.measurement import check_sums, measure_sums, scratch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +45,9 @@ def test_a_start_that_fails_leaves_only_what_it_names(
         raise error
 
     monkeypatch.setattr(torchrun, "launch", launch)
-    config, _ = collectives.resolve(CollectivesConfig(device="cpu", sizes="4kB", collectives="ring"))
+    config, _ = check_sums(CollectivesConfig(device="cpu", sizes="4kB", collectives="ring"))
     with pytest.raises(type(error), match=str(error)) as caught:
-        collectives.execute(config, lambda _: None, ForkServer(SUM))
+        measure_sums(config, lambda _: None, ForkServer(SUM))
     left = [str(path) for path in temporary.iterdir()]
     assert [path for path in left if path in str(caught.value)] == left
     assert len(left) == isinstance(error, RunFailed)

@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.launch import devices
-from bench.launch.resolve import make_ready, resolve, with_ranks
+from bench.launch.resolve import resolve, with_ranks
 from bench.train.trainer import learning_rate
 
 ASP, SSP = "async_server:mode=asp", "async_server"
@@ -83,7 +83,7 @@ def test_every_option_of_a_strategy_identifies_the_run() -> None:
 
 
 def test_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="add --device cpu"):
         resolve(RunConfig(strategy=ASP))
 
@@ -136,5 +136,5 @@ def test_the_learning_rate_follows_the_ranks_as_the_document_has_it(
     assert config.lr_scaling == scaling
     peak = learning_rate(config, 0, 100, 10)
     assert peak == pytest.approx(0.1 * {"linear": 4, "linear:base=2": 2, "none": 1}[scaling], rel=1e-3)
-    notes = [note for note in make_ready(config) if "scales the learning rate" in note]
+    notes = [note for note in config.notes if "scales the learning rate" in note]
     assert [says in note for note in notes] == [True] * bool(says)

@@ -9,7 +9,7 @@ import pytest
 from bench.core.config.measurements import CollectivesConfig
 from bench.core.counters import InterfaceBytes
 from bench.hosts.cluster import Cluster, HostLink
-from bench.launch.collectives import resolve
+from bench.launch.measurement import check_sums
 from bench.micro import link
 from bench.micro.link import Link
 from collectives.transport.base import Transport
@@ -17,7 +17,7 @@ from tests.testing.memory_transport import run_threads
 
 
 def test_a_rank_knows_its_own_hosts_rates() -> None:
-    config = resolve(CollectivesConfig(hosts=3, ranks_per_host=2, uplink="20mbit", downlink="100mbit"))[0]
+    config = check_sums(CollectivesConfig(hosts=3, ranks_per_host=2, uplink="20mbit", downlink="100mbit"))[0]
     slow = HostLink(name="slow", uplink_bps=5e6)
     uneven = Cluster(hosts=(slow, HostLink(name="b", downlink_bps=7e6)), ranks_per_host=2)
     config = dataclasses.replace(config, world_size=4, cluster=uneven.to_dict())
