@@ -39,7 +39,7 @@ from bench.models.resnet import ResNet18, ResNet50
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Ints, Lengths
+from collectives.schedule.waves import Ints, Lengths, waves_of
 
 NODES, BATCH = 8, 128
 GRACE = "GRACE, Xu et al. 2021"
@@ -201,9 +201,9 @@ def sum_s(collective: str, nbytes: float, gbit: int, num_nodes: int) -> float:
 
     rate = np.full(num_nodes, gbit * 1e9 / 8 / FRAME_PER_PAYLOAD)
     flows = Flows(Links.of_hosts(rate, rate, np.zeros(num_nodes), ack_share=ACK_SHARE))
-    waves = options.build("collectives", Collective, collective).waves(
-        num_nodes, Layout.dense(round(nbytes / FP32_BYTES), key=(0,)), Lengths(packed)
-    )
+    built = options.build("collectives", Collective, collective)
+    layout = Layout.dense(round(nbytes / FP32_BYTES), key=(0,))
+    waves = waves_of(built, num_nodes, layout, Lengths(packed))
     flows.run(waves or ())
     return float(flows.ready.max())
 

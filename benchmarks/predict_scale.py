@@ -27,7 +27,7 @@ from bench.models.resnet import ResNet50
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Ints, Lengths
+from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.layer import layers_of
 
 ALL = (
@@ -74,7 +74,7 @@ def simulated(collective: str, nodes: int) -> dict[str, object]:
     started, cpu = time.perf_counter(), time.process_time()
     for bucket in buckets_of(layers, BUCKET_BYTES):
         layout = Layout.dense(sum(layer.numel for layer in bucket), key=(0,))
-        waves = options.build("collectives", Collective, collective).waves(nodes, layout, Lengths(packed))
+        waves = waves_of(options.build("collectives", Collective, collective), nodes, layout, Lengths(packed))
         flows.run(waves or ())
     return {
         "collective": collective,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-import numpy as np
 from typing_extensions import override
 
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
@@ -20,7 +19,6 @@ from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.layout import Layout
 from collectives.schedule.rounds import Piece, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, weights_of
 from collectives.transport.base import ReduceOp, Transport
 
 
@@ -52,13 +50,6 @@ class Allgather(Collective):
             round_.send(to, Piece(0, layout.numel, frozenset([rank])))
             round_.receive(source, Piece(0, layout.numel, frozenset([source])), effect="collect")
         return [round_]
-
-    @override
-    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> list[Wave]:
-        ranks, start = np.arange(world_size), np.zeros(world_size, dtype=np.int64)
-        weights = weights_of(world_size) if weights is None else weights
-        nbytes = lengths.alone(start, start + layout.numel, weights)
-        return [Wave(ranks, ranks, nbytes[:, None], each_to_each=True)]
 
     @override
     def expected_bytes(

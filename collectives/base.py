@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -18,7 +18,6 @@ from collectives.payloads.bundle import Bundle
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
 from collectives.schedule.layout import Key, Layout, Stretch, leaves
 from collectives.schedule.rounds import Round
-from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, weights_of
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -124,25 +123,6 @@ class Collective(Options, abc.ABC):
             rank: the rank whose messages to return.
             layout: the layout of all ranks' payloads; several dtypes are summed one after another (`Layout.by_type`).
         """
-
-    def waves(
-        self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
-    ) -> Iterable[Wave] | None:
-        """Return what all ranks send in one sum, wave by wave; None if `rounds` returns None.
-
-        The default derives the waves from the rounds of every rank. Overrides compute them for thousands of ranks.
-
-        Args:
-            world_size: as in `rounds`.
-            layout: as in `rounds`.
-            lengths: computes the lengths of the messages.
-            weights: int [world_size], the number of contributions that each rank's payload holds; None: one each.
-        """
-        by_rank = [self.rounds(world_size, rank, layout) for rank in range(world_size)]
-        if any(rounds is None for rounds in by_rank):
-            return None
-        weights = weights_of(world_size) if weights is None else weights
-        return of_rounds([rounds or [] for rounds in by_rank], lengths, weights)
 
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
         """Return the stretches of elements into which a packed total is divided, one payload each."""

@@ -15,15 +15,12 @@ and only once the wire tensor on that partner.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-import numpy as np
 from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.schedule.layout import Layout, Stretch
 from collectives.schedule.rounds import Piece, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -65,29 +62,6 @@ class HalvingDoubling(Collective):
             back.receive(partner, *finished[given])
             doubling.insert(0, back)
         return [first, *halving, *doubling, last]
-
-    @override
-    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
-        weights = weights_of(world_size) if weights is None else weights
-        start, stop = as_arrays(self.cuts(world_size, layout))
-        p, ranks = len(start), np.arange(len(start))
-        beyond, lengths = np.arange(p, world_size), lengths.bare(layout.itemsize)
-        all_start, all_stop = np.full_like(beyond, start[0]), np.full_like(beyond, stop[-1])
-        yield Wave(beyond, beyond - p, lengths.alone(all_start, all_stop, weights[p:]), merged=True)
-        terms = weights[:p].copy()
-        terms[: len(beyond)] += weights[p:]
-        distances = [p >> bit for bit in range(1, p.bit_length())]  # p/2, p/4, ..., 1
-        for distance in distances:
-            first = (ranks ^ distance) // distance * distance
-            nbytes = lengths.alone(start[first], stop[first + distance - 1], terms)
-            yield Wave(ranks, ranks ^ distance, nbytes, merged=True)
-            terms = terms + terms[ranks ^ distance]
-        everyone = int(weights.sum())
-        for distance in reversed(distances):
-            first = ranks // distance * distance
-            yield Wave(ranks, ranks ^ distance, lengths.joined(start, stop, everyone, first, first + distance))
-        whole = lengths.joined(start, stop, everyone, np.zeros_like(beyond), np.full_like(beyond, p))
-        yield Wave(beyond - p, beyond, whole)
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated
 
-import numpy as np
 from typing_extensions import Doc, override
 
 from collectives import options
@@ -30,43 +27,8 @@ from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.dense import Dense
 from collectives.schedule.layout import Layout, Leaf, Stretch
 from collectives.schedule.rounds import Message, Piece, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
-
-
-def repeated(wave: Wave, firsts: Ints) -> Wave:
-    """Return the wave of one group repeated for several groups, given the first rank of each."""
-    sources, targets, nbytes = wave.messages()
-    merged = np.tile(np.broadcast_to(wave.merged, nbytes.shape), len(firsts))
-    sources, targets = ((firsts[:, None] + ranks).ravel() for ranks in (sources, targets))
-    return Wave(sources, targets, np.tile(nbytes, len(firsts)), merged=merged)
-
-
-def together(waves: Iterable[Wave | None]) -> Wave:
-    """Return the waves of different ranks as one wave."""
-    there = [wave for wave in waves if wave is not None]
-    sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*(w.messages() for w in there), strict=True))
-    return Wave(
-        sources, targets, nbytes, merged=np.concatenate([np.broadcast_to(w.merged, len(w.sources)) for w in there])
-    )
-
-
-def spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
-    """Yield the waves of a broadcast of `nbytes` within each group, down a binomial tree from its first rank.
-
-    The first group must be the largest.
-    """
-    size = len(groups[0])
-    places = np.arange(1, size)
-    parents = np.array([messages.binomial_links(place, size)[0] for place in places.tolist()], dtype=np.int64)
-    levels = np.array([place.bit_count() for place in places.tolist()], dtype=np.int64)
-    starts, stops = np.array([(group.start, group.stop) for group in groups]).T
-    for level in range(1, size.bit_length() + 1):
-        here = levels == level
-        targets, sources = ((starts[:, None] + each[here]).ravel() for each in (places, parents))
-        there = targets < np.repeat(stops, np.count_nonzero(here))
-        yield Wave(sources[there], targets[there], np.full(np.count_nonzero(there), nbytes))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -170,41 +132,6 @@ class Hierarchical(Collective):
             *(outer if rank == group.start else []),
             *_spreading(group, rank, pieces, layout.itemsize),
         ]
-
-    @override
-    def waves(
-        self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
-    ) -> Iterable[Wave] | None:
-        groups = self.groups(world_size)
-        inner = self._within_groups(groups, layout, lengths)
-        if inner is None or len(groups) == 1:
-            return inner
-        leaders, sizes = np.array([(group.start, len(group)) for group in groups]).T
-        everything = [(0, layout.numel)]
-        if not self.keeps_kinds(layout) and self.gathers:
-            lengths, cuts = lengths.kept_apart(), everything
-        else:
-            if not self.keeps_kinds(layout):
-                layout, lengths = Layout.dense(layout.numel), lengths.answered_densely()
-            elif layout.itemsize is None and self.group_size > 1:
-                lengths = lengths.cut_at(self.within.cuts(self.group_size, layout))
-            cuts = [cut for cut in self.between.cuts(len(groups), layout) if cut[0] < cut[1]] or everything
-        outer = self.between.waves(len(groups), layout, lengths, sizes)
-        if outer is None:
-            return None
-        whole = lengths.bare(layout.itemsize).joined(*as_arrays(cuts), world_size, np.array([0]), np.array([len(cuts)]))
-        return itertools.chain(inner, (wave.renumbered(leaders) for wave in outer), spread(groups, int(whole[0])))
-
-    def _within_groups(self, groups: Sequence[range], layout: Layout, lengths: Lengths) -> Iterable[Wave] | None:
-        """Return the waves of all groups at the same time; the last group may be smaller than the others."""
-        by_size: list[Iterable[Wave]] = []
-        for size in {len(group) for group in groups} - {1}:
-            waves = self.within.waves(size, layout, lengths)
-            if waves is None:
-                return None
-            firsts = np.array([group.start for group in groups if len(group) == size])
-            by_size.append(map(functools.partial(repeated, firsts=firsts), waves))
-        return (together(waves) for waves in itertools.zip_longest(*by_size))
 
     @override
     def expected_bytes(

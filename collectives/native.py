@@ -8,7 +8,6 @@ Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 from typing_extensions import override
@@ -16,9 +15,7 @@ from typing_extensions import override
 from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.options import Incompatible
 from collectives.payloads.base import Payload, PayloadError
-from collectives.ring import Ring
 from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Ints, Lengths, Wave
 from collectives.transport.base import Done, ReduceOp, Transport
 
 
@@ -42,11 +39,6 @@ class Native(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
         """Return None, because the backend does not show its messages."""
-
-    @override
-    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
-        """Return the waves of a ring, whose formula also counts the bytes."""
-        return Ring().waves(world_size, layout, lengths, weights)
 
     @override
     def expected_bytes(

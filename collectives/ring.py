@@ -14,15 +14,12 @@ except two that are sent once. Payloads that are merged: the packed unions with 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-import numpy as np
 from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.schedule.layout import Layout, Stretch
 from collectives.schedule.rounds import Effect, Piece, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -47,18 +44,6 @@ class Ring(Collective):
             round_.receive((rank - 1) % n, partial_sum(rank - index - 1, index + 1), effect=effect)
             rounds.append(round_)
         return rounds
-
-    @override
-    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
-        n = world_size
-        start, stop = as_arrays(layout.chunks(n))
-        ranks, lengths = np.arange(n), lengths.bare(layout.itemsize)
-        contributions = np.concatenate([[0], np.cumsum(np.tile(weights_of(n) if weights is None else weights, 2))])
-        following = (ranks + 1) % n
-        for index in range(2 * (n - 1)):
-            chunk = (ranks - index) % n
-            terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
-            yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms), merged=index < n - 1)
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:

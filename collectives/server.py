@@ -24,7 +24,6 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from typing_extensions import Doc, override
 
@@ -40,7 +39,6 @@ from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.layout import Key, Layout, Stretch, leaves
 from collectives.schedule.rounds import Piece, Place, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.messages import sum_in_order, sum_wires
 
@@ -140,29 +138,6 @@ class Server(Collective):
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         by_server = self._by_server(world_size, layout)
         return [self._push_round(by_server, world_size, rank), self._pull_round(by_server, world_size, rank)]
-
-    @override
-    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> list[Wave]:
-        ranks, weights = np.arange(world_size), weights_of(world_size) if weights is None else weights
-        by_server = self._by_server(world_size, layout)
-        shards = [shard for server in by_server.values() for shard in server]
-        start, stop = as_arrays([shard.place[:2] for shard in shards])
-        ends = np.cumsum([len(server) for server in by_server.values()])
-        first, last = np.concatenate([[0], ends[:-1]]), ends
-
-        def of_all(lengths: Lengths, terms: int) -> Ints:
-            return lengths.joined(start, stop, terms, first, last)
-
-        servers = np.array(list(by_server))
-        pushed, rows = np.unique(weights, return_inverse=True)
-        push = np.stack([of_all(lengths, terms) for terms in pushed.tolist()])[rows if len(pushed) > 1 else [0]]
-        stays = np.array([shard.elementwise for shard in shards])
-        answers = lengths.answered_densely(start[~stays]) if self.downlink == "dense" else lengths
-        pull = of_all(answers, 1 if self.recodes else int(weights.sum()))
-        return [
-            Wave(ranks, servers, push, each_to_each=True, merged=True),
-            Wave(servers, ranks, pull[:, None], each_to_each=True),
-        ]
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:

@@ -14,17 +14,14 @@ Bytes: dense, the wire tensor once upwards (except on rank 0) and once downwards
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated
 
-import numpy as np
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
 from collectives.options import Count
 from collectives.schedule.layout import Layout, Stretch
 from collectives.schedule.rounds import Piece, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, as_arrays, weights_of
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -36,7 +33,7 @@ class Tree(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         depth, height, children = depth_of(rank), depth_of(world_size - 1), children_of(rank, world_size)
-        segments = self._segments(layout)
+        segments = self.segments(layout)
         parent, below, everyone = (rank - 1) // 2, ranks_below(rank, world_size), frozenset(range(world_size))
         rounds = []
         for time in range(len(segments) + 2 * height - 1):
@@ -55,30 +52,7 @@ class Tree(Collective):
             rounds.append(round_)
         return rounds
 
-    @override
-    def waves(self, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None) -> Iterator[Wave]:
-        start, stop = as_arrays(self._segments(layout))
-        below = (weights_of(world_size) if weights is None else weights).copy()
-        everyone, lengths = int(below.sum()), lengths.bare(layout.itemsize)
-        children = np.arange(1, world_size)
-        parents, depths = (children - 1) // 2, np.log2(children + 1).astype(np.int64)
-        height = int(depths[-1])
-        for depth in range(height, 0, -1):
-            np.add.at(below, parents[depths == depth], below[children[depths == depth]])
-        for time in range(len(start) + 2 * height - 1):
-            up, down = time - (height - depths), time - (height + depths - 1)
-            rising, falling = (up >= 0) & (up < len(start)), (down >= 0) & (down < len(start))
-            up, down = up[rising], down[falling]
-            risen = lengths.alone(start[up], stop[up], below[children[rising]])
-            fallen = lengths.alone(start[down], stop[down], everyone)
-            yield Wave(
-                np.concatenate([children[rising], parents[falling]]),
-                np.concatenate([parents[rising], children[falling]]),
-                np.concatenate([risen, fallen]),
-                merged=np.arange(len(risen) + len(fallen)) < len(risen),
-            )
-
-    def _segments(self, layout: Layout) -> list[Stretch]:
+    def segments(self, layout: Layout) -> list[Stretch]:
         """Divide a dense payload into segments; packed payloads travel whole."""
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]

@@ -1,21 +1,33 @@
 """Waves: arrays of the messages that all ranks send in one step; a sum is a list of waves.
 
-The rounds of all ranks (`collectives/schedule/rounds.py`) describe the same messages, but list the contributing ranks
-of each piece, which would need too much memory for thousands of ranks.
+Predictions and `auto` use them; who writes a collective writes only rounds. The rounds of all ranks describe the same
+messages, but list the contributing ranks of each piece, which would need too much memory for thousands of ranks.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from collectives.allgather import Allgather
+from collectives.base import Collective
+from collectives.halving_doubling import HalvingDoubling
+from collectives.hierarchical import Hierarchical
+from collectives.native import Native
 from collectives.payloads.base import HEADER_BYTES
+from collectives.ring import Ring
+from collectives.schedule.layout import Layout
 from collectives.schedule.rounds import Message, Piece, Round
+from collectives.server import Server, Shard
+from collectives.transport import messages
+from collectives.tree import Tree
 
 Ints = npt.NDArray[np.int64]
 
@@ -44,10 +56,6 @@ class Wave(NamedTuple):
         sources, targets = np.broadcast_to(self.sources[:, None], shape), np.broadcast_to(self.targets, shape)
         others = sources != targets
         return sources[others], targets[others], np.broadcast_to(self.nbytes, shape)[others]
-
-    def renumbered(self, ranks: Ints) -> Wave:
-        """Return the same wave with rank i replaced by `ranks[i]`."""
-        return self._replace(sources=ranks[self.sources], targets=ranks[self.targets])
 
 
 class PackedSizes(Protocol):
@@ -139,12 +147,7 @@ class Lengths:
         return Lengths(packed)
 
 
-def weights_of(world_size: int) -> Ints:
-    """Return a weight of one contribution per rank, int [world_size]."""
-    return np.ones(world_size, dtype=np.int64)
-
-
-def as_arrays(stretches: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+def _as_arrays(stretches: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
     """Return the first elements and the elements past the last, int [stretches] each."""
     start, stop = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     return start, stop
@@ -232,3 +235,193 @@ def _sums(values: Ints, first: Ints, last: Ints) -> Ints:
     until: Ints = np.concatenate([[0], np.cumsum(values)])
     sums: Ints = until[last] - until[first]
     return sums
+
+
+def waves_of(
+    collective: Collective, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
+) -> Iterable[Wave] | None:
+    """Return what all ranks send in one sum, wave by wave; None if `rounds` returns None.
+
+    The waves of this project's collectives are computed for all ranks at once. Those of others are derived from the
+    rounds of every rank.
+
+    Args:
+        collective: the collective.
+        world_size: as in `Collective.rounds`.
+        layout: as in `Collective.rounds`.
+        lengths: computes the lengths of the messages.
+        weights: int [world_size], the number of contributions that each rank's payload holds; None: one each.
+    """
+    weights = np.ones(world_size, dtype=np.int64) if weights is None else weights
+    author = next(cls for cls in type(collective).__mro__ if "rounds" in vars(cls))
+    if author in _OF_CLASS:
+        waves: Iterable[Wave] | None = _OF_CLASS[author](collective, world_size, layout, lengths, weights)
+        return waves
+    by_rank = [collective.rounds(world_size, rank, layout) for rank in range(world_size)]
+    if any(rounds is None for rounds in by_rank):
+        return None
+    return of_rounds([rounds or [] for rounds in by_rank], lengths, weights)
+
+
+def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
+    """Yield the waves of a ring; the formula for the bytes of a backend's all-reduce is a ring's too."""
+    start, stop = _as_arrays(layout.chunks(n))
+    ranks, lengths = np.arange(n), lengths.bare(layout.itemsize)
+    contributions = np.concatenate([[0], np.cumsum(np.tile(weights, 2))])
+    following = (ranks + 1) % n
+    for index in range(2 * (n - 1)):
+        chunk = (ranks - index) % n
+        terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
+        yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms), merged=index < n - 1)
+
+
+def _halving_doubling(
+    collective: HalvingDoubling, world_size: int, layout: Layout, lengths: Lengths, weights: Ints
+) -> Iterator[Wave]:
+    start, stop = _as_arrays(collective.cuts(world_size, layout))
+    p, ranks = len(start), np.arange(len(start))
+    beyond, lengths = np.arange(p, world_size), lengths.bare(layout.itemsize)
+    all_start, all_stop = np.full_like(beyond, start[0]), np.full_like(beyond, stop[-1])
+    yield Wave(beyond, beyond - p, lengths.alone(all_start, all_stop, weights[p:]), merged=True)
+    terms = weights[:p].copy()
+    terms[: len(beyond)] += weights[p:]
+    distances = [p >> bit for bit in range(1, p.bit_length())]  # p/2, p/4, ..., 1
+    for distance in distances:
+        first = (ranks ^ distance) // distance * distance
+        nbytes = lengths.alone(start[first], stop[first + distance - 1], terms)
+        yield Wave(ranks, ranks ^ distance, nbytes, merged=True)
+        terms = terms + terms[ranks ^ distance]
+    everyone = int(weights.sum())
+    for distance in reversed(distances):
+        first = ranks // distance * distance
+        yield Wave(ranks, ranks ^ distance, lengths.joined(start, stop, everyone, first, first + distance))
+    whole = lengths.joined(start, stop, everyone, np.zeros_like(beyond), np.full_like(beyond, p))
+    yield Wave(beyond - p, beyond, whole)
+
+
+def _tree(collective: Tree, world_size: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
+    start, stop = _as_arrays(collective.segments(layout))
+    below = weights.copy()
+    everyone, lengths = int(below.sum()), lengths.bare(layout.itemsize)
+    children = np.arange(1, world_size)
+    parents, depths = (children - 1) // 2, np.log2(children + 1).astype(np.int64)
+    height = int(depths[-1])
+    for depth in range(height, 0, -1):
+        np.add.at(below, parents[depths == depth], below[children[depths == depth]])
+    for time in range(len(start) + 2 * height - 1):
+        up, down = time - (height - depths), time - (height + depths - 1)
+        rising, falling = (up >= 0) & (up < len(start)), (down >= 0) & (down < len(start))
+        up, down = up[rising], down[falling]
+        risen = lengths.alone(start[up], stop[up], below[children[rising]])
+        fallen = lengths.alone(start[down], stop[down], everyone)
+        yield Wave(
+            np.concatenate([children[rising], parents[falling]]),
+            np.concatenate([parents[rising], children[falling]]),
+            np.concatenate([risen, fallen]),
+            merged=np.arange(len(risen) + len(fallen)) < len(risen),
+        )
+
+
+def _allgather(_: Allgather, world_size: int, layout: Layout, lengths: Lengths, weights: Ints) -> list[Wave]:
+    ranks, start = np.arange(world_size), np.zeros(world_size, dtype=np.int64)
+    nbytes = lengths.alone(start, start + layout.numel, weights)
+    return [Wave(ranks, ranks, nbytes[:, None], each_to_each=True)]
+
+
+def _server(collective: Server, world_size: int, layout: Layout, lengths: Lengths, weights: Ints) -> list[Wave]:
+    ranks = np.arange(world_size)
+    by_server: dict[int, list[Shard]] = {}
+    for shard in collective.shards(world_size, layout):
+        by_server.setdefault(shard.server, []).append(shard)
+    shards = [shard for server in by_server.values() for shard in server]
+    start, stop = _as_arrays([shard.place[:2] for shard in shards])
+    last = np.cumsum([len(server) for server in by_server.values()])
+    first = np.concatenate([[0], last[:-1]])
+    servers = np.array(list(by_server))
+    pushed, rows = np.unique(weights, return_inverse=True)
+    push = np.stack([lengths.joined(start, stop, terms, first, last) for terms in pushed.tolist()])
+    stays = np.array([shard.elementwise for shard in shards])
+    answers = lengths.answered_densely(start[~stays]) if collective.downlink == "dense" else lengths
+    pull = answers.joined(start, stop, 1 if collective.recodes else int(weights.sum()), first, last)
+    return [
+        Wave(ranks, servers, push[rows if len(pushed) > 1 else [0]], each_to_each=True, merged=True),
+        Wave(servers, ranks, pull[:, None], each_to_each=True),
+    ]
+
+
+def _hierarchical(
+    collective: Hierarchical, world_size: int, layout: Layout, lengths: Lengths, weights: Ints
+) -> Iterable[Wave] | None:
+    groups, between = collective.groups(world_size), collective.between
+    # Groups sum at the same time; the last group may be smaller than the others.
+    by_size: list[Iterable[Wave]] = []
+    for size in {len(group) for group in groups} - {1}:
+        of_group = waves_of(collective.within, size, layout, lengths)
+        if of_group is None:
+            return None
+        firsts = np.array([group.start for group in groups if len(group) == size])
+        by_size.append(map(functools.partial(_repeated, firsts=firsts), of_group))
+    inner = (_together(waves) for waves in itertools.zip_longest(*by_size))
+    if len(groups) == 1:
+        return inner
+    leaders, sizes = np.array([(group.start, len(group)) for group in groups]).T
+    everything = [(0, layout.numel)]
+    if not collective.keeps_kinds(layout) and collective.gathers:
+        lengths, cuts = lengths.kept_apart(), everything
+    else:
+        if not collective.keeps_kinds(layout):
+            layout, lengths = Layout.dense(layout.numel), lengths.answered_densely()
+        elif layout.itemsize is None and collective.group_size > 1:
+            lengths = lengths.cut_at(collective.within.cuts(collective.group_size, layout))
+        cuts = [cut for cut in between.cuts(len(groups), layout) if cut[0] < cut[1]] or everything
+    outer = waves_of(between, len(groups), layout, lengths, sizes)
+    if outer is None:
+        return None
+    among_leaders = (wave._replace(sources=leaders[wave.sources], targets=leaders[wave.targets]) for wave in outer)
+    whole = lengths.bare(layout.itemsize).joined(*_as_arrays(cuts), world_size, np.array([0]), np.array([len(cuts)]))
+    return itertools.chain(inner, among_leaders, _spread(groups, int(whole[0])))
+
+
+def _repeated(wave: Wave, firsts: Ints) -> Wave:
+    """Return the wave of one group repeated for several groups, given the first rank of each."""
+    sources, targets, nbytes = wave.messages()
+    merged = np.tile(np.broadcast_to(wave.merged, nbytes.shape), len(firsts))
+    sources, targets = ((firsts[:, None] + ranks).ravel() for ranks in (sources, targets))
+    return Wave(sources, targets, np.tile(nbytes, len(firsts)), merged=merged)
+
+
+def _together(waves: Iterable[Wave | None]) -> Wave:
+    """Return the waves of different ranks as one wave."""
+    there = [wave for wave in waves if wave is not None]
+    sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*(w.messages() for w in there), strict=True))
+    merged = np.concatenate([np.broadcast_to(w.merged, len(w.sources)) for w in there])
+    return Wave(sources, targets, nbytes, merged=merged)
+
+
+def _spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
+    """Yield the waves of a broadcast of `nbytes` within each group, down a binomial tree from its first rank.
+
+    The first group must be the largest.
+    """
+    size = len(groups[0])
+    places = np.arange(1, size)
+    parents = np.array([messages.binomial_links(place, size)[0] for place in places.tolist()], dtype=np.int64)
+    levels = np.array([place.bit_count() for place in places.tolist()], dtype=np.int64)
+    starts, stops = np.array([(group.start, group.stop) for group in groups]).T
+    for level in range(1, size.bit_length() + 1):
+        here = levels == level
+        targets, sources = ((starts[:, None] + each[here]).ravel() for each in (places, parents))
+        there = targets < np.repeat(stops, np.count_nonzero(here))
+        yield Wave(sources[there], targets[there], np.full(np.count_nonzero(there), nbytes))
+
+
+# By the class that defines the rounds.
+_OF_CLASS: dict[type, Callable[..., Iterable[Wave] | None]] = {
+    Ring: _ring,
+    Native: _ring,
+    HalvingDoubling: _halving_doubling,
+    Tree: _tree,
+    Allgather: _allgather,
+    Server: _server,
+    Hierarchical: _hierarchical,
+}

@@ -38,7 +38,7 @@ from collectives.hierarchical import Hierarchical
 from collectives.native import Native
 from collectives.options import Incompatible
 from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Lengths, Wave
+from collectives.schedule.waves import Lengths, Wave, waves_of
 
 FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""
@@ -269,7 +269,7 @@ class _Step:
         for group in groups:
             part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
             layout = layout_of(part, bucket)
-            waves = collective.waves(n, layout, lengths_of(part))
+            waves = waves_of(collective, n, layout, lengths_of(part))
             assert waves is not None  # a collective without rounds was refused
             unpack = NOTHING if self._is_bare(part) else part.unpack
             self._flows.run(waves, unpack=unpack, merge=self._merge(part))
@@ -292,7 +292,7 @@ def check_predictable(collective: Collective) -> None:
         Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
     """
     parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
-    silent = [part for part in parts if part.waves(2, Layout.dense(2, key=(0,)), ONE_BYTE) is None]
+    silent = [part for part in parts if waves_of(part, 2, Layout.dense(2, key=(0,)), ONE_BYTE) is None]
     if silent:
         name = silent[0].component_name
         raise Incompatible(f"{name} does not say what its ranks send, so it cannot be predicted; try ring or tree")

@@ -1,7 +1,7 @@
 """Prices: what a pair would cost on the link as it is, from gradients as they are.
 
 A model of one step's exchange that says which pairs are worth trying and which of two a layer is cheaper with; what a
-step really takes is measured. Each wave of messages (`Collective.waves`) takes a latency, and the bytes of the rank
+step really takes is measured. Each wave of messages (`waves_of`) takes a latency, and the bytes of the rank
 that sends most, at the rate of the link.
 """
 
@@ -20,7 +20,7 @@ from collectives.base import BoundCollective, Collective
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.dense import Dense
 from collectives.schedule.layout import Layout, Leaf
-from collectives.schedule.waves import Ints, Lengths
+from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, PerLayer
 from compressors.choice import Pair
@@ -126,7 +126,7 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
     """(waves of messages one after the other, bytes that the busiest rank sends, summed over waves)."""
     lengths = lengths or _growing(FP32_BYTES * layout.numel, layout.numel).bare(layout.itemsize)
     count, total = 0, 0.0
-    for wave in collective.waves(world_size, layout, lengths) or ():
+    for wave in waves_of(collective, world_size, layout, lengths) or ():
         sources, _, nbytes = wave.messages()
         count += 1
         total += float(np.bincount(sources, weights=nbytes).max(initial=0.0))

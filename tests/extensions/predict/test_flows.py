@@ -16,7 +16,7 @@ from bench.extensions.predict.links.flows import Flows
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Ints, Lengths, Wave
+from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")
 FIGURES = ("up_rate", "down_rate", "latency_s")
@@ -34,7 +34,7 @@ def links(n: int, rate: float = 1e6, latency_s: float = 0.0, **more: float) -> L
 def flows_of(name: str, joined: Links, numel: int = 6000) -> Flows:
     flows = Flows(joined)
     collective = options.build("collectives", Collective, name)
-    waves = collective.waves(joined.num_ranks, Layout.dense(numel, key=(0,)), Lengths(dense))
+    waves = waves_of(collective, joined.num_ranks, Layout.dense(numel, key=(0,)), Lengths(dense))
     assert waves is not None
     flows.run(waves)
     return flows
@@ -93,7 +93,7 @@ def test_only_what_is_added_costs_adding() -> None:
     """A ring adds in its first half; what comes in the second half replaces."""
     joined = links(4, rate=np.inf)
     flows = Flows(joined)
-    ring = options.build("collectives", Collective, "ring").waves(4, Layout.dense(6000, key=(0,)), Lengths(dense))
+    ring = waves_of(options.build("collectives", Collective, "ring"), 4, Layout.dense(6000, key=(0,)), Lengths(dense))
     flows.run(ring or (), merge=LinearCost(fixed_s=1.0, per_byte_s=1e-3))
     assert flows.busy_s == pytest.approx(np.full(4, 3 * (1.0 + 6.0)))
 
@@ -142,7 +142,7 @@ def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> 
     rng = np.random.default_rng(n)
     joined = Links.of_hosts(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), **COSTS)
     collective = options.build("collectives", Collective, name)
-    waves = list(collective.waves(n, Layout.dense(6000, key=(0,)), Lengths(dense)) or [])
+    waves = list(waves_of(collective, n, Layout.dense(6000, key=(0,)), Lengths(dense)) or [])
     at_once, one_by_one = Flows(joined), Flows(joined)
     at_once.run(waves)
     one_by_one.run([Wave(*wave.messages()) for wave in waves])

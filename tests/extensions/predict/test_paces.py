@@ -17,7 +17,7 @@ from bench.extensions.predict.links.paces import TraceClock
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Lengths, Wave
+from collectives.schedule.waves import Lengths, Wave, waves_of
 from tests.extensions.predict.test_flows import COSTS, NAMES, dense
 
 PACKET = 1500
@@ -117,7 +117,7 @@ def ends_of(name: str, joined: Links) -> list[float]:
     flows = Flows(joined)
     collective = options.build("collectives", Collective, name)
     for _ in range(2):
-        flows.run(collective.waves(joined.num_ranks, Layout.dense(6000, key=(0,)), Lengths(dense)) or ())
+        flows.run(waves_of(collective, joined.num_ranks, Layout.dense(6000, key=(0,)), Lengths(dense)) or ())
         flows.work(0.01)
     return flows.ready.tolist()
 
@@ -145,7 +145,7 @@ def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str) -> None:
     mixed = [[*paces[:3], None, pace([1, 30])] for paces in (joined.up_paces, joined.down_paces)]
     joined = dataclasses.replace(joined, up_paces=mixed[0], down_paces=mixed[1])
     waves = list(
-        options.build("collectives", Collective, name).waves(5, Layout.dense(6000, key=(0,)), Lengths(dense)) or ()
+        waves_of(options.build("collectives", Collective, name), 5, Layout.dense(6000, key=(0,)), Lengths(dense)) or ()
     )
     at_once, one_by_one = Flows(joined), Flows(joined)
     at_once.run(waves)

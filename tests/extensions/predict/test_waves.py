@@ -15,7 +15,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Seeded
 from collectives.schedule.layout import Layout, Leaf
 from collectives.schedule.rounds import Piece, Round
-from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, weights_of
+from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, waves_of
 from collectives.server import Server
 from tests.contract.test_rounds import DESCRIBED, Sent, seen
 from tests.testing.collectives import COLLECTIVES, key_of, refusal
@@ -81,7 +81,7 @@ def lengths_of(kind: str) -> Lengths:
 def waved(name: str, world_size: int, layout: Layout, lengths: Lengths) -> list[Sent]:
     """What each rank sends, by peer and in order."""
     sent: list[Sent] = [{} for _ in range(world_size)]
-    for (source, target), nbytes in by_pair(COLLECTIVES[name]().waves(world_size, layout, lengths)).items():
+    for (source, target), nbytes in by_pair(waves_of(COLLECTIVES[name](), world_size, layout, lengths)).items():
         sent[source][target] = nbytes
     return sent
 
@@ -117,8 +117,8 @@ def test_waves_are_the_rounds_of_all_ranks(name: str, world_size: int) -> None:
         if isinstance(collective, Server):  # what it answers is told by its options, not by its rounds
             collective = dataclasses.replace(collective, downlink="union")
         rounds = [collective.rounds(world_size, rank, layout) or [] for rank in range(world_size)]
-        described = of_rounds(rounds, lengths, weights_of(world_size))
-        assert by_pair(collective.waves(world_size, layout, lengths)) == by_pair(described)
+        described = of_rounds(rounds, lengths, np.ones(world_size, dtype=np.int64))
+        assert by_pair(waves_of(collective, world_size, layout, lengths)) == by_pair(described)
 
 
 def by_pair(waves: Iterable[Wave] | None) -> dict[tuple[int, int], list[int]]:
@@ -136,12 +136,12 @@ def test_rounds_that_wait_for_each_other_are_refused() -> None:
     waiting = Round(4)
     waiting.receive(1, Piece(0, 1, frozenset([1])))
     with pytest.raises(ValueError, match="never end"):
-        list(of_rounds([[waiting], []], Lengths(lambda start, stop, terms: (start, stop)), weights_of(2)))
+        list(of_rounds([[waiting], []], Lengths(lambda start, stop, terms: (start, stop)), np.ones(2, dtype=np.int64)))
 
 
 def test_a_collective_that_only_says_its_rounds_has_waves() -> None:
     lengths, layout = lengths_of("dense"), Layout.dense(LENGTH)
-    up, down = Star().waves(3, layout, lengths) or ()
+    up, down = waves_of(Star(), 3, layout, lengths) or ()
     assert [sorted(zip(*(each.tolist() for each in wave.messages()), strict=True)) for wave in (up, down)] == [
         [(1, 0, 4 * LENGTH), (2, 0, 4 * LENGTH)],
         [(0, 1, 4 * LENGTH), (0, 2, 4 * LENGTH)],
