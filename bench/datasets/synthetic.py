@@ -87,7 +87,8 @@ class Synthetic(Dataset):
         axes = _axes(math.ceil(self.classes / _NUM_TEXTURED)) if self.classes > _NUM_TEXTURED else None
         for start in range(0, size, rounds * self.classes):
             generator = _generator(seed, part, start)
-            wanted = _shuffled_classes(rounds, self.classes, generator)
+            # each class once in every round, in random order
+            wanted = torch.rand(rounds, self.classes, generator=generator).argsort(dim=1).flatten()
             for first, some in zip(range(start, size, at_once), wanted.split(at_once), strict=False):
                 span = slice(first, min(first + len(some), size))
                 labels[span] = some[: size - first]
@@ -101,7 +102,8 @@ class Synthetic(Dataset):
         shape, texture = labels % _NUM_SHAPES, labels // _NUM_SHAPES % 2
         grid = _Grid(self.size)
         x, y = grid.object_coordinates(n, generator)
-        inside = _coverage(_distance(x, y, shape), self.size).unsqueeze(1)
+        # the share of each pixel inside the shape, with a ramp of about one pixel at the outline
+        inside = (0.5 - _distance(x, y, shape) * (self.size / 4)).clamp_(0, 1).unsqueeze(1)
         weight = grid.texture(texture, generator).unsqueeze(1)
         bright, dark = _two_colours(n, None if axes is None else axes[labels // _NUM_TEXTURED], generator)
         figure = dark + (bright - dark) * weight
@@ -114,11 +116,6 @@ class Synthetic(Dataset):
 def _generator(seed: int, part: str, start: int) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}/{part}/{start}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-
-
-def _shuffled_classes(rounds: int, classes: int, generator: torch.Generator) -> torch.Tensor:
-    """Return labels, int64 [rounds * classes]: each class once in every round, in random order."""
-    return torch.rand(rounds, classes, generator=generator).argsort(dim=1).flatten()
 
 
 def _axes(count: int) -> torch.Tensor:
@@ -185,11 +182,6 @@ def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Te
         (from_centre - 0.75).abs() - 0.25,  # ring
     )
     return torch.stack(outlines, dim=1)[torch.arange(len(shape)), shape]
-
-
-def _coverage(distance: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the share of each pixel inside the shape, with a ramp of about one pixel at the outline."""
-    return (0.5 - distance * (size / 4)).clamp_(0, 1)
 
 
 def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

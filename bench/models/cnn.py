@@ -84,7 +84,7 @@ class Vgg11(Model, name="vgg11"):
         channels = 3
         for group in _CHANNELS:
             for factor in group:
-                layers += _vgg_layer(channels, factor * self.width)
+                layers += _conv_bn_relu(channels, factor * self.width, stride=1)
                 channels = factor * self.width
             layers.append(nn.MaxPool2d(2))
         network = nn.Sequential(
@@ -100,15 +100,6 @@ class Vgg11(Model, name="vgg11"):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         return network
-
-
-def _vgg_layer(in_channels: int, out_channels: int) -> tuple[nn.Module, ...]:
-    # The normalisation subtracts the mean, so a bias of the convolution would have no effect.
-    return (
-        nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU(inplace=True),
-    )
 
 
 @dataclasses.dataclass(kw_only=True)

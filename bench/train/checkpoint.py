@@ -199,12 +199,6 @@ class Checkpointer:
         return state
 
 
-def resumes_of(folder: RunFolder) -> int:
-    """Return how often the run has resumed from a checkpoint."""
-    resume = read_json(folder.resume)
-    return int(resume["resumes"]) if resume else 0
-
-
 Waiting = Literal["sum", "drop"]
 RankState = dict[str, Any]
 

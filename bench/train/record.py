@@ -18,13 +18,12 @@ from bench.core.config.run import RunConfig
 from bench.core.counters import ForwarderUse, OtherWork, interface_bytes, launcher_of_rank
 from bench.core.processes import peak_rss_bytes
 from bench.core.rows import RowWriter
-from bench.core.run_folder import RunFolder, append_json_line
+from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema.layers import LAYERS
 from bench.core.schema.links import LINKS
 from bench.core.schema.metrics import METRICS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
-from bench.train.checkpoint import resumes_of
 from bench.train.clock import StepTimes, mean
 from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import gather_json, link_columns
@@ -83,7 +82,7 @@ class Recorder:
             "run_id": folder.run_id,
             **environment.origin_columns(config.device),
             "started_at": datetime.datetime.fromtimestamp(started_at, datetime.UTC).isoformat(timespec="seconds"),
-            "resumes": resumes_of(folder),
+            "resumes": (read_json(folder.resume) or {}).get("resumes", 0),
             **link_columns(folder),
         }
         self._metrics = RowWriter(folder.metrics, METRICS) if self.is_writer else None

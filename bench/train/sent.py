@@ -164,7 +164,12 @@ def sampled_overlap(of_ranks: Sequence[IndexSample]) -> float | None:
     common = sorted(set.intersection(*(set(samples) for samples in of_ranks)))
     if not common:
         return None
-    return _mean_overlap([torch.cat([_bits(samples[key]) for key in common]) for samples in of_ranks])
+
+    def bits(text: str) -> torch.Tensor:
+        packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
+        return torch.from_numpy(np.unpackbits(packed)).bool()
+
+    return _mean_overlap([torch.cat([bits(samples[key]) for key in common]) for samples in of_ranks])
 
 
 def _support(payload: Payload) -> torch.Tensor:
@@ -172,11 +177,6 @@ def _support(payload: Payload) -> torch.Tensor:
     untouched = torch.ones(payload.numel, device=payload.device)
     payload.clear_in_(untouched)
     return untouched == 0
-
-
-def _bits(text: str) -> torch.Tensor:
-    packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
-    return torch.from_numpy(np.unpackbits(packed)).bool()
 
 
 def _mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:

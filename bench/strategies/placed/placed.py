@@ -100,7 +100,28 @@ class Placed(Strategy):
     ) -> None:
         name, method = self.component_name, compressor.component_name
         obstacles = (
-            *self._settings_in_the_way(config),
+            (
+                config.cluster is not None or config.nnodes > 1,
+                f"{name} connects processes by the memory of one machine; leave out virtual hosts and --nnodes",
+            ),
+            (
+                config.device == "cuda",
+                f"{name} computes in processes on the CPU; add --device cpu",
+            ),
+            (
+                config.bucket_mb is not None,
+                f"--bucket-mb has no meaning with {name}, which sums a device's part as one message; leave it out",
+            ),
+            (
+                config.accumulate > 1,
+                f"{name} makes one step per batch; leave out --accumulate, or use --strategy ddp",
+            ),
+            (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
+            (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
+            (
+                config.straggler is not None and Straggler.parse(config.straggler).rank == HOST_RANK,
+                f"rank {HOST_RANK} is the host, which computes nothing; name a device's rank with --straggler",
+            ),
             (
                 config.replicas == 1 and spec.short_text(collective) != "pool",
                 f"one replica has no other to sum with; leave out --collective {config.collective}",
@@ -142,34 +163,6 @@ class Placed(Strategy):
         for applies, sentence in obstacles:
             if applies:
                 raise Incompatible(sentence)
-
-    def _settings_in_the_way(self, config: RunConfig) -> tuple[tuple[bool, str], ...]:
-        """Return (applies, message) for each option of the run that this strategy does not support."""
-        name = self.component_name
-        return (
-            (
-                config.cluster is not None or config.nnodes > 1,
-                f"{name} connects processes by the memory of one machine; leave out virtual hosts and --nnodes",
-            ),
-            (
-                config.device == "cuda",
-                f"{name} computes in processes on the CPU; add --device cpu",
-            ),
-            (
-                config.bucket_mb is not None,
-                f"--bucket-mb has no meaning with {name}, which sums a device's part as one message; leave it out",
-            ),
-            (
-                config.accumulate > 1,
-                f"{name} makes one step per batch; leave out --accumulate, or use --strategy ddp",
-            ),
-            (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
-            (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
-            (
-                config.straggler is not None and Straggler.parse(config.straggler).rank == HOST_RANK,
-                f"rank {HOST_RANK} is the host, which computes nothing; name a device's rank with --straggler",
-            ),
-        )
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
