@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.output.compare import Format, choose_format, warn, write
-from bench.core.errors import NothingToCompare, Regression
-
-if TYPE_CHECKING:
-    from bench.report.gates import Gate, GateResult
-    from bench.report.selection import Condition
-    from bench.report.store import Row
+from bench.core.errors import NothingToCompare, Regression, UsageError
+from bench.core.schema.metrics import METRICS
+from bench.report import caveats, comparison, gates, groups, store, tables
+from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
+from bench.report.comparison_table import answer_table, comparison_table, shared_settings
 
 MEANING = "Meaning"
 INPUT = "Input"
@@ -34,27 +33,23 @@ EXAMPLES = """[bold]Examples[/bold]
 
 DEFAULT_PATH = Path("results/runs")
 
-
-def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
-    from bench.core.schema.metrics import METRICS
-    from bench.report.configurations import BYTES_TO_TARGET
-
-    return [(c.name, c.meaning) for c in (*METRICS, BYTES_TO_TARGET) if c.better and c.name.startswith(incomplete)]
+Format = Literal["rich", "markdown", "latex", "csv", "json"]
+_SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
 
 def _complete_column(incomplete: str) -> list[tuple[str, str]]:
-    from bench.core.schema.metrics import METRICS
-
     return [(c.name, c.meaning) for c in METRICS if c.name.startswith(incomplete)]
 
 
 def _complete_order(incomplete: str) -> list[tuple[str, str]]:
-    from bench.report.configurations import COLUMNS_BY_NAME
-
     return [(c.name, c.meaning) for c in COLUMNS_BY_NAME.values() if c.name.startswith(incomplete)]
 
 
-Paths = Annotated[
+def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
+    return [(name, meaning) for name, meaning in _complete_order(incomplete) if COLUMNS_BY_NAME[name].better]
+
+
+RunPaths = Annotated[
     list[Path] | None,
     typer.Argument(
         help=f"Run folders, folders of runs, CSV files, or quoted patterns of these (default: {DEFAULT_PATH}).",
@@ -160,7 +155,6 @@ AsFormat = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)]
 Out = Annotated[
     Path | None,
     typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
@@ -187,7 +181,7 @@ Reference = Annotated[
 
 
 def compare(
-    paths: Paths = None,
+    paths: RunPaths = None,
     baseline: Baseline = None,
     metric: Metric = None,
     target: TargetAccuracies = None,
@@ -198,7 +192,7 @@ def compare(
     sort: Sort = None,
     columns: Columns = None,
     as_format: AsFormat = None,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)] = False,
     out: Out = None,
     fail_on: FailOn = None,
     reference: Reference = None,
@@ -209,60 +203,111 @@ def compare(
 
     Faster or slower means a significant difference of more than 5%; with a single seed the verdict is always unclear.
     """
-    from bench.report import caveats, comparison, gates, selection, store
-    from bench.report.comparison_table import answer_table, comparison_table
-    from bench.report.configurations import ALL, find_numbers
-
-    chosen_format = choose_format(as_format, as_json, out)
+    chosen_format = _format(as_format, as_json, out)
     given, limits = _paths_and_gates(paths or [], _parts(fail_on))
     names = _parts(columns)
     extra = find_numbers([name for name in names if name != ALL])
-    conditions = [condition for text in where or [] for condition in selection.parse_conditions(text)]
+    conditions = [condition for text in where or [] for condition in groups.parse_conditions(text)]
     rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
     metric = metric or ("time_to_target_s" if target else _default_metric(rows))
     compared = comparison.compare(
         rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
-    judged = gates.check(compared, limits) + _held_against(reference, rows, conditions)
+    judged = gates.check(compared, limits)
+    if reference is not None:
+        sides = (rows, store.read([reference], warn=warn))
+        judged += gates.check_reference(*(groups.select(store.collect_runs(side), conditions) for side in sides))
     cautions = [] if allow_other_machine else caveats.cautions(compared)
-    table_of = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
-    table = table_of(compared, extra=extra, cautions=cautions)
-    write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
-    _raise_crossed(judged)
-
-
-def _default_metric(rows: Sequence[Row]) -> str:
-    """Return the metric of speed, or that of accuracy if all runs were too short to be timed."""
-    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
-
-
-def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[Gate]]:
-    """Separate paths from gates: of `--fail-on A B`, Typer passes B as a path."""
-    from bench.report.gates import Gate, is_gate
-
-    further = [path for path in paths if fail_on and is_gate(str(path))]
-    gates = [Gate.parse(text) for text in [*fail_on, *map(str, further)]]
-    return [path for path in paths if path not in further], gates
-
-
-def _held_against(reference: Path | None, rows: Sequence[Row], conditions: Sequence[Condition]) -> GateResult:
-    from bench.report.gates import GateResult, check_reference
-    from bench.report.selection import select
-    from bench.report.store import collect_runs, read
-
-    if reference is None:
-        return GateResult()
-    measured, kept = (select(collect_runs(of), conditions) for of in (rows, read([reference], warn=warn)))
-    return check_reference(measured, kept)
-
-
-def _raise_crossed(judged: GateResult) -> None:
+    build = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
+    table = build(compared, extra=extra, cautions=cautions)
+    _write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
     if judged.crossed:
         raise Regression("; ".join(judged.crossed))
     if judged.unmeasured:
         raise NothingToCompare("; ".join(judged.unmeasured))
 
 
+def _format(chosen: Format | None, as_json: bool, out: Path | None) -> Format:
+    """Return the requested format, or that of the file's suffix.
+
+    Raises:
+        UsageError: --json and another --format are given.
+    """
+    if as_json and chosen not in (None, "json"):
+        raise UsageError(f"--json and --format {chosen} contradict each other; give one of them")
+    return "json" if as_json else chosen or _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
+
+
+def _default_metric(rows: Sequence[store.Row]) -> str:
+    """Return the metric of speed, or that of accuracy if all runs were too short to be timed."""
+    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
+
+
+def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[gates.Gate]]:
+    """Separate paths from gates: of `--fail-on A B`, Typer passes B as a path."""
+    further = [path for path in paths if fail_on and gates.is_gate(str(path))]
+    limits = [gates.Gate.parse(text) for text in [*fail_on, *map(str, further)]]
+    return [path for path in paths if path not in further], limits
+
+
 def _parts(texts: Iterable[str] | None) -> list[str]:
     """Return all items of an option that may be repeated and may list several, separated by commas."""
     return [part.strip() for text in texts or [] for part in text.split(",")]
+
+
+def _write(
+    table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format, out: Path | None
+) -> None:
+    """Write the table, and the warnings on stderr; JSON and Markdown also contain the warnings.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if out:
+        if out.is_fifo():
+            raise UsageError(f"{out} is a pipe, which might wait for a reader forever; choose another --out")
+        try:
+            out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
+        typer.echo(f"wrote {out}", err=True)
+    elif chosen == "rich":
+        from bench.cli.output.console import stdout_console
+
+        tables.print_rich(table, stdout_console())
+    else:
+        typer.echo(_text(table, compared, warnings, chosen), nl=False)
+    sys.stdout.flush()  # so that the warnings on stderr come after the table
+    for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
+        warn(sentence)
+
+
+def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format) -> str:
+    """Return the table in a format that is not for the terminal."""
+    match chosen:
+        case "csv":
+            return tables.to_csv(table)
+        case "json":
+            return tables.to_json(
+                table,
+                metric=compared.metric.name,
+                baseline=compared.baseline.title,
+                settings=shared_settings(compared),
+                verdict=list(table.answer),
+                warnings=[*table.cautions, *warnings],
+            )
+        case "markdown":
+            return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
+        case "latex":
+            return tables.to_latex(table)
+        case "rich":
+            return tables.to_text(table)
+
+
+def warn(sentence: str) -> None:
+    """Print a warning on stderr, without line breaks if that is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    console.print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=not console.is_terminal)

@@ -17,8 +17,9 @@ import re
 from collections.abc import Sequence
 
 from bench.core.errors import UsageError
-from bench.report.configurations import BYTES_TO_TARGET, Configuration, format_number
-from bench.report.statistics import Effect, Estimate, estimate, improvement
+from bench.report.columns import BYTES_TO_TARGET, format_number
+from bench.report.groups import RunGroup
+from bench.report.statistics import Effect, MeanEstimate, estimate, improvement
 from bench.report.store import Row, Run, interval_steps
 
 TIME = "time_to_target_s"
@@ -46,7 +47,7 @@ class Target:
         return "target" if self.accuracy is None else f"{format_number(self.accuracy * 100)} %"
 
 
-def find_target(text: str, baseline: Configuration) -> Target:
+def find_target(text: str, baseline: RunGroup) -> Target:
     """Read ``0.9``, or ``best-1``, which is one point below the mean final accuracy of the baseline.
 
     Raises:
@@ -98,17 +99,17 @@ class Need:
         return budget if self.amount is None else min(self.amount, budget)
 
 
-def needs(configuration: Configuration, metric: str, target: Target) -> list[Need]:
+def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
     """Return the need of each run that succeeded or diverged, if it had a target and its spending is known.
 
     A diverged run has an infinite budget, because it would have missed its target with any.
 
     Args:
-        configuration: the configuration of the runs.
+        group: the runs.
         metric: ``TIME`` or ``BYTES``.
         target: the accuracy to reach.
     """
-    counted = [*configuration.ok, *configuration.diverged]
+    counted = [*group.ok, *group.diverged]
     accuracies = [(run, target.accuracy or run["target_accuracy"]) for run in counted]
     found = (_need(run, metric, target, accuracy) for run, accuracy in accuracies if accuracy is not None)
     return [need for need in found if need is not None]
@@ -152,7 +153,7 @@ def num_reached(seeds: Sequence[Need], budget: float = math.inf) -> int:
     return sum(need.amount is not None and need.amount <= budget for need in seeds)
 
 
-def mean_need(seeds: Sequence[Need]) -> Estimate | None:
+def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
     """Return the mean over seeds; seeds that missed the target count with their budget.
 
     If a seed missed, the mean is a lower bound and has no interval. A diverged seed counts as the longest of all.

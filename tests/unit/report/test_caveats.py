@@ -52,7 +52,7 @@ def test_a_wall_clock_that_alone_is_noisy_is_told_by_cpu_time(tmp_path: Path) ->
 def test_runs_that_shared_their_cores_with_other_programs_are_named(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *TOPK])
     assert not any("other programs" in sentence for sentence in caveats(comparison))
-    for run, share in zip(comparison.rows[1].configuration.runs, (0.05, 0.34, None), strict=True):
+    for run, share in zip(comparison.rows[1].group.runs, (0.05, 0.34, None), strict=True):
         run.rows[-1]["other_cpu_share"] = share
         vars(run).pop("last_known")  # as read from a file with the column
     (sentence,) = [text for text in caveats(comparison) if "other programs" in text]

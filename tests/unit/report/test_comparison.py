@@ -188,7 +188,7 @@ def test_the_tuning_budget_stands_beside_the_result(tmp_path: Path) -> None:
     assert [cells(comparison, row)["rates tried"] for row in (0, 1)] == ["3", "6"]
     untuned = compared(tmp_path, [*fake_seeds([1204.0, 1190.0], rates_tried=0), *topk_seeds([1577.0, 1544.0])])
     assert "rates tried" not in cells(untuned, 0)
-    assert comparison.rows[1].configuration.title == "topk:ratio=0.01 + allgather"  # no setting that tells them apart
+    assert comparison.rows[1].group.title == "topk:ratio=0.01 + allgather"  # no setting that tells them apart
 
 
 def test_failed_runs_stay_in_the_table_and_never_in_the_figures(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_names_hold_what_tells_rows_apart_and_data_every_setting_that_differs(tm
         "topk:ratio=0.01 + allgather, lr=0.1",
         "none + native, lr=0.2",
     ]
-    assert [row.configuration.short for row in comparison.rows] == ["none, lr=0.05", "topk", "none, lr=0.2"]
+    assert [row.group.short for row in comparison.rows] == ["none, lr=0.05", "topk", "none, lr=0.2"]
     raw = {key for cell in comparison_table(comparison).rows[0] for key in cell.raw}
     assert {"lr", "bucket_mb", "uplink_bps"} <= raw
 
@@ -335,5 +335,5 @@ def test_without_a_row_in_fp32_that_in_bf16_is_the_baseline_and_without_both_it_
 def test_groups_of_configurations_keep_their_names_in_data(tmp_path: Path) -> None:
     comparison = compare(stored(tmp_path, [*fake_seeds([1.0, 2.0]), *topk_seeds([1.0])]), by=["config_id"])
     raw = [{key: value for cell in row for key, value in cell.raw.items()} for row in comparison_table(comparison).rows]
-    assert [row["config_id"] for row in raw] == [row.configuration.label["config_id"] for row in comparison.rows]
+    assert [row["config_id"] for row in raw] == [row.group.label["config_id"] for row in comparison.rows]
     assert None not in [row["config_id"] for row in raw]

@@ -11,7 +11,7 @@ from bench.report import store
 from bench.report.comparison import compare
 from bench.report.comparison_table import answer_table, comparison_table
 from bench.report.tables import to_text
-from bench.report.verdict import sentences
+from bench.report.verdict import in_lines
 from tests.testing.fake_rows import fake_seeds, topk_seeds
 from tests.unit.report.compared import compared
 
@@ -32,7 +32,7 @@ def test_rows_are_grouped_by_what_they_gain_and_what_that_costs(tmp_path: Path) 
         *other("lossy", SPEED, [0.960, 0.961, 0.959]),
         *other("good", SPEED),
     ]
-    assert sentences(compared(tmp_path, rows)) == [
+    assert in_lines(compared(tmp_path, rows)) == [
         "Faster, no less accurate: good 2.00x",
         "Faster, at some cost: lossy 2.00x, 2 points less accurate",
         "Slower: slow 0.50x",
@@ -44,7 +44,7 @@ def test_there_are_never_more_than_three_lines_and_three_rows_of_a_kind(tmp_path
     for number in range(5):
         rows += other(f"slow{number}", [500.0 - number, 510.0, 490.0])
     rows += [*other("good", SPEED), *other("lossy", SPEED, [0.960, 0.961, 0.959]), *other("one", [900.0])]
-    said = sentences(compared(tmp_path, rows))
+    said = in_lines(compared(tmp_path, rows))
     assert len(said) == 3
     assert said[2].startswith(
         "Slower: slow0 0.50x, slow1 0.50x, slow2 0.50x, and 2 more. No verdict from one seed: one"
@@ -54,12 +54,12 @@ def test_there_are_never_more_than_three_lines_and_three_rows_of_a_kind(tmp_path
 
 def test_one_seed_allows_no_verdict_and_one_row_no_comparison(tmp_path: Path) -> None:
     single = [*fake_seeds([1000.0], [0.98]), *topk_seeds([2000.0], [0.97])]
-    assert sentences(compared(tmp_path, single)) == ["No verdict from one seed: topk 2.00x (-1.0 points)"]
-    assert sentences(compared(tmp_path, DENSE)) == ["There is only none + native, and nothing to compare it with"]
+    assert in_lines(compared(tmp_path, single)) == ["No verdict from one seed: topk 2.00x (-1.0 points)"]
+    assert in_lines(compared(tmp_path, DENSE)) == ["There is only none + native, and nothing to compare it with"]
 
 
 def test_rows_on_other_work_are_pointed_out_first(tmp_path: Path) -> None:
-    first, second = sentences(compared(tmp_path, [*DENSE, *topk_seeds(SPEED, DENSE_ACCURACY, uplink_bps=1e7)]))
+    first, second = in_lines(compared(tmp_path, [*DENSE, *topk_seeds(SPEED, DENSE_ACCURACY, uplink_bps=1e7)]))
     assert first == "Compare only rows with the same work: these differ in uplink_bps"
     assert second == "Faster, no less accurate: topk 2.00x"
 
@@ -74,7 +74,7 @@ def test_rows_on_other_work_are_pointed_out_first(tmp_path: Path) -> None:
 )
 def test_the_words_follow_the_metric(tmp_path: Path, metric: str, said: str) -> None:
     rows = [*DENSE, *topk_seeds(SPEED, [0.960, 0.961, 0.959])]
-    assert sentences(compared(tmp_path, rows, metric=metric)) == [said]
+    assert in_lines(compared(tmp_path, rows, metric=metric)) == [said]
 
 
 @pytest.mark.parametrize("file", ["demo", "kfac", "triggers", "optimizers", "topk-synthetic", "published/together"])
