@@ -60,122 +60,11 @@ RunPaths = Annotated[
 Baseline = Annotated[
     str | None,
     typer.Option(
-        help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
-        "(default: none, on native, else bf16; for speeds bf16 first).",
+        help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name (default: "
+        "none, on native, else bf16; for speeds bf16 first).",
         metavar="SPEC",
         show_default=False,
         rich_help_panel=MEANING,
-    ),
-]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
-        "time_to_target_s; for runs too short to be timed, test_accuracy).",
-        metavar="COLUMN",
-        show_default=False,
-        autocompletion=_complete_metric,
-        rich_help_panel=MEANING,
-    ),
-]
-TargetAccuracies = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean final "
-        "accuracy (default: the --target-accuracy of each run).",
-        metavar="TARGETS",
-        show_default=False,
-        rich_help_panel=MEANING,
-    ),
-]
-By = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Group by these columns, separated by commas (default: everything but the seed).",
-        metavar="COLUMNS",
-        show_default=False,
-        autocompletion=_complete_column,
-        rich_help_panel=MEANING,
-    ),
-]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A component's "
-        "name without options matches any options; an item that is an option of the component before it belongs to it.",
-        metavar="COLUMN=VALUE",
-        show_default=False,
-        rich_help_panel=INPUT,
-    ),
-]
-KeepGoing = Annotated[
-    bool,
-    typer.Option(
-        "--keep-going",
-        help="Skip, with a warning, paths that do not exist and files that cannot be read or are not bench's.",
-        rich_help_panel=INPUT,
-    ),
-]
-AllowOtherMachine = Annotated[
-    bool,
-    typer.Option(
-        "--allow-other-machine",
-        help="Do not warn if rows come from different machines or versions.",
-        rich_help_panel=INPUT,
-    ),
-]
-Sort = Annotated[
-    str | None,
-    typer.Option(
-        help="Order the rows by this column, or by bytes_to_target, best first (default: in the order of the files).",
-        metavar="COLUMN",
-        show_default=False,
-        autocompletion=_complete_order,
-        rich_help_panel=OUTPUT,
-    ),
-]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
-        "intervals, as in the other formats.",
-        metavar="COLUMNS",
-        show_default=False,
-        autocompletion=_complete_metric,
-        rich_help_panel=OUTPUT,
-    ),
-]
-AsFormat = Annotated[
-    Format | None,
-    typer.Option(
-        "--format",
-        help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
-        "seconds, bytes and shares.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
-]
-FailOn = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric) or "
-        "accuracy:-0.5 (percentage points), both significantly, or bytes:+1% (payload per step). May be repeated, or "
-        "separated by commas.",
-        metavar="GATE",
-        rich_help_panel=GATES,
-    ),
-]
-Reference = Annotated[
-    Path | None,
-    typer.Option(
-        help="Exit with code 5 if a run's bytes or accuracy differ from those of the run in this file with the same "
-        "name and seed.",
-        metavar="FILE",
-        rich_help_panel=GATES,
     ),
 ]
 
@@ -183,19 +72,120 @@ Reference = Annotated[
 def compare(
     paths: RunPaths = None,
     baseline: Baseline = None,
-    metric: Metric = None,
-    target: TargetAccuracies = None,
-    by: By = None,
-    where: Where = None,
-    keep_going: KeepGoing = False,
-    allow_other_machine: AllowOtherMachine = False,
-    sort: Sort = None,
-    columns: Columns = None,
-    as_format: AsFormat = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
+            "time_to_target_s; for runs too short to be timed, test_accuracy).",
+            metavar="COLUMN",
+            show_default=False,
+            autocompletion=_complete_metric,
+            rich_help_panel=MEANING,
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean "
+            "final accuracy (default: the --target-accuracy of each run).",
+            metavar="TARGETS",
+            show_default=False,
+            rich_help_panel=MEANING,
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Group by these columns, separated by commas (default: everything but the seed).",
+            metavar="COLUMNS",
+            show_default=False,
+            autocompletion=_complete_column,
+            rich_help_panel=MEANING,
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A "
+            "component's name without options matches any options; an item that is an option of the component before "
+            "it belongs to it.",
+            metavar="COLUMN=VALUE",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Skip, with a warning, paths that do not exist and files that cannot be read or are not bench's.",
+            rich_help_panel=INPUT,
+        ),
+    ] = False,
+    allow_other_machine: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-machine",
+            help="Do not warn if rows come from different machines or versions.",
+            rich_help_panel=INPUT,
+        ),
+    ] = False,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="Order the rows by this column, or by bytes_to_target, best first (default: in the order of the "
+            "files).",
+            metavar="COLUMN",
+            show_default=False,
+            autocompletion=_complete_order,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also show these columns, separated by commas; step: the parts of a step's time; all: every column, "
+            "with intervals, as in the other formats.",
+            metavar="COLUMNS",
+            show_default=False,
+            autocompletion=_complete_metric,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
+            "seconds, bytes and shares.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)] = False,
-    out: Out = None,
-    fail_on: FailOn = None,
-    reference: Reference = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric) "
+            "or accuracy:-0.5 (percentage points), both significantly, or bytes:+1% (payload per step). May be "
+            "repeated, or separated by commas.",
+            metavar="GATE",
+            rich_help_panel=GATES,
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="Exit with code 5 if a run's bytes or accuracy differ from those of the run in this file with the "
+            "same name and seed.",
+            metavar="FILE",
+            rich_help_panel=GATES,
+        ),
+    ] = None,
 ) -> None:
     """Compare runs with a baseline, with one row per configuration.
 

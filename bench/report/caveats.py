@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from bench.core.counters import NOTEWORTHY_SHARE
@@ -39,90 +40,67 @@ def cautions(comparison: Comparison) -> list[str]:
 
 def caveats(comparison: Comparison) -> list[str]:
     """Return the other warnings, the most serious first."""
-    return [
-        *_failures(comparison),
-        *_unfinished(comparison),
-        *_out_of_sync(comparison),
-        *_other_work(comparison),
-        *_links(comparison),
-        *_warm_up(comparison),
-        *_sent_at_first(comparison),
-        *_of_groups(
-            comparison,
-            lambda group: any(map(_ends_shortly, group.ok)),
-            "speeds are measured over the last evaluation interval, which is less than a tenth of the one before; "
-            "choose --eval-every so that it divides the run",
-        ),
-        *_mixtures(comparison),
-        *_missed(comparison),
-        *_of_groups(
-            comparison,
-            lambda group: any(group.values("factor_fallbacks")),
-            "K-FAC sent some factors in another form, or with more damping, than configured (column factor_fallbacks), "
-            "so this is not exactly the method named",
-        ),
-        *_one_seed(comparison),
-        *_too_few(comparison),
-        *_noisy_clock(comparison),
-        *_shared_cores(comparison),
-        *_repeats(comparison),
-        *_of_groups(
-            comparison,
-            lambda group: True in group.distinct("git_dirty"),
-            "run from a checkout with uncommitted changes, so git_sha does not identify the code",
-        ),
-        *([comparison.ambiguity] if comparison.ambiguity else []),
-    ]
+    return list(_caveats(comparison))
 
 
-def differing_work(comparison: Comparison) -> list[str]:
-    """Return the settings of the workload in which rows differ, except those in ``--by``."""
-    return _differing(comparison, _WORK)
-
-
-def _of_groups(comparison: Comparison, applies: Callable[[RunGroup], bool], text: str) -> Iterator[str]:
-    """Yield a sentence about those groups to which it applies, if there are any."""
-    if groups := [group for group in comparison.groups if applies(group)]:
-        yield f"{_names(groups)}: {text}"
-
-
-def _failures(comparison: Comparison) -> Iterator[str]:
-    for group in comparison.groups:
-        for run in group.runs:
-            if not run.ended_well:
-                yield (
-                    f"{group.short}: seed {run['seed']} {run.ending} and does not count: "
-                    f"{run['error'] or 'no reason is recorded'} ({run['run_id']})"
-                )
-
-
-def _unfinished(comparison: Comparison) -> Iterator[str]:
-    if runs := comparison.unfinished:
-        texts = [f"{run.title}, {run.ending} ({run['run_id']})" for run in runs]
+def _caveats(comparison: Comparison) -> Iterator[str]:
+    groups = comparison.groups
+    runs = [(group.short, run) for group in groups for run in group.runs]
+    for name, run in runs:
+        if not run.ended_well:
+            yield (
+                f"{name}: seed {run['seed']} {run.ending} and does not count: "
+                f"{run['error'] or 'no reason is recorded'} ({run['run_id']})"
+            )
+    if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
         yield f"not in the table, since not finished: {_first_of(texts)}"
-
-
-def _out_of_sync(comparison: Comparison) -> Iterator[str]:
-    for group in comparison.groups:
+    for group in groups:
         if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
             yield (
                 f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
                 "not data-parallel training, and its accuracy is that of one rank's model"
             )
-
-
-def _other_work(comparison: Comparison) -> Iterator[str]:
     if differing := differing_work(comparison):
         yield (
             f"the rows differ in {_listing(comparison, differing)}, so a difference between them may come from that; "
             "--where chooses rows"
         )
+    if others := [group for group in groups if group.distinct("link_warnings")]:
+        where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
+        yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
+    yield from _warm_up(comparison)
+    yield from _sent_at_first(comparison)
+    if short := _names(groups, lambda group: any(map(_ends_shortly, group.ok))):
+        yield (
+            f"{short}: speeds are measured over the last evaluation interval, which is less than a tenth of the one "
+            "before; choose --eval-every so that it divides the run"
+        )
+    for group in groups:
+        if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
+            yield (
+                f"{group.short} averages runs that differ in {', '.join(mixed)}, so its intervals are not only noise; "
+                f"group by these too: --by {','.join([*comparison.by, *mixed])}"
+            )
+    yield from _missed(comparison)
+    if fell_back := _names(groups, lambda group: any(group.values("factor_fallbacks"))):
+        yield (
+            f"{fell_back}: K-FAC sent some factors in another form, or with more damping, than configured (column "
+            "factor_fallbacks), so this is not exactly the method named"
+        )
+    yield from _too_few(comparison)
+    yield from _other_programs(comparison)
+    repeated = {id(run) for run in comparison.repeated}
+    if texts := [f"{name} seed {run['seed']}" for name, run in runs if id(run) in repeated]:
+        yield f"run more than once: {_first_of(texts)}; only the newest run of each that ended well counts"
+    if dirty := _names(groups, lambda group: True in group.distinct("git_dirty")):
+        yield f"{dirty}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
+    if comparison.ambiguity:
+        yield comparison.ambiguity
 
 
-def _links(comparison: Comparison) -> Iterator[str]:
-    if groups := [group for group in comparison.groups if group.distinct("link_warnings")]:
-        where = f"{groups[0].short}, and in {len(groups) - 1} more rows" if groups[1:] else groups[0].short
-        yield f"{where}: the links were not as configured: {groups[0].distinct('link_warnings')[0]}"
+def differing_work(comparison: Comparison) -> list[str]:
+    """Return the settings of the workload in which rows differ, except those in ``--by``."""
+    return _differing(comparison, _WORK)
 
 
 def _warm_up(comparison: Comparison) -> Iterator[str]:
@@ -190,16 +168,6 @@ def _ends_shortly(run: Run) -> bool:
     return before is not None and last is not None and 0 < SHORT * last < before
 
 
-def _mixtures(comparison: Comparison) -> Iterator[str]:
-    for group in comparison.groups:
-        mixed = [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]
-        if mixed:
-            yield (
-                f"{group.short} averages runs that differ in {', '.join(mixed)}, so its intervals are not only noise; "
-                f"group by these too: --by {','.join([*comparison.by, *mixed])}"
-            )
-
-
 def _missed(comparison: Comparison) -> Iterator[str]:
     metric = comparison.metric.name if comparison.is_to_target else targets.TIME
     for target in comparison.targets:
@@ -214,9 +182,9 @@ def _missed(comparison: Comparison) -> Iterator[str]:
                 f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with everything that it "
                 "spent, so the true mean is higher; train longer to reach the target"
             )
-        if once := [group for group in comparison.groups if _evaluated_once(group, metric, target)]:
+        if once := _names(comparison.groups, partial(_evaluated_once, metric=metric, target=target)):
             yield (
-                f"{_names(once)}: evaluated only once, at the end of the run, so {target.title} may have been reached "
+                f"{once}: evaluated only once, at the end of the run, so {target.title} may have been reached "
                 "long before; run with --eval-every"
             )
 
@@ -228,16 +196,16 @@ def _evaluated_once(group: RunGroup, metric: str, target: Target) -> bool:
     return not found_by_run and reached > 0 and all(len(run.rows) == 1 for run in group.ok)
 
 
-def _one_seed(comparison: Comparison) -> Iterator[str]:
-    groups = [group for group in comparison.groups if group.ok]
-    if single := [group for group in groups if len(group.ok) == 1]:
-        seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
-        whose = "each" if len(single) == len(groups) else f"of {_names(single)}"
-        yield f"only one seed {whose}, so noise cannot be distinguished from an effect: run `--seeds {seeds}`"
-
-
 def _too_few(comparison: Comparison) -> Iterator[str]:
-    """Say how many seeds would do for each unclear row, to recognize no effect or one of the present size."""
+    """Warn of single seeds, and of unclear rows with the number of seeds that would do.
+
+    With so many seeds either no effect or one of the present size would be recognized.
+    """
+    groups = [group for group in comparison.groups if group.ok]
+    if single := _names(groups, lambda group: len(group.ok) == 1):
+        seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
+        whose = "each" if all(len(group.ok) == 1 for group in groups) else f"of {single}"
+        yield f"only one seed {whose}, so noise cannot be distinguished from an effect: run `--seeds {seeds}`"
     advice = []
     for row in comparison.candidates:
         effect = row.gain.effect
@@ -247,8 +215,8 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
         if comparison.metric.name == "test_accuracy":
             half_width = max(SAME_ACCURACY[1], abs(effect.value))
         n = min(_num_seeds(comparison, group) for group in (row.group, comparison.baseline))
-        seeds = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
-        wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do; reduce the noise"
+        enough = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
+        wanted = f"about {enough} would do" if enough else f"not even {MOST_SEEDS} would do; reduce the noise"
         advice.append(f"{row.group.short} ({n} seeds; {wanted})")
     if advice:
         yield f"too noisy for a verdict: {_first_of(advice)}; run more seeds of these and of the baseline"
@@ -261,32 +229,20 @@ def _num_seeds(comparison: Comparison, group: RunGroup) -> int:
     return len(group.ok)
 
 
-def _noisy_clock(comparison: Comparison) -> Iterator[str]:
+def _other_programs(comparison: Comparison) -> Iterator[str]:
+    """Warn if other programs disturbed the clock."""
     if noisy := [row for row in comparison.candidates if row.only_wall_clock_is_noisy]:
         verdicts = _first_of([f"{row.group.short} {row.cpu.verdict}" for row in noisy])
         yield (
             f"times are too noisy for a verdict, but CPU time per step says: {verdicts}; other programs were using the "
             "machine or the network: run again when it is idle"
         )
-
-
-def _shared_cores(comparison: Comparison) -> Iterator[str]:
-    shares = []
-    for group in comparison.groups:
-        if (share := max((run["other_cpu_share"] or 0.0 for run in group.ok), default=0.0)) > NOTEWORTHY_SHARE:
-            shares.append(f"{group.short} {share:.0%}")
-    if shares:
+    shares = [(group.short, max(group.values("other_cpu_share"), default=0.0)) for group in comparison.groups]
+    if texts := [f"{name} {share:.0%}" for name, share in shares if share > NOTEWORTHY_SHARE]:
         yield (
-            f"other programs took part of the cores while these runs were timed: {_first_of(shares)}; their times are "
+            f"other programs took part of the cores while these runs were timed: {_first_of(texts)}; their times are "
             "too long: run them again on an idle machine"
         )
-
-
-def _repeats(comparison: Comparison) -> Iterator[str]:
-    repeated = {id(run) for run in comparison.repeated}
-    runs = [(group.short, run) for group in comparison.groups for run in group.runs if id(run) in repeated]
-    if texts := [f"{name} seed {run['seed']}" for name, run in runs]:
-        yield f"run more than once: {_first_of(texts)}; only the newest run of each that ended well counts"
 
 
 def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
@@ -305,8 +261,9 @@ def _listing(comparison: Comparison, names: list[str]) -> str:
     )
 
 
-def _names(groups: Sequence[RunGroup]) -> str:
-    return _first_of([group.short for group in groups])
+def _names(groups: Sequence[RunGroup], applies: Callable[[RunGroup], bool]) -> str:
+    """Return the names of those groups to which a warning applies, or an empty text."""
+    return _first_of([group.short for group in groups if applies(group)])
 
 
 def _first_of(texts: Sequence[str]) -> str:

@@ -129,13 +129,6 @@ class Comparison:
         return self.rows[1:]
 
     @property
-    def without_row(self) -> list[Run]:
-        """The unfinished runs whose configurations have no row."""
-        keys = self.by or ("config_id",)
-        shown = {tuple(run[key] for key in keys) for group in self.groups for run in group.runs}
-        return [run for run in self.unfinished if tuple(run[key] for key in keys) not in shown]
-
-    @property
     def is_about_speed(self) -> bool:
         """True if the verdict is "faster" or "slower", not "better" or "worse"."""
         return self.metric.unit in _SPEED_UNITS

@@ -84,11 +84,14 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
         UsageError: a gate is about speed, but the metric of the comparison is accuracy.
     """
     result = GateResult()
+    keys = comparison.by or ("config_id",)
+    shown = {tuple(run[key] for key in keys) for group in comparison.groups for run in group.runs}
+    without_row = [run for run in comparison.unfinished if tuple(run[key] for key in keys) not in shown]
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
             raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
         result.unmeasured.extend(
-            f"{gate.text} cannot be judged for {run.title}: it {run.ending}" for run in comparison.without_row
+            f"{gate.text} cannot be judged for {run.title}: it {run.ending}" for run in without_row
         )
         if not comparison.candidates:
             result.unmeasured.append(

@@ -72,8 +72,15 @@ class RunGroup:
         return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
     def values(self, column: str) -> list[float]:
-        """Return the known values of a column, one per successful run."""
-        return [float(value) for value in (_measured(run, column) for run in self.ok) if value is not None]
+        """Return the known values of a column, one per successful run.
+
+        An exposed exchange that is longer than its step is not known: two timers contradict each other, as in rows of
+        older versions.
+        """
+        known = [run for run in self.ok if run[column] is not None]
+        if column == "exposed_s":
+            known = [run for run in known if run["step_time_s"] is None or run[column] <= run["step_time_s"]]
+        return [float(run[column]) for run in known]
 
     def estimate(self, column: str) -> MeanEstimate | None:
         """Return the mean over seeds with its interval, or None if no seed has a value."""
@@ -82,13 +89,6 @@ class RunGroup:
     def distinct(self, column: str) -> list[Any]:
         """Return the distinct known values of a column over all runs, in order of appearance."""
         return [value for value in dict.fromkeys(run[column] for run in self.runs) if value is not None]
-
-
-def _measured(run: Run, column: str) -> Any:
-    """Return a run's value, or None if two timers contradict each other, as in rows of older versions."""
-    if column == "exposed_s" and None not in (run[column], run["step_time_s"]) and run[column] > run["step_time_s"]:
-        return None
-    return run[column]
 
 
 def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:

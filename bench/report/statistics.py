@@ -121,7 +121,9 @@ def difference(
         shares = [part / variance if variance else 1.0 for part in parts]
         degrees = 1.0 / sum(share**2 / (n - 1) for share, n in zip(shares, sizes, strict=True))
     if variance <= (_ROUNDING * value) ** 2:
-        return _without_spread(value, 0.0 if counted else _p_of_order(*sizes, paired=paired))
+        # At random, one side is above the other in all values, or in all pairs, with this two-sided probability.
+        p = 2.0 ** (1 - sizes[0]) if paired else 2.0 / math.comb(sum(sizes), sizes[0])
+        return _without_spread(value, 0.0 if counted else p)
     half = two_sided_quantile(1.0 - CONFIDENCE, degrees) * math.sqrt(variance)
     return Effect(value=value, low=value - half, high=value + half, p=two_sided_p(value / math.sqrt(variance), degrees))
 
@@ -132,11 +134,6 @@ def _without_spread(value: float, p: float) -> Effect:
         return Effect(value=value, low=value, high=value, p=1.0)
     bound = value if p < 1.0 - CONFIDENCE else None
     return Effect(value=value, low=bound, high=bound, p=p)
-
-
-def _p_of_order(num_baseline: int, num_candidates: int, *, paired: bool) -> float:
-    """Return the two-sided probability that one side is above the other in all values, or in all pairs, at random."""
-    return 2.0 ** (1 - num_baseline) if paired else 2.0 / math.comb(num_baseline + num_candidates, num_baseline)
 
 
 def improvement(

@@ -92,12 +92,6 @@ class Need:
     amount: float | None
     budget: float | None
 
-    def up_to(self, budget: float) -> float | None:
-        """Return the amount, at most this budget; None if the target was missed with a smaller or unknown budget."""
-        if self.amount is None and (self.budget is None or self.budget < budget):
-            return None
-        return budget if self.amount is None else min(self.amount, budget)
-
 
 def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
     """Return the need of each run that succeeded or diverged, if it had a target and its spending is known.
@@ -183,10 +177,10 @@ def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
     """
     budget = common_budget(baseline, candidate)
     sides = [sorted(side, key=lambda need: need.seed) for side in (baseline, candidate)]
-    amounts = [[need.up_to(budget) for need in side] for side in sides]
-    known = [[amount for amount in side if amount is not None] for side in amounts]
-    if known != amounts or all(amount == budget for side in known for amount in side):
+    amounts = [[budget if need.amount is None else min(need.amount, budget) for need in side] for side in sides]
+    is_unknown = any(need.amount is None and need.budget is None for side in sides for need in side)
+    if is_unknown or all(amount == budget for side in amounts for amount in side):
         return None
     seeds, others = ([need.seed for need in side] for side in sides)
     paired = seeds == others and len(set(seeds)) == len(seeds)
-    return improvement(*known, higher_is_better=False, paired=paired)
+    return improvement(*amounts, higher_is_better=False, paired=paired)

@@ -197,10 +197,9 @@ def _draw(entries: Mapping[str, Sequence[Entry]]) -> style.Picture:
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     panels[0].set_title("Time and bytes to the target")
-    style.legend(figure, marks)
     words = "; ".join(
         f"{link}: "
         + ", ".join(f"{e.method} {format_value('train_time_s', _mean(e.time))}" for e in several if e.reached)
         for link, several in entries.items()
     )
-    return style.Picture(figure=figure, alt=f"Marks of mean time and bytes to the target. {words}.")
+    return style.with_legend(figure, marks, f"Marks of mean time and bytes to the target. {words}.")

@@ -55,9 +55,8 @@ def curve(path: Path, methods: style.Methods) -> style.Picture:
     axes.set_title(f"Predicted step time, {content['world_size']} ranks")
     style.name_axis(axes, "x", "bandwidth of all links", "uplink_bps")
     style.name_axis(axes, "y", "time of a step", "step_time_s", log=True)
-    style.legend(figure, lines)
     even = " and ".join(map(format_rate, content["break_even_bps"])) or "nowhere in the range"
-    return style.Picture(figure=figure, alt=f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
+    return style.with_legend(figure, lines, f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
 
 
 def regime_map(path: Path, methods: style.Methods) -> style.Picture:
@@ -96,8 +95,7 @@ def regime_map(path: Path, methods: style.Methods) -> style.Picture:
     axes.set_yticklabels([str(size) for size in sizes])
     axes.set_ylabel("ranks")
     axes.set_title(f"Predicted: the fastest pair, speed-up over dense {_DENSE} (?: outside the validated range)")
-    style.legend(figure, boxes)
-    return style.Picture(figure=figure, alt=f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
+    return style.with_legend(figure, boxes, f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
 
 
 def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
@@ -138,8 +136,7 @@ def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
             f"Predicted against measured step time: {said}; the band is {_WITHIN:.0%} wide to either side", 60
         )
     )
-    style.legend(figure, points)
-    return style.Picture(figure=figure, alt=f"Predicted against measured step times: {said}.")
+    return style.with_legend(figure, points, f"Predicted against measured step times: {said}.")
 
 
 def _check_above_zero(values: Iterable[float]) -> None:

@@ -50,8 +50,7 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
     axes.set_title(f"Test accuracy against {what}")
     style.name_axis(axes, "x", what, unit_of, log=cost == "bytes_sent")
     style.accuracy_axis(axes)
-    style.legend(figure, lines)
-    return style.Picture(figure=figure, alt=f"Curves of test accuracy against {what}. At the end: {'; '.join(ends)}.")
+    return style.with_legend(figure, lines, f"Curves of test accuracy against {what}. At the end: {'; '.join(ends)}.")
 
 
 def _curve(results: Results, group: RunGroup, cost: str) -> pd.DataFrame:
@@ -115,11 +114,8 @@ def draw_pareto(results: Results) -> style.Picture:
         style.name_axis(axes, "x", what, column, log=True)
     panels[0].set_title("Accuracy, time and bytes at the end")
     style.accuracy_axis(panels[0])
-    style.legend(figure, drawn)
-    titles = "; ".join(point.title for point in front)
-    return style.Picture(
-        figure=figure, alt=f"Points of accuracy against time and bytes. On the Pareto front: {titles}."
-    )
+    best = "; ".join(point.title for point in front)
+    return style.with_legend(figure, drawn, f"Points of accuracy against time and bytes. On the Pareto front: {best}.")
 
 
 def pareto_front(points: Sequence[EndPoint]) -> list[EndPoint]:

@@ -36,6 +36,8 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
     beside = " / ".join(dict.fromkeys(baseline.title for _, baseline in baselines_of))
     if not gains:
         raise NotDrawable(f"speed-up against bandwidth needs links on which both {beside} and another ran")
+    from matplotlib.ticker import LogLocator
+
     figure, (axes,) = style.new_figure()
     axes.axhline(1.0, color=style.INK, linewidth=0.9)
     curves, words = {}, []
@@ -66,17 +68,14 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
         )
         curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
         words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
-    axes.set_xscale("log")
-    axes.set_title(f"Speed-up over {style.wrapped(beside, 60)}")
-    axes.set_xticks(bandwidths)
+    axes.set(xscale="log", title=f"Speed-up over {style.wrapped(beside, 60)}", xticks=bandwidths)
     style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
-    values = [effect.value for each in gains.values() for _, effect in each]
-    axes.set_yscale("log")
-    axes.set_ylim(min(*values, 1.0) / _MARGIN, max(*values, 1.0) * _MARGIN)
-    style.factor_ticks(axes)
+    values = [1.0, *(effect.value for each in gains.values() for _, effect in each)]
+    axes.set(yscale="log", ylim=(min(values) / _MARGIN, max(values) * _MARGIN))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    style.write_ticks(axes, "y")
     axes.set_ylabel("speed-up in samples per second (factor)")
-    style.legend(figure, curves)
-    return style.Picture(figure=figure, alt=f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
+    return style.with_legend(figure, curves, f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
@@ -157,8 +156,7 @@ def draw_over_ranks(results: Results) -> style.Picture:
     style.name_axis(axes, "x", "ranks", "world_size")
     axes.set_ylim(bottom=0.0)
     style.name_axis(axes, "y", "speed", "samples_per_s")
-    style.legend(figure, drawn)
-    return style.Picture(figure=figure, alt=f"Curves of samples per second against ranks: {'; '.join(words)}.")
+    return style.with_legend(figure, drawn, f"Curves of samples per second against ranks: {'; '.join(words)}.")
 
 
 def _speeds(group: RunGroup) -> dict[float, list[float]]:

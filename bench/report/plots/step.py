@@ -63,14 +63,16 @@ def draw_time(results: Results) -> style.Picture:
         words.append(f"{title}: {', '.join(times)}")
     axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0.0, longest * 1.03)
+    axes.set(xlim=(0.0, longest * 1.03), title="Where a step's time goes")
     axes.grid(visible=False, axis="y")
-    axes.set_title("Where a step's time goes")
     style.name_axis(axes, "x", "time per step, mean over seeds", "step_time_s")
     drawn = {name for parts in parts_of.values() for name in parts}
     patches = {name: Patch(color=style.GREY, ec="white", **shade) for name, (_, shade) in _PARTS.items()}
-    style.legend(figure, {name: patch for name, patch in patches.items() if name in drawn})
-    return style.Picture(figure=figure, alt=f"Stacked bars of a step's time. {'; '.join(words)}.")
+    return style.with_legend(
+        figure,
+        {name: patch for name, patch in patches.items() if name in drawn},
+        f"Stacked bars of a step's time. {'; '.join(words)}.",
+    )
 
 
 def parts_of_step(group: RunGroup) -> dict[str, float]:
@@ -122,12 +124,11 @@ def draw_density(results: Results) -> style.Picture:
                 for step, share in shares.items()
             ),
         )
-        axes.set_title(style.wrapped(title, 70))
+        axes.set(title=style.wrapped(title, 70), ylabel="layer")
         axes.set_yticks([row + 0.5 for row in range(len(each))], each.index, fontsize=6)
         axes.tick_params(axis="y", length=0)
         axes.invert_yaxis()
         axes.grid(visible=False)
-        axes.set_ylabel("layer")
     style.name_axis(panels[-1], "x", "optimizer steps", "step")
     bar = figure.colorbar(mesh, ax=panels, label="entries sent (share)", aspect=40)
     style.write_ticks(bar.ax, "y")

@@ -173,13 +173,14 @@ def wrapped(text: str, width: int) -> str:
     return textwrap.fill(re.sub(r",(?! )", ", ", text), width)
 
 
-def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Add a legend below all axes, in as many columns as fit; the figure grows by its height."""
+def with_legend(figure: Figure, entries: Mapping[str, Any], alt: str) -> Picture:
+    """Return the picture with a legend below all axes, in as many columns as fit; the figure grows by its height."""
     names = [wrapped(name, _WRAP) for name in entries]
     columns = max(1, min(3, _WRAP // (max(map(len, names)) + 7)))
     figure.legend(list(entries.values()), names, loc="outside lower left", ncols=columns)
     lines = sum(name.count("\n") + 1 for name in names[::columns])
     figure.set_figheight(figure.get_figheight() + lines * _LEGEND_LINE_IN)
+    return Picture(figure=figure, alt=alt)
 
 
 def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | None, *, log: bool = False) -> None:
@@ -204,14 +205,6 @@ def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | Non
         axes.locator_params(which, integer=True)
     write_ticks(axes, which, factor)
     axes.set(**{f"{which}label": f"{what} ({unit})" if unit else what})
-
-
-def factor_ticks(axes: Axes) -> None:
-    """Write the ticks of a logarithmic y axis of factors: 0.5, 1, 2, 5 and so on."""
-    from matplotlib.ticker import LogLocator
-
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    write_ticks(axes, "y")
 
 
 def write_ticks(axes: Axes, which: Literal["x", "y"], factor: float = 1.0) -> None:

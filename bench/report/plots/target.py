@@ -53,11 +53,11 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
         counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
     axes.set_title("Steps to the target accuracy")
     style.name_axis(axes, "x", "optimizer steps", "step")
-    axes.set_ylim(-0.02, 1.04 + len(seeds) * _SHIFT)
-    axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
+    axes.set(ylim=(-0.02, 1.04 + len(seeds) * _SHIFT), yticks=[0.0, 0.25, 0.5, 0.75, 1.0])
     style.name_axis(axes, "y", "seeds that reached the target", "test_accuracy")
-    style.legend(figure, curves)
-    return style.Picture(figure=figure, alt=f"Kaplan-Meier curves. Seeds that reached the target: {'; '.join(counts)}.")
+    return style.with_legend(
+        figure, curves, f"Kaplan-Meier curves. Seeds that reached the target: {'; '.join(counts)}."
+    )
 
 
 def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
@@ -110,8 +110,7 @@ def draw_profile(results: Results) -> style.Picture:
     style.name_axis(axes, "x", "time to target / that of the fastest method (factor)", None, log=True)
     axes.set_ylim(-0.02, 1.04)
     style.name_axis(axes, "y", "workloads within this factor", "test_accuracy")
-    style.legend(figure, curves)
-    return style.Picture(figure=figure, alt=f"Performance profile. Of {len(factors)} workloads, {'; '.join(words)}.")
+    return style.with_legend(figure, curves, f"Performance profile. Of {len(factors)} workloads, {'; '.join(words)}.")
 
 
 def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
