@@ -38,12 +38,8 @@ def cautions(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def caveats(comparison: Comparison) -> list[str]:
-    """Return the other warnings, the most serious first."""
-    return list(_caveats(comparison))
-
-
-def _caveats(comparison: Comparison) -> Iterator[str]:
+def caveats(comparison: Comparison) -> Iterator[str]:
+    """Yield the other warnings, the most serious first."""
     groups = comparison.groups
     runs = [(group.short, run) for group in groups for run in group.runs]
     for name, run in runs:

@@ -169,7 +169,7 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
         evidence=evidence,
         shared=shared_settings(compared[0]),
         tables=[dataclasses.replace(table, title=before + table.title) for table in tables],
-        caveats=[before + sentence for sentence in caveats.cautions(compared[0]) + caveats.caveats(compared[0])],
+        caveats=[before + text for text in (*caveats.cautions(compared[0]), *caveats.caveats(compared[0]))],
     )
 
 

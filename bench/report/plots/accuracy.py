@@ -24,17 +24,15 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
         what: the cost in words.
         unit_of: the column of metrics.csv that has the unit of the cost, and must be known.
     """
-    curves = {each.title: _curve(results, each, cost) for each in results.configurations}
-    curves = {title: curve for title, curve in curves.items() if len(curve)}
-    if not curves:
-        raise NotDrawable(
-            f"test accuracy against {what} needs a finished run with values in test_accuracy and {unit_of}"
-        )
+    curves = results.drawable(
+        results.configurations,
+        lambda group: _curve(results, group, cost),
+        f"test accuracy against {what} needs a finished run with values in test_accuracy and {unit_of}",
+    )
     figure, (axes,) = style.new_figure()
     lines, ends = {}, []
-    looks = results.looks(results.configurations)
-    for title, curve in curves.items():
-        (lines[title],) = axes.plot(curve["cost"], curve["mean"], **style.line(*looks[title]))
+    for title, look, curve in curves:
+        (lines[title],) = axes.plot(curve["cost"], curve["mean"], **style.line(*look))
         style.tooltips(
             lines[title],
             *(
@@ -43,9 +41,7 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
                 for point in curve.itertuples()
             ),
         )
-        axes.fill_between(
-            curve["cost"], curve["low"], curve["high"], color=style.color(*looks[title]), alpha=0.15, linewidth=0
-        )
+        axes.fill_between(curve["cost"], curve["low"], curve["high"], color=style.color(*look), alpha=0.15, linewidth=0)
         ends.append(f"{title} {curve['mean'].iloc[-1]:.1%} after {format_value(unit_of, curve['cost'].iloc[-1])}")
     axes.set_title(f"Test accuracy against {what}")
     style.name_axis(axes, "x", what, unit_of, log=cost == "bytes_sent")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.core.errors import NothingToCompare
 from bench.core.schema.column import Column
@@ -19,6 +19,9 @@ from bench.report.targets import bytes_sent
 if TYPE_CHECKING:
     import pandas as pd
 
+
+T = TypeVar("T", bound=Sized)
+Drawable = tuple[str, Look, T]
 
 _METHOD = ("compressor", "collective", "optimizer", "strategy")
 
@@ -81,6 +84,18 @@ class Results:
     def looks(self, groups: Sequence[RunGroup]) -> dict[str, Look]:
         """Return the look of each group of a picture, by its title."""
         return self.methods.looks({group.title: _method(group.runs[0]) for group in groups})
+
+    def drawable(self, groups: Sequence[RunGroup], data_of: Callable[[RunGroup], T], needs: str) -> list[Drawable[T]]:
+        """Return title, look and data of each group of a picture that has data.
+
+        Raises:
+            NotDrawable: no group has; ``needs`` says what the picture needs.
+        """
+        looks = self.looks(groups)
+        found = [(group.title, looks[group.title], data) for group in groups if len(data := data_of(group))]
+        if not found:
+            raise NotDrawable(needs)
+        return found
 
     @functools.cached_property
     def _runs(self) -> list[Run]:

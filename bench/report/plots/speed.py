@@ -127,19 +127,15 @@ def _link(run: Run) -> tuple[Any, Any]:
 def draw_over_ranks(results: Results) -> style.Picture:
     """Draw one curve per configuration, and the line of perfect scaling."""
     groups = results.across("world_size", "hosts", "ranks_per_host", "replicas", "threads")
-    curves = {group.title: _speeds(group) for group in groups}
-    curves = {title: curve for title, curve in curves.items() if len(curve) > 1}
-    if not curves:
-        raise NotDrawable("scaling needs a configuration that ran with two values of --world-size")
+    curves = results.drawable(groups, _speeds, "scaling needs a configuration that ran with two values of --world-size")
     figure, (axes,) = style.new_figure()
     drawn: dict[str, Any] = {}
     words = []
-    looks = results.looks(groups)
-    for number, (title, curve) in enumerate(curves.items()):
+    for number, (title, look, curve) in enumerate(curves):
         sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
         spread = [(mean, min(speeds), max(speeds)) for mean, speeds in zip(means, curve.values(), strict=True)]
         drawn[title] = axes.errorbar(
-            sizes, means, yerr=style.whiskers(spread), **style.line(*looks[title]), elinewidth=0.8, capsize=2
+            sizes, means, yerr=style.whiskers(spread), **style.line(*look), elinewidth=0.8, capsize=2
         )
         style.tooltips(
             drawn[title].lines[0],
@@ -149,9 +145,9 @@ def draw_over_ranks(results: Results) -> style.Picture:
         if number == 0:
             ideal = [means[0] * size / sizes[0] for size in sizes]
             (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
-    drawn[f"in proportion to the ranks, from {next(iter(curves))}"] = line
+    drawn[f"in proportion to the ranks, from {curves[0][0]}"] = line
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({size for curve in curves.values() for size in curve}))
+    axes.set_xticks(sorted({size for _, _, curve in curves for size in curve}))
     axes.set_title("Samples per second against the number of ranks")
     style.name_axis(axes, "x", "ranks", "world_size")
     axes.set_ylim(bottom=0.0)
@@ -160,7 +156,8 @@ def draw_over_ranks(results: Results) -> style.Picture:
 
 
 def _speeds(group: RunGroup) -> dict[float, list[float]]:
-    """Return the samples per second of every seed, by world size."""
+    """Return the samples per second of every seed, by world size; nothing if there is only one size."""
     known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
     sizes = sorted(known["world_size"].astype(float).unique().tolist())
-    return {size: known.loc[known["world_size"] == size, "samples_per_s"].tolist() for size in sizes}
+    speeds = {size: known.loc[known["world_size"] == size, "samples_per_s"].tolist() for size in sizes}
+    return speeds if len(speeds) > 1 else {}

@@ -8,7 +8,7 @@ from bench.core.schema.metrics import LAYERS
 from bench.report.columns import format_value
 from bench.report.groups import RunGroup
 from bench.report.plots import style
-from bench.report.plots.results import NotDrawable, Results, last_known, to_frame
+from bench.report.plots.results import Results, last_known, to_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,18 +29,18 @@ _PARTS: dict[str, tuple[float, dict[str, Any]]] = {
 
 def draw_time(results: Results) -> style.Picture:
     """Draw two bars per configuration: the parts of the step, and below it those of the exchange."""
-    shown = [each for each in results.configurations if each.values("forward_backward_s")]
-    if not shown:
-        raise NotDrawable("a step's time needs a finished run with values in forward_backward_s")
     from matplotlib.patches import Patch
 
-    names = [style.wrapped(each.title, _NAME_WIDTH) for each in shown]
+    shown = results.drawable(
+        results.configurations,
+        parts_of_step,
+        "a step's time needs a finished run with values in forward_backward_s",
+    )
+    names = [style.wrapped(title, _NAME_WIDTH) for title, _, _ in shown]
     most_lines = max(name.count("\n") + 1 for name in names)
     figure, (axes,) = style.new_figure(height=0.9 + len(shown) * max(0.55, 0.1 + _LINE_IN * most_lines))
-    looks = results.looks(results.configurations)
-    parts_of = {each.title: parts_of_step(each) for each in shown}
     longest, words = 0.0, []
-    for position, (title, parts) in enumerate(parts_of.items()):
+    for position, (title, look, parts) in enumerate(shown):
         ends = {_ABOVE: 0.0, _BELOW: 0.0}
         times = []
         for name, seconds in parts.items():
@@ -52,7 +52,7 @@ def draw_time(results: Results) -> style.Picture:
                 _BAR,
                 left=ends[offset],
                 label=name,
-                facecolor=style.color(*looks[title]),
+                facecolor=style.color(*look),
                 edgecolor="white",
                 linewidth=0.4,
                 **shade,
@@ -66,7 +66,7 @@ def draw_time(results: Results) -> style.Picture:
     axes.set(xlim=(0.0, longest * 1.03), title="Where a step's time goes")
     axes.grid(visible=False, axis="y")
     style.name_axis(axes, "x", "time per step, mean over seeds", "step_time_s")
-    drawn = {name for parts in parts_of.values() for name in parts}
+    drawn = {name for _, _, parts in shown for name in parts}
     patches = {name: Patch(color=style.GREY, ec="white", **shade) for name, (_, shade) in _PARTS.items()}
     return style.with_legend(
         figure,
@@ -77,6 +77,8 @@ def draw_time(results: Results) -> style.Picture:
 
 def parts_of_step(group: RunGroup) -> dict[str, float]:
     """Return the seconds of each part of a step, and of the exchange if the backend reports it; means over seeds."""
+    if not group.values("forward_backward_s"):
+        return {}
     runs = last_known(group)
     computing, exposed = runs["forward_backward_s"], runs["exposed_s"].fillna(0.0)
     rest = (runs["step_time_s"] - computing - exposed).clip(lower=0.0).fillna(0.0)
@@ -95,12 +97,14 @@ def draw_density(results: Results) -> style.Picture:
 
     There is one panel per configuration that is not dense, with a row per layer and a cell per evaluation.
     """
-    densities = {each.title: _densities(results, each) for each in results.configurations}
-    sparse = {title: each for title, each in densities.items() if each.size and each.min().min() < 1.0}
-    if not sparse:
-        raise NotDrawable("density over time needs the layers.csv of a finished run that did not send every entry")
     from matplotlib.colors import LogNorm
 
+    drawable = results.drawable(
+        results.configurations,
+        lambda group: _densities(results, group),
+        "density over time needs the layers.csv of a finished run that did not send every entry",
+    )
+    sparse = {title: each for title, _, each in drawable}
     figure, panels = style.new_figure(
         height=sum(0.7 + _LAYER_IN * len(each) for each in sparse.values()),
         rows=len(sparse),
@@ -108,11 +112,8 @@ def draw_density(results: Results) -> style.Picture:
         sharex=True,
     )
     smallest = min(float(each[each > 0.0].min().min()) for each in sparse.values())
-    colors: dict[str, Any] = {
-        "cmap": "cividis",
-        "norm": LogNorm(smallest, 1.0),
-        "edgecolors": "face",
-    }  # no seams between cells
+    # Edges of the faces' colour leave no seams between cells.
+    colors: dict[str, Any] = {"cmap": "cividis", "norm": LogNorm(smallest, 1.0), "edgecolors": "face"}
     figure.suptitle("Share of each layer that was sent", x=0.01, ha="left", fontsize=9)
     for axes, (title, each) in zip(panels, sparse.items(), strict=True):
         mesh = axes.pcolormesh([0.0, *each.columns], range(len(each) + 1), each.clip(lower=smallest), **colors)
@@ -137,9 +138,13 @@ def draw_density(results: Results) -> style.Picture:
 
 
 def _densities(results: Results, group: RunGroup) -> pd.DataFrame:
-    """Return the mean density over seeds, with a row per layer in the model's order and a column per evaluation."""
+    """Return the mean density over seeds, with a row per layer in the model's order and a column per evaluation.
+
+    There are no rows if every entry of every layer was sent.
+    """
     runs = {run["run_id"] for run in group.ok}
     layers = to_frame([row for row in results.layers if row["run_id"] in runs], LAYERS)
     ours = layers.dropna(subset=["density_mean"])
     table = ours.pivot_table(index="layer", columns="step", values="density_mean", aggfunc="mean", sort=False)
-    return table.sort_index(axis="columns").dropna(axis="columns")
+    table = table.sort_index(axis="columns").dropna(axis="columns")
+    return table if table.size and table.min().min() < 1.0 else table[:0]

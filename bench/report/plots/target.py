@@ -24,23 +24,21 @@ _SHIFT = 0.008  # share of the height by which curves are shifted, so that equal
 def draw_kaplan_meier(results: Results) -> style.Picture:
     """Draw one rising curve per configuration, with a mark where a seed's training ended before its target."""
     last = float(max(row["step"] or 0 for row in results.rows))
-    seeds = {each.title: steps_to_target(each, last) for each in results.that_ended}
-    seeds = {title: each for title, each in seeds.items() if each}
-    if not seeds:
-        raise NotDrawable("steps to target need a finished run with --target-accuracy")
+    seeds = results.drawable(
+        results.that_ended,
+        lambda group: steps_to_target(group, last),
+        "steps to target need a finished run with --target-accuracy",
+    )
     figure, (axes,) = style.new_figure()
     curves, counts = {}, []
-    looks = results.looks(results.that_ended)
-    for number, (title, each) in enumerate(seeds.items()):
+    for number, (title, look, each) in enumerate(seeds):
         waiting = survival(each)
         shift = number * _SHIFT
         missed = [step for step, hit in each if not hit]
         watched_until = max(step for step, _ in each) if missed else last  # unknown beyond
         steps = [0.0, *waiting.quantiles, watched_until]
         shares = [shift, *(1.0 - waiting.probabilities + shift), 1.0 - waiting.probabilities[-1] + shift]
-        (curves[title],) = axes.plot(
-            steps, shares, drawstyle="steps-post", **style.line(*looks[title]) | {"marker": ""}
-        )
+        (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **style.line(*look) | {"marker": ""})
         style.tooltips(curves[title], f"{title}: {len(each) - len(missed)} of {len(each)} seeds reached the target")
         axes.plot(
             missed,
@@ -48,7 +46,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
             linestyle="",
             marker="|",
             markersize=11,
-            color=style.color(*looks[title]),
+            color=style.color(*look),
         )
         counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
     axes.set_title("Steps to the target accuracy")

@@ -224,7 +224,7 @@ def test_a_file_without_optional_columns_is_compared_by_what_it_has(tmp_path: Pa
     comparison = compared(tmp_path, rows)
     assert comparison.rows[1].verdict == "faster"
     assert cells(comparison, 1)["accuracy % ± sd"] == "-"
-    assert caveats(comparison) == []
+    assert list(caveats(comparison)) == []
 
 
 DIVERGED = {"status": "failed", "error": "the loss is nan at step 7; training has diverged: try a lower --lr"}
