@@ -216,17 +216,9 @@ class BoundCollective:
         return self.start_like(payload, layout, op)
 
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        """Begin `sum_like`. The default does all of it at once, because messages may depend on earlier ones."""
-        return PendingSum.done(self.sum_like(payload, layout, op))
+        """Begin a sum over two or more ranks, of payloads that `check_compatible` accepts.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Reset `start_like` in a subclass that overrides only `sum_like`, so that the two stay consistent."""
-        super().__init_subclass__(**kwargs)
-        if "sum_like" in cls.__dict__ and "start_like" not in cls.__dict__:
-            cls.start_like = BoundCollective.start_like  # type: ignore[method-assign]
-
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """Do `sum` for two or more ranks, with payloads that `check_compatible` accepts.
+        The default does all of it at once, because messages may depend on earlier ones.
 
         Args:
             payload: this rank's contribution; its kind may differ between ranks, if it already is a sum of several.
@@ -237,10 +229,10 @@ class BoundCollective:
         if layout.itemsize is None:
             pieces = PackedPieces(self.transport, payload, layout)
             pieces.run(rounds)
-            return pieces.total()
+            return PendingSum.done(pieces.total())
         wire = payload.wire
         run_in_place(self.transport, wire, rounds, op, self._scratch, lost_on_wire(payload))
-        return payload.with_wire(wire)
+        return PendingSum.done(payload.with_wire(wire))
 
     def rounds_of(self, layout: Layout) -> list[Round]:
         """Return what this rank sends and receives in one sum."""

@@ -20,7 +20,7 @@ from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
@@ -179,7 +179,10 @@ class BoundHierarchical(BoundCollective):
         self._inter = options.between.bind(transport.view(leaders)) if transport.rank in leaders else None
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        return PendingSum.done(self._sum(payload, layout, op))
+
+    def _sum(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         total = self._intra.sum(payload, layout.key, op)
         if len(self._groups) == 1:
             return total
@@ -204,7 +207,7 @@ class BoundHierarchical(BoundCollective):
             keep_lost = (
                 total.keep_lost if self.transport.rank == 0 else None
             )  # one of the leaders, which all add the same
-            total = _merged(self._inter.sum_like(total, layout, op), keep_lost)
+            total = _merged(self._inter.start_like(total, layout, op).finish(), keep_lost)
         if layout.itemsize is not None:
             wire = total.wire
             messages.broadcast_wire_(self._group, wire, source=0)

@@ -16,7 +16,7 @@ from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.options import Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.schedule.layout import Layout
-from collectives.transport.base import Done, ReduceOp, Transport
+from collectives.transport.base import Pending, ReduceOp, Transport
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -51,15 +51,11 @@ class BoundNative(BoundCollective):
     """Run the backend's all-reduce among the ranks of a transport."""
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        return BoundNative.start_like(self, payload, layout, op).finish()
-
-    @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
-        pending = self.transport.start_all_reduce_(wire, op) if wire.numel() else Done()
+        pending = self.transport.start_all_reduce_(wire, op) if wire.numel() else Pending()
 
         def finish() -> Payload:
             pending.wait()

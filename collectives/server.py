@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import BoundCollective, Collective, Downlink, PendingSum
 from collectives.options import Count, CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Payload, PayloadError
@@ -40,7 +40,7 @@ from collectives.schedule.execution import PackedPieces
 from collectives.schedule.layout import Key, Layout, Stretch, leaves
 from collectives.schedule.rounds import Piece, Place, Round
 from collectives.transport.base import ReduceOp, Transport
-from collectives.transport.messages import sum_in_order, sum_wires
+from collectives.transport.messages import sum_wires
 
 
 class Shard(NamedTuple):
@@ -203,9 +203,9 @@ class BoundServer(BoundCollective):
         self._residuals = AnswerResiduals(transport)
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         self.push(layout.key, payload, layout)
-        return self.pull(layout.key, op)
+        return PendingSum.done(self.pull(layout.key, op))
 
     def push(self, key: Key, payload: Payload, layout: Layout | None = None) -> None:
         """Send the shards of this rank's payload to the servers; a server also receives. Every rank must call.
@@ -309,6 +309,14 @@ class BoundServer(BoundCollective):
         if self._downlink is None:
             raise OptionError("server: downlink=recode needs the run's compressor; use downlink=dense or union")
         return self._downlink.encode(total, key)
+
+
+def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
+    """Decode all ranks' payloads and add them in rank order; return a new tensor, fp32 [numel]."""
+    total = terms[0].to_dense()
+    for term in terms[1:]:
+        term.add_to_(total)
+    return total
 
 
 def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:

@@ -14,7 +14,7 @@ from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.layout import Layout, leaves
 from collectives.schedule.rounds import Message, Piece, Place, Round
 from collectives.transport import messages
-from collectives.transport.base import Incoming, Pending, Receive, ReduceOp, Transport, wait_all
+from collectives.transport.base import Pending, Receive, ReduceOp, Transport, wait_all
 from collectives.transport.messages import combine_
 
 # (first element in the wire tensor, rounding errors of the sums from there on, fp32)
@@ -174,15 +174,15 @@ class PackedPieces:
         for round_ in rounds:
             self.apply(round_, self.post(round_))
 
-    def post(self, round_: Round) -> Incoming:
-        """Start sending and receiving the messages of a round."""
+    def post(self, round_: Round) -> Callable[[], list[torch.Tensor]]:
+        """Start sending and receiving the messages of a round; return what waits for them, for `apply`."""
         sends = [(self._pack(message), message.peer) for message in round_.sends]
         receives = [(self._bound(message), message.peer) for message in round_.receives]
         return self._transport.send_receive(sends, receives)
 
-    def apply(self, round_: Round, incoming: Incoming) -> None:
+    def apply(self, round_: Round, wait: Callable[[], list[torch.Tensor]]) -> None:
         """Wait for the messages of a round, and apply each as its `effect` says."""
-        for message, buffer in zip(round_.receives, incoming.wait(), strict=True):
+        for message, buffer in zip(round_.receives, wait(), strict=True):
             self._receive(message, buffer)
 
     def _bound(self, message: Message) -> int:

@@ -165,11 +165,3 @@ def sum_wires_into_(
     (torch.maximum if op == "max" else torch.add)(wires[0], wires[1], out=out)
     for wire in wires[2:]:
         combine_(out, wire, op)
-
-
-def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
-    """Decode all ranks' payloads and add them in rank order; return a new tensor, fp32 [numel]."""
-    total = terms[0].to_dense()
-    for term in terms[1:]:
-        term.add_to_(total)
-    return total
