@@ -225,7 +225,7 @@ class BoundServer(BoundCollective):
             keepers = {each: shard.server for shard in shards for each in stretches.get(shard.place, ())}
             self._residuals.settle(keepers)
         for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):
-            pieces[shard.place] = part
+            pieces.held[shard.place] = part
         push_round, _ = self.rounds_of(layout)
         pieces.run([push_round])
         self._pushed[key] = layout, pieces
@@ -235,7 +235,7 @@ class BoundServer(BoundCollective):
         layout, pieces = self._pushed.pop(key)
         for shard in self._shards_of(layout):
             if shard.server == self.transport.rank:
-                pieces[shard.place] = self._answer(shard, pieces.terms(shard.place), op, layout)
+                pieces.held[shard.place] = self._answer(shard, pieces.terms(shard.place), op, layout)
         _, pull_round = self.rounds_of(layout)
         pieces.run([pull_round])
         return pieces.total()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from typing_extensions import override
@@ -190,6 +191,7 @@ class Transport(abc.ABC):
     Messages between two ranks arrive in the order in which they were sent, even if sent through different views.
 
     Attributes:
+        members: the number of each rank in the transport that this one is a view of.
         rank: number of this process, 0..world_size-1 within this transport.
         world_size: number of ranks.
         device: device on which tensors must lie.
@@ -199,6 +201,7 @@ class Transport(abc.ABC):
             other backends a receive may be posted before the matching send, which saves a round trip.
     """
 
+    members: Sequence[int]
     rank: int
     world_size: int
     device: torch.device
@@ -312,12 +315,15 @@ class Transport(abc.ABC):
         """Wait for all ranks; counted as control."""
         self.all_reduce_scalars([0.0])
 
-    @abc.abstractmethod
-    def view(self, ranks: Sequence[int]) -> Transport:
+    def view(self, ranks: Sequence[int]) -> Self:
         """Return a transport among `ranks` only, numbered 0.. in the given order; this rank must be among them.
 
         Every rank of `ranks` must call, in the same order relative to its other calls.
         """
+        part = copy.copy(self)
+        part.members = [self.members[rank] for rank in ranks]
+        part.rank, part.world_size = list(ranks).index(self.rank), len(ranks)
+        return part
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release the resources of this transport and its views, which cannot be used afterwards."""
@@ -328,7 +334,7 @@ class Alone(Transport):
 
     @override
     def __init__(self) -> None:
-        self.rank, self.world_size = 0, 1
+        self.members, self.rank, self.world_size = [0], 0, 1
         self.device = torch.device("cpu")
         self.timeout_s = 0.0
         self.ledger = Ledger()
@@ -350,7 +356,3 @@ class Alone(Transport):
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         return Pending()  # a sum of one term is that term
-
-    @override
-    def view(self, ranks: Sequence[int]) -> Alone:
-        return self

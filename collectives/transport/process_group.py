@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
@@ -73,9 +72,9 @@ class ProcessGroupTransport(Transport):
             raise TransportError("torch.distributed is not initialised; call init_process_group first")
         self._groups = _Groups(group)
         self.in_step = dist.get_backend(self._group) == "nccl"
-        self._members = list(range(dist.get_world_size(self._group)))
+        self.members = list(range(dist.get_world_size(self._group)))
         self.rank = dist.get_rank(self._group)
-        self.world_size = len(self._members)
+        self.world_size = len(self.members)
         current = torch.device("cuda", torch.cuda.current_device()) if self.in_step else torch.device("cpu")
         self.device = current if device is None else device
         self.timeout_s = timeout_s
@@ -95,7 +94,7 @@ class ProcessGroupTransport(Transport):
 
     @override
     def name(self, rank: int) -> int:
-        return dist.get_global_rank(self._group, self._members[rank])
+        return dist.get_global_rank(self._group, self.members[rank])
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
@@ -140,15 +139,6 @@ class ProcessGroupTransport(Transport):
             return _Operation(self, [self._backend().allreduce([tensor], options)], [tensor], None)
 
     @override
-    def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
-        """Return a view; its process group for the backend's own collectives is created when first used."""
-        part = copy.copy(self)
-        part._members = [self._members[rank] for rank in ranks]
-        part.rank = list(ranks).index(self.rank)
-        part.world_size = len(part._members)
-        return part
-
-    @override
     def close(self) -> None:
         """Destroy the process group, unless it is the default one, and those of views; a second call does nothing."""
         group = self._groups.whole
@@ -164,14 +154,14 @@ class ProcessGroupTransport(Transport):
     ) -> Pending:
         """Call a method of the group directly, which is faster than `dist.isend` and `dist.irecv`."""
         try:
-            work = function([tensor], self._members[peer], _TAG)
+            work = function([tensor], self.members[peer], _TAG)
         except RuntimeError as error:
             raise self._lost(peer, str(error)) from error
         return _Operation(self, [work], [tensor], peer)  # gloo reads or writes the tensor until the message is done
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-            return dist.P2POp(function, tensor, group=self._group, group_peer=self._members[peer])  # type: ignore[arg-type]
+            return dist.P2POp(function, tensor, group=self._group, group_peer=self.members[peer])  # type: ignore[arg-type]
 
         operations = [operation(dist.irecv, *receive) for receive in receives]
         operations += [operation(dist.isend, *send) for send in sends]
@@ -186,7 +176,7 @@ class ProcessGroupTransport(Transport):
         A view creates one without torch's registry: `dist.new_group` must be called by every rank of the job, and with
         `use_local_synchronization` ranks later disagree about the names of groups.
         """
-        members = tuple(self._members)
+        members = tuple(self.members)
         if members == tuple(range(self._group.size())):
             return self._group
         if members not in self._groups.parts:

@@ -165,14 +165,13 @@ class SharedMemoryTransport(Transport):
     """Messages between ranks that map one region, used from one thread per rank; create it with `open`."""
 
     @override
-    def __init__(self, channels: Channels, members: Sequence[int], ledger: Ledger) -> None:
+    def __init__(self, channels: Channels) -> None:
+        opener = channels.opener
         self._channels = channels
-        self._members = list(members)
-        self.rank = self._members.index(channels.opener.rank)
-        self.world_size = len(self._members)
+        self.members = range(opener.world_size)
+        self.rank, self.world_size, self.timeout_s = opener.rank, opener.world_size, opener.timeout_s
         self.device = torch.device("cpu")
-        self.timeout_s = channels.opener.timeout_s
-        self.ledger = ledger
+        self.ledger = Ledger()
 
     @classmethod
     def open(
@@ -194,15 +193,15 @@ class SharedMemoryTransport(Transport):
         Raises:
             OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
         """
-        return cls(Channels(transport, Path(path), ring_bytes, coherent), range(transport.world_size), Ledger())
+        return cls(Channels(transport, Path(path), ring_bytes, coherent))
 
     @override
     def name(self, rank: int) -> int:
-        return self._channels.opener.name(self._members[rank])
+        return self._channels.opener.name(self.members[rank])
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        return self._channels.opener.timeout_error(self._members[rank])
+        return self._channels.opener.timeout_error(self.members[rank])
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -227,17 +226,13 @@ class SharedMemoryTransport(Transport):
         wait_all(self._start([(own, rank) for rank in others], [(parts[rank], rank) for rank in others]))
         return Pending()
 
-    @override
-    def view(self, ranks: Sequence[int]) -> SharedMemoryTransport:
-        return SharedMemoryTransport(self._channels, [self._members[rank] for rank in ranks], self.ledger)
-
     def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         with self.ledger.timed():
             pendings: list[Pending] = []
             for messages, ends in ((receives, self._channels.incoming), (sends, self._channels.outgoing)):
                 for tensor, peer in messages:
                     message = RingMessage(peer, self._wait, tensor)
-                    ends[self._members[peer]].messages.append(message)
+                    ends[self.members[peer]].messages.append(message)
                     pendings.append(message)
             self._channels.advance()
             return pendings

@@ -19,6 +19,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -220,14 +221,12 @@ class SocketTransport(Transport):
     """Messages over one connection per pair of ranks, used from one thread; create it with `open`."""
 
     @override
-    def __init__(self, connections: Connections, backend: Transport, members: Sequence[int]) -> None:
+    def __init__(self, connections: Connections, backend: Transport) -> None:
         self._connections = connections
         self._backend = backend
-        self._members = list(members)
-        self.rank = backend.rank
-        self.world_size = backend.world_size
-        self.device = backend.device
-        self.timeout_s = backend.timeout_s
+        self.members = range(backend.world_size)
+        self.rank, self.world_size = backend.rank, backend.world_size
+        self.device, self.timeout_s = backend.device, backend.timeout_s
 
     @property
     def ledger(self) -> Ledger:
@@ -254,7 +253,7 @@ class SocketTransport(Transport):
         except MeetingError as error:
             raise backend.timeout_error(error.rank) from error
         connections = {peer: Connection(sock) for peer, sock in sockets.items()}
-        return cls(Connections(backend, connections), backend, range(backend.world_size))
+        return cls(Connections(backend, connections), backend)
 
     @override
     def name(self, rank: int) -> int:
@@ -262,7 +261,7 @@ class SocketTransport(Transport):
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        return self._connections.failure(self._members[rank])
+        return self._connections.failure(self.members[rank])
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -300,8 +299,10 @@ class SocketTransport(Transport):
             self._connections.bell = None
 
     @override
-    def view(self, ranks: Sequence[int]) -> SocketTransport:
-        return SocketTransport(self._connections, self._backend.view(ranks), [self._members[rank] for rank in ranks])
+    def view(self, ranks: Sequence[int]) -> Self:
+        part = super().view(ranks)
+        part._backend = self._backend.view(ranks)
+        return part
 
     @override
     def close(self) -> None:
@@ -315,12 +316,12 @@ class SocketTransport(Transport):
         with self.ledger.timed():
             received, sent = [], []
             for room, source, buffer in receives:
-                peer = self._members[source]
+                peer = self.members[source]
                 received.append(SocketReceive(peer, self._wait, room, buffer))
                 self._connections.by_rank[peer].incoming.append(received[-1])
             for tensor, to in sends:
                 self.ledger.book(tensor.nbytes)
-                peer = self._members[to]
+                peer = self.members[to]
                 sent.append(SocketSend(peer, self._wait, tensor))
                 self._connections.send(sent[-1], peer)
             return received, sent

@@ -35,7 +35,7 @@ def over_sockets(fn: Callable[[SocketTransport], T], world_size: int, timeout_s:
     def run(backend: MemoryTransport) -> T:
         sockets = connect_all(store, backend.rank, world_size, HOST, timeout_s)
         connections = {peer: Connection(sock) for peer, sock in sockets.items()}
-        transport = SocketTransport(Connections(backend, connections), backend, range(world_size))
+        transport = SocketTransport(Connections(backend, connections), backend)
         try:
             return fn(transport)
         finally:
@@ -48,7 +48,7 @@ def pair(timeout_s: float = 20.0) -> tuple[SocketTransport, socket.socket]:
     """Rank 0 of two, and the bare other end of its connection."""
     here, there = tcp_pair()
     backend = MemoryWires(2, timeout_s).transport(0)
-    return SocketTransport(Connections(backend, {1: Connection(here)}), backend, range(2)), there
+    return SocketTransport(Connections(backend, {1: Connection(here)}), backend), there
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
