@@ -145,7 +145,7 @@ class Collective(Options, abc.ABC):
         if not elementwise:
             return None
         rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
-        return sum(round_.nbytes(message) for round_ in rounds for message in round_.sends)
+        return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -136,30 +136,20 @@ class Server(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        by_server = self._by_server(world_size, layout)
-        return [self._push_round(by_server, world_size, rank), self._pull_round(by_server, world_size, rank)]
+        """Return two rounds: workers push their shards to the servers, which answer all workers."""
+        by_server, everyone = self._by_server(world_size, layout), range(world_size)
+        push, pull = Round(), Round()
+        for server in sorted(by_server.keys() - {rank}):
+            push.send(server, *_pieces(by_server[server], [rank]))
+            pull.receive(server, *_pieces(by_server[server], everyone))
+        for worker in sorted({*everyone} - {rank}) if rank in by_server else ():
+            push.receive(worker, *_pieces(by_server[rank], [worker]), effect="collect")
+            pull.send(worker, *_pieces(by_server[rank], everyone))
+        return [push, pull]
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
         return [shard.place[:2] for shard in self.shards(world_size, layout)]
-
-    def _push_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
-        """Return the round in which workers send their shards to the servers."""
-        round_ = Round()
-        for server in sorted(by_server.keys() - {rank}):
-            round_.send(server, *_pieces(by_server[server], {rank}))
-        for worker in _others(world_size, rank) if rank in by_server else ():
-            round_.receive(worker, *_pieces(by_server[rank], {worker}), effect="collect")
-        return round_
-
-    def _pull_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
-        """Return the round in which servers send their answers to all workers."""
-        round_ = Round()
-        for worker in _others(world_size, rank) if rank in by_server else ():
-            round_.send(worker, *_pieces(by_server[rank], range(world_size)))
-        for server in sorted(by_server.keys() - {rank}):
-            round_.receive(server, *_pieces(by_server[server], range(world_size)))
-        return round_
 
     @override
     def expected_bytes(
@@ -345,10 +335,6 @@ def _is_16_bit(layout: Layout) -> bool:
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
     """Return the shards as pieces of a message that holds the contributions of the ranks in `terms`."""
     return [Piece(*shard.place[:2], frozenset(terms), shard.place[2]) for shard in shards]
-
-
-def _others(world_size: int, rank: int) -> list[int]:
-    return [other for other in range(world_size) if other != rank]
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:

@@ -115,10 +115,10 @@ class Payload(abc.ABC):
     num_forms: ClassVar[int] = 1
     dtypes: ClassVar[tuple[torch.dtype, ...]] = FLOAT_DTYPES
     kinds: ClassVar[dict[int, type[Payload]]] = {}
-    splits_blocks: ClassVar[bool] = False
 
     elementwise: bool = False
     addable: bool = False
+    splits_blocks: bool = False
     numel: int
     values: torch.Tensor
     tensor_id: int = 0
@@ -206,7 +206,6 @@ class Payload(abc.ABC):
         self.add_to_(dense)
         return dense
 
-    @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Payload:
         """Return the payload of elements start..stop-1, numbered from 0.
 
@@ -217,6 +216,18 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind cannot be cut at `start` or `stop`.
         """
+        if not 0 <= start <= stop <= self.numel:
+            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
+        for border in (start, stop):
+            if border % self.alignment and border != self.numel and not self.splits_blocks:
+                raise PayloadError(
+                    f"{type(self).__name__} can be cut at multiples of {self.alignment} elements only, not at {border}"
+                )
+        return self._cut(start, stop)
+
+    @abc.abstractmethod
+    def _cut(self, start: int, stop: int) -> Payload:
+        """Do `slice` between two borders at which the kind can be cut."""
 
     @property
     def alignment(self) -> int:
@@ -245,7 +256,13 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not addable, or the two payloads do not fit together.
         """
-        raise self._not_addable()
+        if other.numel != self.numel:
+            raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
+        return self._add(other, keep_lost)
+
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
+        """Do `add` for a payload of the same length."""
+        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     @property
     def wire(self) -> torch.Tensor:
@@ -288,25 +305,7 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not addable.
         """
-        raise self._not_addable()
-
-    def _not_addable(self) -> PayloadError:
-        return PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
-
-    def _check_borders(self, start: int, stop: int) -> None:
-        """Raise PayloadError if `slice` cannot cut at `start` or `stop`."""
-        if not 0 <= start <= stop <= self.numel:
-            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
-        for border in (start, stop):
-            if border % self.alignment and border != self.numel and not self.splits_blocks:
-                raise PayloadError(
-                    f"{type(self).__name__} can be cut at multiples of {self.alignment} elements only, not at {border}"
-                )
-
-    def _check_fits(self, other: Payload) -> None:
-        """Raise PayloadError if the two payloads stand for tensors of different lengths."""
-        if other.numel != self.numel:
-            raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
+        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
 
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:

@@ -329,7 +329,7 @@ class Transport(abc.ABC):
         """Release the resources of this transport and its views, which cannot be used afterwards."""
 
 
-class Alone(Transport):
+class SingleRank(Transport):
     """The transport of a job with a single rank."""
 
     @override

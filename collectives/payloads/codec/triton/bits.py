@@ -1,4 +1,7 @@
-"""Triton kernel that adds packed codes to a dense tensor."""
+"""Triton kernel that adds packed codes to a dense tensor.
+
+Only Triton's interpreter has run these kernels, no GPU.
+"""
 
 from collections.abc import Sequence
 

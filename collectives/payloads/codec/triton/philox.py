@@ -1,4 +1,7 @@
-"""Triton kernels of the Philox random numbers, written to memory or used in registers by other kernels."""
+"""Triton kernels of the Philox random numbers, written to memory or used in registers by other kernels.
+
+Only Triton's interpreter has run these kernels, no GPU.
+"""
 
 import torch
 import triton

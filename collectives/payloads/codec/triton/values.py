@@ -1,4 +1,7 @@
-"""Triton kernels that round to 16-bit floats and sum them."""
+"""Triton kernels that round to 16-bit floats and sum them.
+
+Only Triton's interpreter has run these kernels, no GPU.
+"""
 
 import torch
 import triton
