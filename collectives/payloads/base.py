@@ -31,7 +31,6 @@ from collectives.payloads.fields import (
 
 __all__ = [
     "HEADER_BYTES",
-    "Blocks",
     "KeepLost",
     "Payload",
     "PayloadError",
@@ -240,7 +239,7 @@ class Payload(abc.ABC):
 
     def borders(self, num_parts: int) -> list[int]:
         """Return num_parts + 1 borders of a balanced partition, where `slice` may cut; equal for equal layouts."""
-        return borders_of_blocks([Blocks(self.numel, self.alignment, self.splits_blocks)], num_parts)
+        return borders_of_blocks([(self.numel, self.alignment, self.splits_blocks)], num_parts)
 
     def split(self, num_parts: int) -> list[Payload]:
         """Return `num_parts` consecutive payloads, cut at `borders`."""
@@ -318,42 +317,33 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
     return [min(numel, blocks * alignment) for blocks in blocks_before]
 
 
-class Blocks(NamedTuple):
-    """A range of elements in blocks; the last block may be shorter.
-
-    Attributes:
-        numel: number of elements.
-        alignment: elements per block.
-        may_split: a border may lie inside a block.
-    """
-
-    numel: int
-    alignment: int = 1
-    may_split: bool = False
+Blocks = tuple[int, int, bool]  # (number of elements, elements per block, whether a border may lie inside a block)
 
 
 def borders_of_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
     """Return num_parts + 1 borders of a balanced partition of consecutive ranges of blocks.
 
-    A single range is divided into whole blocks. With several, each border is the possible cut nearest to an even
-    partition. If a part would be more than 10 % longer than the mean, blocks that may be split are split.
+    A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
+    possible cut nearest to an even partition. If a part would be more than 10 % longer than the mean, blocks that may
+    be split are split.
     """
-    borders = _borders_between_blocks(stretches, num_parts)
+    borders = _borders_between_blocks([(numel, alignment) for numel, alignment, _ in stretches], num_parts)
     longest = max(stop - start for start, stop in itertools.pairwise(borders))
-    if longest * num_parts > UNEVEN * borders[-1] and any(each.may_split for each in stretches):
-        split = [each._replace(alignment=1) if each.may_split else each for each in stretches]
+    if longest * num_parts > UNEVEN * borders[-1] and any(may_split for *_, may_split in stretches):
+        split = [(numel, 1 if may_split else alignment) for numel, alignment, may_split in stretches]
         return _borders_between_blocks(split, num_parts)
     return borders
 
 
-def _borders_between_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
+def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
     if len(stretches) == 1:
-        return balanced_borders(stretches[0].numel, num_parts, stretches[0].alignment)
-    offsets = [0, *itertools.accumulate(each.numel for each in stretches)]
+        ((numel, alignment),) = stretches
+        return balanced_borders(numel, num_parts, alignment)
+    offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
 
     def nearest_cut(position: int) -> int:
         index = min(bisect.bisect_right(offsets, position), len(stretches)) - 1
-        (numel, alignment, _), inside = stretches[index], position - offsets[index]
+        (numel, alignment), inside = stretches[index], position - offsets[index]
         below = inside // alignment * alignment
         above = min(below + alignment, numel)
         return offsets[index] + (below if inside - below <= above - inside else above)

@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from collectives.payloads.base import (
     HEADER_BYTES,
-    Blocks,
     KeepLost,
     Payload,
     PayloadError,
@@ -145,7 +144,7 @@ class Bundle(Payload):
 
     @override
     def borders(self, num_parts: int) -> list[int]:
-        blocks = [Blocks(member.numel, member.alignment, member.splits_blocks) for member in self.payloads]
+        blocks = [(member.numel, member.alignment, member.splits_blocks) for member in self.payloads]
         return borders_of_blocks(blocks, num_parts)
 
     def _cut(self, start: int, stop: int) -> Payload:
