@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import PackedPieces
@@ -35,7 +35,7 @@ class Allgather(Collective):
         return False
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundAllgather:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundAllgather:
         return BoundAllgather(self, transport)
 
     @override

@@ -21,10 +21,10 @@ from collectives.schedule.rounds import Round
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
-__all__ = ["BoundCollective", "Collective", "Downlink", "Key", "PendingSum"]
+__all__ = ["AnswerEncoder", "BoundCollective", "Collective", "Key", "PendingSum"]
 
 
-class Downlink(Protocol):
+class AnswerEncoder(Protocol):
     """Tell a server the sizes of the layers, and encode its answers."""
 
     def numel(self, layer_id: int) -> int:
@@ -83,7 +83,7 @@ class Collective(Options, abc.ABC):
         """Tell whether it adds the error of its answers to the next sums; this needs a training run's layers."""
         return False
 
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         """Return a new instance that runs among the ranks of a transport; every rank must call.
 
         Args:

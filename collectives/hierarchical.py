@@ -20,7 +20,7 @@ from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
@@ -66,7 +66,7 @@ class Hierarchical(Collective):
         return part
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         return BoundHierarchical(self, transport)
 
     @override

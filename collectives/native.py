@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.schedule.layout import Layout
@@ -24,7 +24,7 @@ class Native(Collective):
     """Sum with the backend's all-reduce."""
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         return BoundNative(self, transport)
 
     @override

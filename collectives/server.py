@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Payload, PayloadError
@@ -99,7 +99,7 @@ class Server(Collective):
         return self.recodes if self.error_feedback is None else self.error_feedback
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundServer:
         self.check_ranks(transport.world_size)
         return BoundServer(self, transport, downlink)
 
@@ -184,7 +184,7 @@ class BoundServer(BoundCollective):
 
     options: Server
 
-    def __init__(self, options: Server, transport: Transport, downlink: Downlink | None) -> None:
+    def __init__(self, options: Server, transport: Transport, downlink: AnswerEncoder | None) -> None:
         super().__init__(options, transport)
         self._downlink = downlink
         self._shards: dict[Layout, list[Shard]] = {}

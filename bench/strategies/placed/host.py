@@ -20,7 +20,7 @@ from bench.strategies.base import Batch, BoundStrategy
 from bench.strategies.placed.assignment import Plan
 from bench.strategies.placed.messages import HOST_RANK, as_dicts, hear, receive_all_, send_all, send_tensor, tell
 from bench.strategies.placed.stage import Stage
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, unpack
 from collectives.schedule.layout import Layout
 from collectives.server import added
@@ -272,7 +272,7 @@ class HostSum(Collective):
         return collective
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundHostSum:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundHostSum:
         return BoundHostSum(self, transport)
 
     @override
