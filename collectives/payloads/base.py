@@ -90,6 +90,8 @@ class Received(NamedTuple):
 class Payload(abc.ABC):
     """One tensor in encoded form.
 
+    A kind defines `fields`, `from_wire`, `add_to_` and `_cut`, and `_add` if it is addable; all else has a default.
+
     Class attributes:
         code: the kind's number in the header; 0 for kinds that are never sent.
         fixed: numbers that follow the header on the wire.
