@@ -132,7 +132,7 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
         if kernels_in_use(device.type) != "triton":
             return function(*args, **kwargs)
         twins = importlib.import_module(f"{package}.triton")
-        if not hasattr(twins, function.__name__):
+        if hasattr(twins, "__path__"):  # a folder with a module for each
             twins = importlib.import_module(f"{package}.triton.{module}")
         twin = cast(Callable[P, T], getattr(twins, function.__name__))
         with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: leave the current device as it is
