@@ -36,7 +36,7 @@ from collectives.kernels.library import found, kernels_in_use, reference_path
 from collectives.options import build, component_names
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
-from collectives.transport.base import Alone
+from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
@@ -79,7 +79,7 @@ class Encoder:
         gradients = list(gradient.split([layer.numel for layer in self.layers]))
         bucket = Bucket(layers=self.layers, gradients=gradients, step=step)
         started = time.thread_time()
-        pending = self.reducer.start(bucket, packed, Alone())
+        pending = self.reducer.start(bucket, packed, SingleRank())
         seconds = time.thread_time() - started
         pending.finish()
         self.reducer.commit()

@@ -16,8 +16,7 @@ import sys
 import pandas as pd
 
 from bench.core.schema.column import Column
-from bench.core.schema.layers import LAYERS
-from bench.core.schema.metrics import METRICS
+from bench.core.schema.metrics import LAYERS, METRICS
 
 COMMON = "--dataset digits --epochs 2 --batch-size 32 --seed 7 --threads 1 --device cpu"
 PAIRS = {

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import PackedPieces
@@ -35,7 +35,7 @@ class Allgather(Collective):
         return False
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundAllgather:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundAllgather:
         return BoundAllgather(self, transport)
 
     @override
@@ -62,22 +62,18 @@ class BoundAllgather(BoundCollective):
     """Run an all-gather among the ranks of a transport."""
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        return BoundAllgather.start_like(self, payload, layout, op).finish()
-
-    @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         if op == "max":
             raise PayloadError("allgather cannot compute a maximum over ranks; use collective native or ring")
         pieces = PackedPieces(self.transport, payload, layout)
         (round_,) = self.rounds_of(layout)
-        incoming = pieces.post(round_)
+        wait = pieces.post(round_)
 
         def finish() -> Payload:
-            pieces.apply(round_, incoming)
+            pieces.apply(round_, wait)
             return UnreducedSum(pieces.terms((0, layout.numel, 0)))
 
-        return PendingSum(wait=incoming.wait, finish=finish)
+        return PendingSum(wait=wait, finish=finish)
 
     def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
         """Return all ranks' payloads in rank order; every rank must call.

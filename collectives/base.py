@@ -21,10 +21,10 @@ from collectives.schedule.rounds import Round
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
-__all__ = ["BoundCollective", "Collective", "Downlink", "Key", "PendingSum"]
+__all__ = ["AnswerEncoder", "BoundCollective", "Collective", "Key", "PendingSum"]
 
 
-class Downlink(Protocol):
+class AnswerEncoder(Protocol):
     """Tell a server the sizes of the layers, and encode its answers."""
 
     def numel(self, layer_id: int) -> int:
@@ -83,7 +83,7 @@ class Collective(Options, abc.ABC):
         """Tell whether it adds the error of its answers to the next sums; this needs a training run's layers."""
         return False
 
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         """Return a new instance that runs among the ranks of a transport; every rank must call.
 
         Args:
@@ -145,7 +145,7 @@ class Collective(Options, abc.ABC):
         if not elementwise:
             return None
         rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
-        return sum(round_.nbytes(message) for round_ in rounds for message in round_.sends)
+        return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,17 +216,9 @@ class BoundCollective:
         return self.start_like(payload, layout, op)
 
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        """Begin `sum_like`. The default does all of it at once, because messages may depend on earlier ones."""
-        return PendingSum.done(self.sum_like(payload, layout, op))
+        """Begin a sum over two or more ranks, of payloads that `check_compatible` accepts.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Reset `start_like` in a subclass that overrides only `sum_like`, so that the two stay consistent."""
-        super().__init_subclass__(**kwargs)
-        if "sum_like" in cls.__dict__ and "start_like" not in cls.__dict__:
-            cls.start_like = BoundCollective.start_like  # type: ignore[method-assign]
-
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """Do `sum` for two or more ranks, with payloads that `check_compatible` accepts.
+        The default does all of it at once, because messages may depend on earlier ones.
 
         Args:
             payload: this rank's contribution; its kind may differ between ranks, if it already is a sum of several.
@@ -237,10 +229,10 @@ class BoundCollective:
         if layout.itemsize is None:
             pieces = PackedPieces(self.transport, payload, layout)
             pieces.run(rounds)
-            return pieces.total()
+            return PendingSum.done(pieces.total())
         wire = payload.wire
         run_in_place(self.transport, wire, rounds, op, self._scratch, lost_on_wire(payload))
-        return payload.with_wire(wire)
+        return PendingSum.done(payload.with_wire(wire))
 
     def rounds_of(self, layout: Layout) -> list[Round]:
         """Return what this rank sends and receives in one sum."""

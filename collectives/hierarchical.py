@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated
 
 from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.dense import Dense
-from collectives.schedule.layout import Layout, Leaf, Stretch
-from collectives.schedule.rounds import Message, Piece, Round
+from collectives.schedule.layout import Layout, Leaf
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -67,7 +66,7 @@ class Hierarchical(Collective):
         return part
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         return BoundHierarchical(self, transport)
 
     @override
@@ -107,31 +106,8 @@ class Hierarchical(Collective):
         return self.within.leaves_terms and isinstance(self.between, Allgather)
 
     @override
-    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        groups, number = self.groups(world_size), rank // self.group_size
-        group = groups[number]
-        inner: list[Round] | None = []
-        if len(group) > 1:
-            inner = self.within.rounds(len(group), rank - group.start, layout)
-        if len(groups) == 1 or inner is None:
-            return inner
-        stays_apart = self.gathers and not self.keeps_kinds(layout)
-        if not (stays_apart or self.keeps_kinds(layout)):
-            layout = Layout.dense(layout.numel)
-        outer = self.between.rounds(len(groups), number, layout)
-        if outer is None:
-            return None
-        results = _results(outer, len(groups), layout)
-        outer = [_renumbered(round_, [ranks.start for ranks in groups], groups) for round_ in outer]
-        pieces = [Piece(*stretch, frozenset(range(world_size))) for stretch in results]
-        if stays_apart:
-            outer = [_taken_apart(round_) for round_ in outer]
-            pieces = [Piece(0, layout.numel, frozenset([term])) for term in range(world_size)]
-        return [
-            *(_renumbered(round_, group, [[other] for other in group]) for round_ in inner),
-            *(outer if rank == group.start else []),
-            *_spreading(group, rank, pieces, layout.itemsize),
-        ]
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
+        """Return None, because its parts move the payloads."""
 
     @override
     def expected_bytes(
@@ -179,7 +155,10 @@ class BoundHierarchical(BoundCollective):
         self._inter = options.between.bind(transport.view(leaders)) if transport.rank in leaders else None
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        return PendingSum.done(self._sum(payload, layout, op))
+
+    def _sum(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         total = self._intra.sum(payload, layout.key, op)
         if len(self._groups) == 1:
             return total
@@ -204,7 +183,7 @@ class BoundHierarchical(BoundCollective):
             keep_lost = (
                 total.keep_lost if self.transport.rank == 0 else None
             )  # one of the leaders, which all add the same
-            total = _merged(self._inter.sum_like(total, layout, op), keep_lost)
+            total = _merged(self._inter.start_like(total, layout, op).finish(), keep_lost)
         if layout.itemsize is not None:
             wire = total.wire
             messages.broadcast_wire_(self._group, wire, source=0)
@@ -231,54 +210,3 @@ class BoundHierarchical(BoundCollective):
 def _merged(total: Payload, keep_lost: KeepLost | None) -> Payload:
     """Return the total as one payload, with terms added."""
     return total.merged(keep_lost) if isinstance(total, UnreducedSum) else total
-
-
-def _results(rounds: Iterable[Round], world_size: int, layout: Layout) -> list[Stretch]:
-    """Return the stretches in which leaders broadcast a total: a wire tensor whole, payloads as they were merged."""
-    if layout.itemsize is not None:
-        return layout.chunks(1)
-    pieces = [piece for round_ in rounds for message in (*round_.sends, *round_.receives) for piece in message.pieces]
-    stretches = {(piece.start, piece.stop) for piece in pieces if len(piece.terms) == world_size and piece.numel}
-    return sorted(stretches) or [(0, layout.numel)]
-
-
-def _spreading(group: range, rank: int, pieces: Sequence[Piece], itemsize: int | None) -> list[Round]:
-    """Return the rounds that broadcast pieces from the group's leader down a binomial tree."""
-    down, on = Round(itemsize), Round(itemsize)
-    parent, children = messages.binomial_links(rank - group.start, len(group))
-    if parent is not None:
-        down.receive(group[parent], *pieces)
-    for child in children:
-        on.send(group[child], *pieces)
-    return [down, on]
-
-
-def _renumbered(round_: Round, ranks: Sequence[int], terms: Sequence[Iterable[int]]) -> Round:
-    """Translate a round among some ranks into the numbers of all ranks.
-
-    Args:
-        round_: the round.
-        ranks: the number of each rank among all ranks.
-        terms: the ranks whose contributions each of them holds.
-    """
-
-    def piece_of_all(piece: Piece) -> Piece:
-        return piece._replace(terms=frozenset().union(*(terms[term] for term in piece.terms)))
-
-    return _changed(round_, lambda peer: ranks[peer], lambda piece: [piece_of_all(piece)])
-
-
-def _taken_apart(round_: Round) -> Round:
-    """Return a round in which every rank's contribution is a separate piece, because payloads are not merged."""
-    return _changed(
-        round_, lambda peer: peer, lambda piece: [piece._replace(terms=frozenset([t])) for t in sorted(piece.terms)]
-    )
-
-
-def _changed(round_: Round, peer: Callable[[int], int], pieces: Callable[[Piece], list[Piece]]) -> Round:
-    def changed(message: Message) -> Message:
-        return message._replace(
-            peer=peer(message.peer), pieces=tuple(new for piece in message.pieces for new in pieces(piece))
-        )
-
-    return Round(round_.itemsize, [*map(changed, round_.sends)], [*map(changed, round_.receives)])

@@ -12,11 +12,11 @@ import dataclasses
 import torch
 from typing_extensions import override
 
-from collectives.base import BoundCollective, Collective, Downlink, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Incompatible
 from collectives.payloads.base import Payload, PayloadError
 from collectives.schedule.layout import Layout
-from collectives.transport.base import Done, ReduceOp, Transport
+from collectives.transport.base import Pending, ReduceOp, Transport
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -24,7 +24,7 @@ class Native(Collective):
     """Sum with the backend's all-reduce."""
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundCollective:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         return BoundNative(self, transport)
 
     @override
@@ -51,15 +51,11 @@ class BoundNative(BoundCollective):
     """Run the backend's all-reduce among the ranks of a transport."""
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        return BoundNative.start_like(self, payload, layout, op).finish()
-
-    @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         wire = payload.wire
         if wire.dtype == torch.int16:
             raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
-        pending = self.transport.start_all_reduce_(wire, op) if wire.numel() else Done()
+        pending = self.transport.start_all_reduce_(wire, op) if wire.numel() else Pending()
 
         def finish() -> Payload:
             pending.wait()

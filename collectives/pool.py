@@ -15,24 +15,27 @@ For a gradient in the pool: the whole gradient, its own chunk of the result, and
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import OptionError
-from collectives.payloads.base import Payload, unpack
+from collectives.payloads.base import Payload, balanced_borders, unpack
 from collectives.payloads.bundle import UnreducedSum
-from collectives.schedule.execution import lost_on_wire
+from collectives.schedule.execution import WireLost, lost_on_wire
 from collectives.schedule.layout import Layout
 from collectives.transport.base import ReduceOp, Transport
-from collectives.transport.mapped_memory import PAGE, map_together
+from collectives.transport.mapped_memory import LINE, PAGE, SharedMemory, SpinThenSleep, map_together
 from collectives.transport.memory_region import rounded_up
-from collectives.transport.pool_rounds import PoolMemory, PoolRounds, region_nbytes
+from collectives.transport.messages import sum_wires_into_
 
 
 @dataclass(kw_only=True)
@@ -64,7 +67,7 @@ class Pool(Collective):
             )
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundPool:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundPool:
         return BoundPool(self, transport)
 
     @override
@@ -117,21 +120,20 @@ class BoundPool(BoundCollective):
         if self._pool_rounds is None or not numel:
             return torch.zeros(numel, dtype=dtype)
         rounds = self._map(rounded_up(nbytes, PAGE), 1, "a smaller buffer")
-        buffer = rounds.memory.slot(0, self.transport.rank, nbytes).view(dtype)
+        buffer = rounds.slot(0, self.transport.rank, nbytes).view(dtype)
         self._rounds_of_buffers[buffer.data_ptr()] = rounds
         return buffer.zero_()
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         assert self._pool_rounds is not None
         if layout.itemsize is None:
-            return UnreducedSum(
-                [unpack(packed.to(payload.device)) for packed in self._pool_rounds.gather(payload.pack().cpu())]
-            )
+            gathered = self._pool_rounds.gather(payload.pack().cpu())
+            return PendingSum.done(UnreducedSum([unpack(packed.to(payload.device)) for packed in gathered]))
         wire = payload.wire
         host = wire.cpu()
         self._rounds_of_buffers.get(host.data_ptr(), self._pool_rounds).sum_(host, op, lost_on_wire(payload))
-        return payload.with_wire(host.to(wire.device))
+        return PendingSum.done(payload.with_wire(host.to(wire.device)))
 
     @override
     def close(self) -> None:
@@ -148,4 +150,176 @@ class BoundPool(BoundCollective):
             map_together(transport, Path(path), n, nbytes, coherent=options.coherent, smaller=smaller)
             for path in options.path * (num_regions // len(options.path))
         ]
-        return PoolRounds(PoolMemory(memories, transport.rank, n, slot_bytes, num_sets), transport)
+        return PoolRounds(transport, memories, slot_bytes, num_sets)
+
+
+READY, DONE, LENGTH = 0, 1, 2  # numbers in a rank's line: the last round that it filled, and that it added
+
+
+class PoolRounds:
+    """Runs this rank's part of sums and gathers, each of which takes one or more rounds.
+
+    A set of slots has one slot per rank and one for the result. Consecutive slots lie in different regions, so that the
+    traffic of one round is spread over all regions. Each rank has a line in the first region with three numbers: the
+    last round that it filled, the last round that it read and added, and the length of its current message.
+
+    In each round a rank fills its slot and announces READY; then it reads all slots, writes its part of the result and
+    announces DONE. Two sets of slots make it safe to fill ahead:
+
+    - A rank fills its slot of the next round before all ranks are DONE, so that slot is in the other set. It uses a
+      set again only after it saw that all ranks are DONE with it.
+    - A rank reads a result after it has announced the next READY, so the next result is in the other set. A result
+      slot is written again only after all ranks announced the READY after that, which they do after reading.
+
+    A sum of one piece fills nothing ahead: the next READY follows the reading, so one set is enough.
+
+    Args:
+        transport: the ranks that share the memory.
+        memories: the regions, each with `region_nbytes(...)` of data; the first has one line per rank.
+        slot_bytes: length of a slot, a multiple of the page size.
+        num_sets: sets of slots, which consecutive rounds use in turn.
+    """
+
+    def __init__(self, transport: Transport, memories: Sequence[SharedMemory], slot_bytes: int, num_sets: int) -> None:
+        self._transport = transport
+        self._memories = memories
+        self._lines = memories[0]
+        self._slot_bytes = slot_bytes
+        self._num_sets = num_sets
+        self._round = 0
+
+    def slot(self, round_: int, rank: int, nbytes: int) -> torch.Tensor:
+        """Return the slot of `rank` in this round, uint8 [nbytes]; that of rank `world_size` is for the result."""
+        number = round_ % self._num_sets * (self._transport.world_size + 1) + rank
+        index, region = divmod(number, len(self._memories))
+        start = index * self._slot_bytes
+        return self._memories[region].data[start : start + nbytes]
+
+    def sum_(self, wire: torch.Tensor, op: ReduceOp, lost: WireLost | None = None) -> None:
+        """Replace `wire` (mutated; it may be this rank's slot itself) by the sum in rank order; all ranks must call."""
+        lines, n, rank = self._lines, self._transport.world_size, self._transport.rank
+        ledger = self._transport.ledger
+        pieces = wire.split(self._slot_bytes // wire.element_size())
+        lies_in_slot = wire.data_ptr() == self.slot(0, rank, 1).data_ptr()
+        if not wire.numel():
+            return
+
+        def fill(round_: int, index: int) -> None:
+            piece = pieces[index]
+            own = lines_of(piece, rank, n)
+            slot = self.slot(round_, rank, piece.nbytes).view(wire.dtype)
+            if lies_in_slot:
+                ledger.book(piece.nbytes)
+            else:
+                slot[: own.start] = piece[: own.start]
+                slot[own.stop :] = piece[own.stop :]
+                ledger.book(piece.nbytes - piece[own].nbytes)
+            lines.synchronize(slot)
+
+        def combine(round_: int, index: int) -> None:
+            piece = pieces[index]
+            own = lines_of(piece, rank, n)
+            terms = [self.slot(round_, other, piece.nbytes).view(wire.dtype)[own] for other in range(n)]
+            terms[rank] = piece[own]
+            for term in terms:
+                lines.synchronize(term)
+            result = self.slot(round_, n, piece.nbytes).view(wire.dtype)[own]
+            start = index * (self._slot_bytes // wire.element_size()) + own.start
+            sum_wires_into_(result, terms, op, lost and functools.partial(lost, start))
+            lines.synchronize(result)
+            ledger.book(result.nbytes)
+
+        def read(round_: int, index: int) -> None:
+            piece = pieces[index]
+            result = self.slot(round_, n, piece.nbytes)
+            lines.synchronize(result)
+            piece.copy_(result.view(wire.dtype))
+            if lies_in_slot:
+                ledger.book(piece.nbytes)
+
+        self._run(lambda: len(pieces), fill, combine, read)
+
+    def gather(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's packed payload, uint8, in rank order; all ranks must call."""
+        lines, rank = self._lines, self._transport.rank
+        buffers: list[torch.Tensor] = []
+
+        def piece(buffer: torch.Tensor, index: int) -> torch.Tensor:
+            return buffer[index * self._slot_bytes : (index + 1) * self._slot_bytes]
+
+        def fill(round_: int, index: int) -> None:
+            part = piece(packed, index)
+            slot = self.slot(round_, rank, part.nbytes)
+            slot.copy_(part)
+            lines.synchronize(slot)
+            if index == 0:
+                lines.announce(rank, LENGTH, packed.numel())
+            self._transport.ledger.book(part.nbytes)
+
+        def num_rounds() -> int:
+            lengths = [int(length) for length in lines.all_announced(LENGTH)]  # all ranks are READY
+            buffers.extend(torch.empty(length, dtype=torch.uint8) for length in lengths)
+            buffers[rank] = packed
+            return -(-max(lengths) // self._slot_bytes)
+
+        def combine(round_: int, index: int) -> None:
+            for other, buffer in enumerate(buffers):
+                part = piece(buffer, index)
+                if other != rank and part.numel():
+                    slot = self.slot(round_, other, part.nbytes)
+                    lines.synchronize(slot)
+                    part.copy_(slot)
+
+        self._run(num_rounds, fill, combine, lambda round_, index: None)
+        return buffers
+
+    def _run(
+        self,
+        num_rounds: Callable[[], int],
+        fill: Callable[[int, int], None],
+        combine: Callable[[int, int], None],
+        read: Callable[[int, int], None],
+    ) -> None:
+        """Run all rounds of one sum or gather; each callback gets the round and the index of the piece."""
+        with self._transport.ledger.timed():
+            fill(self._round + 1, 0)
+            self._lines.announce(self._transport.rank, READY, self._round + 1)
+            self._await(READY, self._round + 1)
+            count = num_rounds()
+            for index in range(count):
+                self._round += 1
+                self._await(READY, self._round)
+                combine(self._round, index)
+                self._lines.announce(self._transport.rank, DONE, self._round)
+                if index + 1 < count:
+                    fill(self._round + 1, index + 1)
+                    self._lines.announce(self._transport.rank, READY, self._round + 1)
+                self._await(DONE, self._round)
+                read(self._round, index)
+
+    def _await(self, field: int, value: int) -> None:
+        """Wait until every rank has announced `value`.
+
+        Raises:
+            TransportError: a rank did not announce it in time.
+        """
+        patience = SpinThenSleep(self._transport.timeout_s)
+        while len(late := np.flatnonzero(self._lines.all_announced(field) < value)):
+            if not patience.pause():
+                raise self._transport.timeout_error(int(late[0]))
+
+
+def region_nbytes(world_size: int, slot_bytes: int, num_sets: int, num_regions: int) -> int:
+    """Return the length of the data in each region."""
+    return -(-num_sets * (world_size + 1) // num_regions) * slot_bytes
+
+
+def lines_of(tensor: torch.Tensor, rank: int, world_size: int) -> slice:
+    """Return the elements that `rank` adds: whole lines, because no line may have two writers.
+
+    A cache that is not coherent writes back whole lines, and would overwrite the other writer's part with old data.
+    """
+    per_line = LINE // tensor.element_size()
+    borders = balanced_borders(-(-tensor.numel() // per_line), world_size)
+    first, last = (min(border * per_line, tensor.numel()) for border in borders[rank : rank + 2])
+    return slice(first, last)

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.schedule.layout import Layout, Stretch
-from collectives.schedule.rounds import Effect, Piece, Round
+from collectives.schedule.rounds import Piece, ReceiveEffect, Round
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class Ring(Collective):
         for index in range(2 * (n - 1)):
             round_ = Round(layout.itemsize)
             round_.send((rank + 1) % n, partial_sum(rank - index, index + 1))
-            effect: Effect = "received + own" if index < n - 1 else "replace"
+            effect: ReceiveEffect = "received + own" if index < n - 1 else "replace"
             round_.receive((rank - 1) % n, partial_sum(rank - index - 1, index + 1), effect=effect)
             rounds.append(round_)
         return rounds

@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Payload, PayloadError
@@ -40,7 +40,7 @@ from collectives.schedule.execution import PackedPieces
 from collectives.schedule.layout import Key, Layout, Stretch, leaves
 from collectives.schedule.rounds import Piece, Place, Round
 from collectives.transport.base import ReduceOp, Transport
-from collectives.transport.messages import sum_in_order, sum_wires
+from collectives.transport.messages import sum_wires
 
 
 class Shard(NamedTuple):
@@ -99,7 +99,7 @@ class Server(Collective):
         return self.recodes if self.error_feedback is None else self.error_feedback
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundServer:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundServer:
         self.check_ranks(transport.world_size)
         return BoundServer(self, transport, downlink)
 
@@ -136,30 +136,20 @@ class Server(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        by_server = self._by_server(world_size, layout)
-        return [self._push_round(by_server, world_size, rank), self._pull_round(by_server, world_size, rank)]
+        """Return two rounds: workers push their shards to the servers, which answer all workers."""
+        by_server, everyone = self._by_server(world_size, layout), range(world_size)
+        push, pull = Round(), Round()
+        for server in sorted(by_server.keys() - {rank}):
+            push.send(server, *_pieces(by_server[server], [rank]))
+            pull.receive(server, *_pieces(by_server[server], everyone))
+        for worker in sorted({*everyone} - {rank}) if rank in by_server else ():
+            push.receive(worker, *_pieces(by_server[rank], [worker]), effect="collect")
+            pull.send(worker, *_pieces(by_server[rank], everyone))
+        return [push, pull]
 
     @override
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
         return [shard.place[:2] for shard in self.shards(world_size, layout)]
-
-    def _push_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
-        """Return the round in which workers send their shards to the servers."""
-        round_ = Round()
-        for server in sorted(by_server.keys() - {rank}):
-            round_.send(server, *_pieces(by_server[server], {rank}))
-        for worker in _others(world_size, rank) if rank in by_server else ():
-            round_.receive(worker, *_pieces(by_server[rank], {worker}), effect="collect")
-        return round_
-
-    def _pull_round(self, by_server: dict[int, list[Shard]], world_size: int, rank: int) -> Round:
-        """Return the round in which servers send their answers to all workers."""
-        round_ = Round()
-        for worker in _others(world_size, rank) if rank in by_server else ():
-            round_.send(worker, *_pieces(by_server[rank], range(world_size)))
-        for server in sorted(by_server.keys() - {rank}):
-            round_.receive(server, *_pieces(by_server[server], range(world_size)))
-        return round_
 
     @override
     def expected_bytes(
@@ -194,7 +184,7 @@ class BoundServer(BoundCollective):
 
     options: Server
 
-    def __init__(self, options: Server, transport: Transport, downlink: Downlink | None) -> None:
+    def __init__(self, options: Server, transport: Transport, downlink: AnswerEncoder | None) -> None:
         super().__init__(options, transport)
         self._downlink = downlink
         self._shards: dict[Layout, list[Shard]] = {}
@@ -203,9 +193,9 @@ class BoundServer(BoundCollective):
         self._residuals = AnswerResiduals(transport)
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         self.push(layout.key, payload, layout)
-        return self.pull(layout.key, op)
+        return PendingSum.done(self.pull(layout.key, op))
 
     def push(self, key: Key, payload: Payload, layout: Layout | None = None) -> None:
         """Send the shards of this rank's payload to the servers; a server also receives. Every rank must call.
@@ -225,7 +215,7 @@ class BoundServer(BoundCollective):
             keepers = {each: shard.server for shard in shards for each in stretches.get(shard.place, ())}
             self._residuals.settle(keepers)
         for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):
-            pieces[shard.place] = part
+            pieces.held[shard.place] = part
         push_round, _ = self.rounds_of(layout)
         pieces.run([push_round])
         self._pushed[key] = layout, pieces
@@ -235,7 +225,7 @@ class BoundServer(BoundCollective):
         layout, pieces = self._pushed.pop(key)
         for shard in self._shards_of(layout):
             if shard.server == self.transport.rank:
-                pieces[shard.place] = self._answer(shard, pieces.terms(shard.place), op, layout)
+                pieces.held[shard.place] = self._answer(shard, pieces.terms(shard.place), op, layout)
         _, pull_round = self.rounds_of(layout)
         pieces.run([pull_round])
         return pieces.total()
@@ -311,6 +301,14 @@ class BoundServer(BoundCollective):
         return self._downlink.encode(total, key)
 
 
+def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
+    """Decode all ranks' payloads and add them in rank order; return a new tensor, fp32 [numel]."""
+    total = terms[0].to_dense()
+    for term in terms[1:]:
+        term.add_to_(total)
+    return total
+
+
 def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
     """Add all ranks' payloads in rank order; element-wise payloads keep their kind, others become dense fp32."""
     if all(term.elementwise for term in terms):
@@ -337,10 +335,6 @@ def _is_16_bit(layout: Layout) -> bool:
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
     """Return the shards as pieces of a message that holds the contributions of the ranks in `terms`."""
     return [Piece(*shard.place[:2], frozenset(terms), shard.place[2]) for shard in shards]
-
-
-def _others(world_size: int, rank: int) -> list[int]:
-    return [other for other in range(world_size) if other != rank]
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:

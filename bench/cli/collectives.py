@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import RunFailed
-from bench.core.schema.collectives import COLLECTIVES
+from bench.core.schema.measurements import COLLECTIVES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.launch.jobs.fork_server import ForkServer
-    from bench.report.collectives_table import Row
+    from bench.report.store import Row
 
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from bench.cli.output.console import Turns, print_json, stdout_console
 from bench.core.rows import RowWriter
 from bench.core.units import format_bytes
 from bench.hosts.cluster import Cluster
-from bench.report.collectives_table import Row, collectives_table, with_ratios
+from bench.report.measurement_tables import collectives_table, with_ratios
 from bench.report.tables import print_rich
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.output.compare import Format, choose_format, warn, write
-from bench.core.errors import NothingToCompare, Regression
-
-if TYPE_CHECKING:
-    from bench.report.gates import Gate, GateResult
-    from bench.report.selection import Condition
-    from bench.report.store import Row
+from bench.core.errors import NothingToCompare, Regression, UsageError
+from bench.core.schema.metrics import METRICS
+from bench.report import caveats, comparison, gates, groups, store, tables
+from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
+from bench.report.comparison_table import answer_table, comparison_table, shared_settings
 
 MEANING = "Meaning"
 INPUT = "Input"
@@ -34,27 +33,23 @@ EXAMPLES = """[bold]Examples[/bold]
 
 DEFAULT_PATH = Path("results/runs")
 
-
-def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
-    from bench.core.schema.metrics import METRICS
-    from bench.report.configurations import BYTES_TO_TARGET
-
-    return [(c.name, c.meaning) for c in (*METRICS, BYTES_TO_TARGET) if c.better and c.name.startswith(incomplete)]
+Format = Literal["rich", "markdown", "latex", "csv", "json"]
+_SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
 
 def _complete_column(incomplete: str) -> list[tuple[str, str]]:
-    from bench.core.schema.metrics import METRICS
-
     return [(c.name, c.meaning) for c in METRICS if c.name.startswith(incomplete)]
 
 
 def _complete_order(incomplete: str) -> list[tuple[str, str]]:
-    from bench.report.configurations import COLUMNS_BY_NAME
-
     return [(c.name, c.meaning) for c in COLUMNS_BY_NAME.values() if c.name.startswith(incomplete)]
 
 
-Paths = Annotated[
+def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
+    return [(name, meaning) for name, meaning in _complete_order(incomplete) if COLUMNS_BY_NAME[name].better]
+
+
+RunPaths = Annotated[
     list[Path] | None,
     typer.Argument(
         help=f"Run folders, folders of runs, CSV files, or quoted patterns of these (default: {DEFAULT_PATH}).",
@@ -65,143 +60,132 @@ Paths = Annotated[
 Baseline = Annotated[
     str | None,
     typer.Option(
-        help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name "
-        "(default: none, on native, else bf16; for speeds bf16 first).",
+        help="Row that the others are compared with: a compressor, COMPRESSOR+COLLECTIVE, or a run's name (default: "
+        "none, on native, else bf16; for speeds bf16 first).",
         metavar="SPEC",
         show_default=False,
         rich_help_panel=MEANING,
     ),
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
-        "time_to_target_s; for runs too short to be timed, test_accuracy).",
-        metavar="COLUMN",
-        show_default=False,
-        autocompletion=_complete_metric,
-        rich_help_panel=MEANING,
-    ),
-]
-TargetAccuracies = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean final "
-        "accuracy (default: the --target-accuracy of each run).",
-        metavar="TARGETS",
-        show_default=False,
-        rich_help_panel=MEANING,
-    ),
-]
-By = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Group by these columns, separated by commas (default: everything but the seed).",
-        metavar="COLUMNS",
-        show_default=False,
-        autocompletion=_complete_column,
-        rich_help_panel=MEANING,
-    ),
-]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A component's "
-        "name without options matches any options; an item that is an option of the component before it belongs to it.",
-        metavar="COLUMN=VALUE",
-        show_default=False,
-        rich_help_panel=INPUT,
-    ),
-]
-KeepGoing = Annotated[
-    bool,
-    typer.Option(
-        "--keep-going",
-        help="Skip, with a warning, paths that do not exist and files that cannot be read or are not bench's.",
-        rich_help_panel=INPUT,
-    ),
-]
-AllowOtherMachine = Annotated[
-    bool,
-    typer.Option(
-        "--allow-other-machine",
-        help="Do not warn if rows come from different machines or versions.",
-        rich_help_panel=INPUT,
-    ),
-]
-Sort = Annotated[
-    str | None,
-    typer.Option(
-        help="Order the rows by this column, or by bytes_to_target, best first (default: in the order of the files).",
-        metavar="COLUMN",
-        show_default=False,
-        autocompletion=_complete_order,
-        rich_help_panel=OUTPUT,
-    ),
-]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Also show these columns, separated by commas; step: the parts of a step's time; all: every column, with "
-        "intervals, as in the other formats.",
-        metavar="COLUMNS",
-        show_default=False,
-        autocompletion=_complete_metric,
-        rich_help_panel=OUTPUT,
-    ),
-]
-AsFormat = Annotated[
-    Format | None,
-    typer.Option(
-        "--format",
-        help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
-        "seconds, bytes and shares.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
-]
-FailOn = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric) or "
-        "accuracy:-0.5 (percentage points), both significantly, or bytes:+1% (payload per step). May be repeated, or "
-        "separated by commas.",
-        metavar="GATE",
-        rich_help_panel=GATES,
-    ),
-]
-Reference = Annotated[
-    Path | None,
-    typer.Option(
-        help="Exit with code 5 if a run's bytes or accuracy differ from those of the run in this file with the same "
-        "name and seed.",
-        metavar="FILE",
-        rich_help_panel=GATES,
-    ),
-]
 
 
 def compare(
-    paths: Paths = None,
+    paths: RunPaths = None,
     baseline: Baseline = None,
-    metric: Metric = None,
-    target: TargetAccuracies = None,
-    by: By = None,
-    where: Where = None,
-    keep_going: KeepGoing = False,
-    allow_other_machine: AllowOtherMachine = False,
-    sort: Sort = None,
-    columns: Columns = None,
-    as_format: AsFormat = None,
-    as_json: AsJson = False,
-    out: Out = None,
-    fail_on: FailOn = None,
-    reference: Reference = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
+            "time_to_target_s; for runs too short to be timed, test_accuracy).",
+            metavar="COLUMN",
+            show_default=False,
+            autocompletion=_complete_metric,
+            rich_help_panel=MEANING,
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean "
+            "final accuracy (default: the --target-accuracy of each run).",
+            metavar="TARGETS",
+            show_default=False,
+            rich_help_panel=MEANING,
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Group by these columns, separated by commas (default: everything but the seed).",
+            metavar="COLUMNS",
+            show_default=False,
+            autocompletion=_complete_column,
+            rich_help_panel=MEANING,
+        ),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Use only runs with these values: 'dataset=digits,world_size=4' ('steps=-': an empty cell). A "
+            "component's name without options matches any options; an item that is an option of the component before "
+            "it belongs to it.",
+            metavar="COLUMN=VALUE",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Skip, with a warning, paths that do not exist and files that cannot be read or are not bench's.",
+            rich_help_panel=INPUT,
+        ),
+    ] = False,
+    allow_other_machine: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-machine",
+            help="Do not warn if rows come from different machines or versions.",
+            rich_help_panel=INPUT,
+        ),
+    ] = False,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="Order the rows by this column, or by bytes_to_target, best first (default: in the order of the "
+            "files).",
+            metavar="COLUMN",
+            show_default=False,
+            autocompletion=_complete_order,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also show these columns, separated by commas; step: the parts of a step's time; all: every column, "
+            "with intervals, as in the other formats.",
+            metavar="COLUMNS",
+            show_default=False,
+            autocompletion=_complete_metric,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_format: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="Format of the table (default: by the suffix of --out, else rich); CSV and JSON have raw numbers in "
+            "seconds, bytes and shares.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=OUTPUT)] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the table to this file instead.", metavar="FILE", rich_help_panel=OUTPUT),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric) "
+            "or accuracy:-0.5 (percentage points), both significantly, or bytes:+1% (payload per step). May be "
+            "repeated, or separated by commas.",
+            metavar="GATE",
+            rich_help_panel=GATES,
+        ),
+    ] = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="Exit with code 5 if a run's bytes or accuracy differ from those of the run in this file with the "
+            "same name and seed.",
+            metavar="FILE",
+            rich_help_panel=GATES,
+        ),
+    ] = None,
 ) -> None:
     """Compare runs with a baseline, with one row per configuration.
 
@@ -209,60 +193,111 @@ def compare(
 
     Faster or slower means a significant difference of more than 5%; with a single seed the verdict is always unclear.
     """
-    from bench.report import caveats, comparison, gates, selection, store
-    from bench.report.comparison_table import answer_table, comparison_table
-    from bench.report.configurations import ALL, find_numbers
-
-    chosen_format = choose_format(as_format, as_json, out)
+    chosen_format = _format(as_format, as_json, out)
     given, limits = _paths_and_gates(paths or [], _parts(fail_on))
     names = _parts(columns)
     extra = find_numbers([name for name in names if name != ALL])
-    conditions = [condition for text in where or [] for condition in selection.parse_conditions(text)]
+    conditions = [condition for text in where or [] for condition in groups.parse_conditions(text)]
     rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
     metric = metric or ("time_to_target_s" if target else _default_metric(rows))
     compared = comparison.compare(
         rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
-    judged = gates.check(compared, limits) + _held_against(reference, rows, conditions)
+    judged = gates.check(compared, limits)
+    if reference is not None:
+        sides = (rows, store.read([reference], warn=warn))
+        judged += gates.check_reference(*(groups.select(store.collect_runs(side), conditions) for side in sides))
     cautions = [] if allow_other_machine else caveats.cautions(compared)
-    table_of = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
-    table = table_of(compared, extra=extra, cautions=cautions)
-    write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
-    _raise_crossed(judged)
-
-
-def _default_metric(rows: Sequence[Row]) -> str:
-    """Return the metric of speed, or that of accuracy if all runs were too short to be timed."""
-    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
-
-
-def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[Gate]]:
-    """Separate paths from gates: of `--fail-on A B`, Typer passes B as a path."""
-    from bench.report.gates import Gate, is_gate
-
-    further = [path for path in paths if fail_on and is_gate(str(path))]
-    gates = [Gate.parse(text) for text in [*fail_on, *map(str, further)]]
-    return [path for path in paths if path not in further], gates
-
-
-def _held_against(reference: Path | None, rows: Sequence[Row], conditions: Sequence[Condition]) -> GateResult:
-    from bench.report.gates import GateResult, check_reference
-    from bench.report.selection import select
-    from bench.report.store import collect_runs, read
-
-    if reference is None:
-        return GateResult()
-    measured, kept = (select(collect_runs(of), conditions) for of in (rows, read([reference], warn=warn)))
-    return check_reference(measured, kept)
-
-
-def _raise_crossed(judged: GateResult) -> None:
+    build = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
+    table = build(compared, extra=extra, cautions=cautions)
+    _write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
     if judged.crossed:
         raise Regression("; ".join(judged.crossed))
     if judged.unmeasured:
         raise NothingToCompare("; ".join(judged.unmeasured))
 
 
+def _format(chosen: Format | None, as_json: bool, out: Path | None) -> Format:
+    """Return the requested format, or that of the file's suffix.
+
+    Raises:
+        UsageError: --json and another --format are given.
+    """
+    if as_json and chosen not in (None, "json"):
+        raise UsageError(f"--json and --format {chosen} contradict each other; give one of them")
+    return "json" if as_json else chosen or _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
+
+
+def _default_metric(rows: Sequence[store.Row]) -> str:
+    """Return the metric of speed, or that of accuracy if all runs were too short to be timed."""
+    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
+
+
+def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[gates.Gate]]:
+    """Separate paths from gates: of `--fail-on A B`, Typer passes B as a path."""
+    further = [path for path in paths if fail_on and gates.is_gate(str(path))]
+    limits = [gates.Gate.parse(text) for text in [*fail_on, *map(str, further)]]
+    return [path for path in paths if path not in further], limits
+
+
 def _parts(texts: Iterable[str] | None) -> list[str]:
     """Return all items of an option that may be repeated and may list several, separated by commas."""
     return [part.strip() for text in texts or [] for part in text.split(",")]
+
+
+def _write(
+    table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format, out: Path | None
+) -> None:
+    """Write the table, and the warnings on stderr; JSON and Markdown also contain the warnings.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if out:
+        if out.is_fifo():
+            raise UsageError(f"{out} is a pipe, which might wait for a reader forever; choose another --out")
+        try:
+            out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
+        typer.echo(f"wrote {out}", err=True)
+    elif chosen == "rich":
+        from bench.cli.output.console import stdout_console
+
+        tables.print_rich(table, stdout_console())
+    else:
+        typer.echo(_text(table, compared, warnings, chosen), nl=False)
+    sys.stdout.flush()  # so that the warnings on stderr come after the table
+    for sentence in [*warnings, *([] if chosen != "csv" else table.cautions)]:
+        warn(sentence)
+
+
+def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format) -> str:
+    """Return the table in a format that is not for the terminal."""
+    match chosen:
+        case "csv":
+            return tables.to_csv(table)
+        case "json":
+            return tables.to_json(
+                table,
+                metric=compared.metric.name,
+                baseline=compared.baseline.title,
+                settings=shared_settings(compared),
+                verdict=list(table.answer),
+                warnings=[*table.cautions, *warnings],
+            )
+        case "markdown":
+            return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
+        case "latex":
+            return tables.to_latex(table)
+        case "rich":
+            return tables.to_text(table)
+
+
+def warn(sentence: str) -> None:
+    """Print a warning on stderr, without line breaks if that is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    console.print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=not console.is_terminal)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core.config.measurements import CompressorsConfig
-from bench.core.schema.compressors import COMPRESSORS
+from bench.core.schema.measurements import COMPRESSORS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bench.launch.jobs.fork_server import ForkServer
+    from bench.report.store import Row
 
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from bench.cli.output.console import Turns, print_json, stdout_console
 from bench.core.rows import RowWriter
 from bench.core.units import format_bytes
-from bench.report.compressors_table import Row, compressors_table
+from bench.report.measurement_tables import compressors_table
 from bench.report.tables import print_rich
 
 

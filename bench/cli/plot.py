@@ -8,13 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, Paths
-from bench.cli.output.compare import warn
+from bench.cli.compare import DEFAULT_PATH, RunPaths, warn
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
-from bench.report.plots.kinds import Kind, file_kinds, kinds
-from bench.report.plots.picture import SUFFIXES, Picture, save
+from bench.report.plots.kinds import PictureKind, file_kinds, kinds
 from bench.report.plots.results import NotDrawable, Results
+from bench.report.plots.style import SUFFIXES, Picture, save
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -42,7 +41,7 @@ def plot(
     kind: Annotated[
         str, typer.Argument(help="What to draw.", metavar="KIND", autocompletion=_complete_kind, show_default=False)
     ],
-    paths: Paths = None,
+    paths: RunPaths = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -105,7 +104,7 @@ def _save(picture: Picture, name: str, out: Path, as_format: str) -> None:
     typer.echo(f"wrote {file}", err=True)
 
 
-def _chosen(kind: str) -> list[Kind]:
+def _chosen(kind: str) -> list[PictureKind]:
     if kind == ALL:
         return list(kinds().values())
     if kind not in kinds():

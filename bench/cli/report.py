@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, Baseline, Paths
-from bench.cli.output.compare import warn
+from bench.cli.compare import DEFAULT_PATH, Baseline, RunPaths, warn
 from bench.core.errors import UsageError
 from bench.core.files import check_writable, make_folder
 
@@ -24,7 +23,7 @@ DEFAULT_OUT = Path("results/report.html")
 
 
 def report(
-    paths: Paths = None,
+    paths: RunPaths = None,
     baseline: Baseline = None,
     out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = DEFAULT_OUT,
 ) -> None:
@@ -34,8 +33,8 @@ def report(
     wrote, JSON of a sweep or the table of --validate, it also has their pictures.
     """
     from bench.report import store
-    from bench.report.page.page import page, to_html
-    from bench.report.plots.files import drawn_files
+    from bench.report.page import page, to_html
+    from bench.report.plots.kinds import drawn_files
     from bench.report.plots.results import Results
 
     paths = paths or [DEFAULT_PATH]
@@ -56,8 +55,8 @@ def report(
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     typer.echo(content.question)
-    for part in content.parts:
-        typer.echo(f"{part.label}: {part.answer}" if part.label else part.answer)
+    for section in content.sections:
+        typer.echo(f"{section.label}: {section.answer}" if section.label else section.answer)
     typer.echo(f"wrote {out}", err=True)
     for sentence in content.caveats:
         warn(sentence)

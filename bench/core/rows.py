@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.core.errors import RunFailed
-from bench.core.schema.cells import from_cell, to_cells
-from bench.core.schema.column import Column
+from bench.core.schema.column import Column, from_cell, to_cells
 from bench.core.schema.metrics import METRICS
 
 Warn = Callable[[str], None]

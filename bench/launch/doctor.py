@@ -224,7 +224,7 @@ def dax(sysfs: Path) -> Check:
 
 def cache_lines() -> Check:
     """Check that the collective pool can flush cache lines, for memory where ranks do not see each other's stores."""
-    from collectives.transport.cache_lines import cache_lines, stores_are_ordered
+    from collectives.transport.mapped_memory import cache_lines, stores_are_ordered
 
     order = "stores are seen in order" if stores_are_ordered() else "stores need fences"
     try:

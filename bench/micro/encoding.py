@@ -15,7 +15,7 @@ from bench.core.config.measurements import CompressorsConfig
 from bench.train.clock import device_time
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
-from collectives.transport.base import Alone
+from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.encode_group import group_layers
 from compressors.ddp.reducer import reducer_for
@@ -62,7 +62,7 @@ class Encoding:
         self._config = config
         self._compressor = cast(Compressor, spec.build("compressors", compressor))
         self._reducer = reducer_for(self._compressor)
-        self._alone = Alone()
+        self._alone = SingleRank()
         self._layers = layers
         limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
         self._buckets = buckets_of(layers, limit)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from bench.core.counters import NOTEWORTHY_SHARE
 from bench.report import targets
-from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison, Row
-from bench.report.configurations import SETTINGS, Configuration, format_factor, format_value
-from bench.report.selection import WORKLOAD
-from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, Effect, improvement, seeds_needed
-from bench.report.store import Run
+from bench.report.columns import format_factor, format_value
+from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison
+from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
+from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
+from bench.report.store import Run, interval_steps
 from bench.report.targets import Target
 
 # Rows that differ in a column of _MACHINE have incomparable times; rows that differ in _WORK did different work.
@@ -37,73 +38,65 @@ def cautions(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def caveats(comparison: Comparison) -> list[str]:
-    """Return the other warnings, the most serious first."""
-    return [
-        *_failures(comparison),
-        *_unfinished(comparison),
-        *_out_of_sync(comparison),
-        *_other_work(comparison),
-        *_links(comparison),
-        *_warm_up(comparison),
-        *_sent_at_first(comparison),
-        *_short_last_part(comparison),
-        *_mixtures(comparison),
-        *_missed(comparison),
-        *_fallbacks(comparison),
-        *_one_seed(comparison),
-        *_too_few(comparison),
-        *_noisy_clock(comparison),
-        *_shared_cores(comparison),
-        *_repeats(comparison),
-        *_dirty(comparison),
-        *([comparison.ambiguity] if comparison.ambiguity else []),
-    ]
-
-
-def _failures(comparison: Comparison) -> Iterator[str]:
-    for row in comparison.rows:
-        for run in row.configuration.runs:
-            if not run.ended_well:
-                yield (
-                    f"{row.configuration.short}: seed {run['seed']} {run.ending} and does not count: "
-                    f"{run['error'] or 'no reason is recorded'} ({run['run_id']})"
-                )
-
-
-def _unfinished(comparison: Comparison) -> Iterator[str]:
-    if runs := comparison.unfinished:
-        texts = [f"{run.title}, {run.ending} ({run['run_id']})" for run in runs]
-        yield f"not in the table, since not finished: {_first_of(texts)}"
-
-
-def _out_of_sync(comparison: Comparison) -> Iterator[str]:
-    for configuration in _configurations(comparison):
-        if wrong := [run for run in configuration.runs if run.in_sync is False]:
-            seeds = ", ".join(str(run["seed"]) for run in wrong)
+def caveats(comparison: Comparison) -> Iterator[str]:
+    """Yield the other warnings, the most serious first."""
+    groups = comparison.groups
+    runs = [(group.short, run) for group in groups for run in group.runs]
+    for name, run in runs:
+        if not run.ended_well:
             yield (
-                f"{configuration.short}: the ranks ended with different parameters (seeds: {seeds}), so this was not "
-                "data-parallel training, and its accuracy is that of one rank's model"
+                f"{name}: seed {run['seed']} {run.ending} and does not count: "
+                f"{run['error'] or 'no reason is recorded'} ({run['run_id']})"
             )
-
-
-def _other_work(comparison: Comparison) -> Iterator[str]:
+    if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
+        yield f"not in the table, since not finished: {_first_of(texts)}"
+    for group in groups:
+        if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
+            yield (
+                f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
+                "not data-parallel training, and its accuracy is that of one rank's model"
+            )
     if differing := differing_work(comparison):
         yield (
             f"the rows differ in {_listing(comparison, differing)}, so a difference between them may come from that; "
             "--where chooses rows"
         )
+    if others := [group for group in groups if group.distinct("link_warnings")]:
+        where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
+        yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
+    yield from _warm_up(comparison)
+    yield from _sent_at_first(comparison)
+    if short := _names(groups, lambda group: any(map(_ends_shortly, group.ok))):
+        yield (
+            f"{short}: speeds are measured over the last evaluation interval, which is less than a tenth of the one "
+            "before; choose --eval-every so that it divides the run"
+        )
+    for group in groups:
+        if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
+            yield (
+                f"{group.short} averages runs that differ in {', '.join(mixed)}, so its intervals are not only noise; "
+                f"group by these too: --by {','.join([*comparison.by, *mixed])}"
+            )
+    yield from _missed(comparison)
+    if fell_back := _names(groups, lambda group: any(group.values("factor_fallbacks"))):
+        yield (
+            f"{fell_back}: K-FAC sent some factors in another form, or with more damping, than configured (column "
+            "factor_fallbacks), so this is not exactly the method named"
+        )
+    yield from _too_few(comparison)
+    yield from _other_programs(comparison)
+    repeated = {id(run) for run in comparison.repeated}
+    if texts := [f"{name} seed {run['seed']}" for name, run in runs if id(run) in repeated]:
+        yield f"run more than once: {_first_of(texts)}; only the newest run of each that ended well counts"
+    if dirty := _names(groups, lambda group: True in group.distinct("git_dirty")):
+        yield f"{dirty}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
+    if comparison.ambiguity:
+        yield comparison.ambiguity
 
 
 def differing_work(comparison: Comparison) -> list[str]:
     """Return the settings of the workload in which rows differ, except those in ``--by``."""
     return _differing(comparison, _WORK)
-
-
-def _links(comparison: Comparison) -> Iterator[str]:
-    if rows := [each for each in _configurations(comparison) if each.distinct("link_warnings")]:
-        where = f"{rows[0].short}, and in {len(rows) - 1} more rows" if rows[1:] else rows[0].short
-        yield f"{where}: the links were not as configured: {rows[0].distinct('link_warnings')[0]}"
 
 
 def _warm_up(comparison: Comparison) -> Iterator[str]:
@@ -113,10 +106,10 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
     known = _speeds_in_all(comparison.baseline)
     others = []
     for row in comparison.candidates:
-        in_all = improvement(known, _speeds_in_all(row.configuration), higher_is_better=True)
+        in_all = improvement(known, _speeds_in_all(row.group), higher_is_better=True)
         at_last = row.gain.effect
         if in_all and at_last and not SAME_FACTOR[0] <= in_all.value / at_last.value <= SAME_FACTOR[1]:
-            others.append(f"{row.configuration.short} {format_factor(in_all.value)}x")
+            others.append(f"{row.group.short} {format_factor(in_all.value)}x")
     if others:
         yield (
             f"averaged over the whole run, the speed-up was: {_first_of(others)} (the table shows each run's last "
@@ -124,16 +117,27 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
         )
 
 
+def _speeds_in_all(group: RunGroup) -> list[float]:
+    """Return the samples per second of each run over its whole training."""
+    speeds = []
+    for run in group.ok:
+        ranks = run["replicas"] or run["world_size"] or 0
+        samples = (run["step"] or 0) * (run["batch_size"] or 0) * (run["accumulate"] or 1) * ranks
+        if samples and run["train_time_s"]:
+            speeds.append(samples / run["train_time_s"])
+    return speeds
+
+
 def _sent_at_first(comparison: Comparison) -> Iterator[str]:
     """Warn if early steps sent more bytes than those of the last evaluation interval."""
     if comparison.metric.name == targets.BYTES:
         return
     more = []
-    for configuration in _configurations(comparison):
-        known = [(run.payload_bytes_per_step_in_all, run["payload_bytes_per_step"]) for run in configuration.ok]
+    for group in comparison.groups:
+        known = [(_payload_bytes_per_step_in_all(run), run["payload_bytes_per_step"]) for run in group.ok]
         factors = [in_all / at_last for in_all, at_last in known if in_all and at_last]
         if factors and (factor := sum(factors) / len(factors)) > SAME_FACTOR[1]:
-            more.append((factor, configuration.short))
+            more.append((factor, group.short))
     if more:
         (most, name), *others = sorted(more, reverse=True)
         texts = [
@@ -146,153 +150,95 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _short_last_part(comparison: Comparison) -> Iterator[str]:
-    if short := [each for each in _configurations(comparison) if any(map(_ends_shortly, each.ok))]:
-        yield (
-            f"{_names(short)}: speeds are measured over the last evaluation interval, which is less than a tenth of "
-            "the one before; choose --eval-every so that it divides the run"
-        )
+def _payload_bytes_per_step_in_all(run: Run) -> float | None:
+    """Return the bytes per step over the whole training."""
+    steps, payloads = interval_steps(run.rows), [row["payload_bytes_per_step"] for row in run.rows]
+    if None in steps or None in payloads or not run["step"]:
+        return None
+    return float(sum(number * nbytes for number, nbytes in zip(steps, payloads, strict=True)) / run["step"])
 
 
 def _ends_shortly(run: Run) -> bool:
     """Return True if the run's last evaluation interval is far shorter than the one before."""
-    *_, before, last = [None, *run.interval_steps]
+    *_, before, last = [None, *interval_steps(run.rows)]
     return before is not None and last is not None and 0 < SHORT * last < before
-
-
-def _speeds_in_all(configuration: Configuration) -> list[float]:
-    return [speed for speed in (run.samples_per_s_in_all for run in configuration.ok) if speed is not None]
-
-
-def _mixtures(comparison: Comparison) -> Iterator[str]:
-    for configuration in _configurations(comparison):
-        mixed = [name for name in SETTINGS if name not in comparison.by and len(configuration.distinct(name)) > 1]
-        if mixed:
-            yield (
-                f"{configuration.short} averages runs that differ in {', '.join(mixed)}, so its intervals are not only "
-                f"noise; group by these too: --by {','.join([*comparison.by, *mixed])}"
-            )
 
 
 def _missed(comparison: Comparison) -> Iterator[str]:
     metric = comparison.metric.name if comparison.is_to_target else targets.TIME
     for target in comparison.targets:
         counts = []
-        for configuration in _configurations(comparison):
-            seeds = targets.needs(configuration, metric, target)
+        for group in comparison.groups:
+            seeds = targets.needs(group, metric, target)
             if missed := len(seeds) - targets.num_reached(seeds):
-                counts.append(f"{configuration.short} ({missed} of {len(seeds)} seeds)")
+                counts.append(f"{group.short} ({missed} of {len(seeds)} seeds)")
         if counts:
             accuracy = "the target accuracy" if target.accuracy is None else target.title
             yield (
                 f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with everything that it "
                 "spent, so the true mean is higher; train longer to reach the target"
             )
-        if once := [each for each in _configurations(comparison) if _evaluated_once(each, metric, target)]:
+        if once := _names(comparison.groups, partial(_evaluated_once, metric=metric, target=target)):
             yield (
-                f"{_names(once)}: evaluated only once, at the end of the run, so {target.title} may have been reached "
+                f"{once}: evaluated only once, at the end of the run, so {target.title} may have been reached "
                 "long before; run with --eval-every"
             )
 
 
-def _evaluated_once(configuration: Configuration, metric: str, target: Target) -> bool:
+def _evaluated_once(group: RunGroup, metric: str, target: Target) -> bool:
     """Return True if the target was reached at the only evaluation, and so perhaps long before it."""
     found_by_run = target.accuracy is None and metric == targets.TIME
-    reached = targets.num_reached(targets.needs(configuration, metric, target))
-    return not found_by_run and reached > 0 and all(len(run.rows) == 1 for run in configuration.ok)
+    reached = targets.num_reached(targets.needs(group, metric, target))
+    return not found_by_run and reached > 0 and all(len(run.rows) == 1 for run in group.ok)
 
 
-def _fallbacks(comparison: Comparison) -> Iterator[str]:
-    if fell_back := [each for each in _configurations(comparison) if any(each.values("factor_fallbacks"))]:
-        yield (
-            f"{_names(fell_back)}: K-FAC sent some factors in another form, or with more damping, than configured "
-            "(column factor_fallbacks), so this is not exactly the method named"
-        )
+def _too_few(comparison: Comparison) -> Iterator[str]:
+    """Warn of single seeds, and of unclear rows with the number of seeds that would do.
+
+    With so many seeds either no effect or one of the present size would be recognized.
+    """
+    groups = [group for group in comparison.groups if group.ok]
+    if single := _names(groups, lambda group: len(group.ok) == 1):
+        seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
+        whose = "each" if all(len(group.ok) == 1 for group in groups) else f"of {single}"
+        yield f"only one seed {whose}, so noise cannot be distinguished from an effect: run `--seeds {seeds}`"
+    advice = []
+    for row in comparison.candidates:
+        effect = row.gain.effect
+        if row.verdict != "unclear" or row.gain.held_back or effect is None or effect.low is None:
+            continue
+        half_width = max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
+        if comparison.metric.name == "test_accuracy":
+            half_width = max(SAME_ACCURACY[1], abs(effect.value))
+        n = min(_num_seeds(comparison, group) for group in (row.group, comparison.baseline))
+        enough = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
+        wanted = f"about {enough} would do" if enough else f"not even {MOST_SEEDS} would do; reduce the noise"
+        advice.append(f"{row.group.short} ({n} seeds; {wanted})")
+    if advice:
+        yield f"too noisy for a verdict: {_first_of(advice)}; run more seeds of these and of the baseline"
 
 
-def _noisy_clock(comparison: Comparison) -> Iterator[str]:
+def _num_seeds(comparison: Comparison, group: RunGroup) -> int:
+    """Return how many seeds an effect is computed from; for metrics to a target these include diverged runs."""
+    if comparison.is_to_target:
+        return len(targets.needs(group, comparison.metric.name, comparison.targets[0]))
+    return len(group.ok)
+
+
+def _other_programs(comparison: Comparison) -> Iterator[str]:
+    """Warn if other programs disturbed the clock."""
     if noisy := [row for row in comparison.candidates if row.only_wall_clock_is_noisy]:
-        verdicts = _first_of([f"{row.configuration.short} {row.cpu.verdict}" for row in noisy])
+        verdicts = _first_of([f"{row.group.short} {row.cpu.verdict}" for row in noisy])
         yield (
             f"times are too noisy for a verdict, but CPU time per step says: {verdicts}; other programs were using the "
             "machine or the network: run again when it is idle"
         )
-
-
-def _shared_cores(comparison: Comparison) -> Iterator[str]:
-    shares = []
-    for configuration in _configurations(comparison):
-        # Rows written before this was measured lack the column.
-        known = [run.last_known.get("other_cpu_share") or 0.0 for run in configuration.ok]
-        if (share := max(known, default=0.0)) > NOTEWORTHY_SHARE:
-            shares.append(f"{configuration.short} {share:.0%}")
-    if shares:
+    shares = [(group.short, max(group.values("other_cpu_share"), default=0.0)) for group in comparison.groups]
+    if texts := [f"{name} {share:.0%}" for name, share in shares if share > NOTEWORTHY_SHARE]:
         yield (
-            f"other programs took part of the cores while these runs were timed: {_first_of(shares)}; their times are "
+            f"other programs took part of the cores while these runs were timed: {_first_of(texts)}; their times are "
             "too long: run them again on an idle machine"
         )
-
-
-def _one_seed(comparison: Comparison) -> Iterator[str]:
-    rows = [each for each in _configurations(comparison) if each.ok]
-    if single := [each for each in rows if len(each.ok) == 1]:
-        seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
-        whose = "each" if len(single) == len(rows) else f"of {_names(single)}"
-        yield f"only one seed {whose}, so noise cannot be distinguished from an effect: run `--seeds {seeds}`"
-
-
-def _too_few(comparison: Comparison) -> Iterator[str]:
-    noisy = [row for row in comparison.candidates if row.verdict == "unclear" and not row.gain.held_back]
-    if advice := [text for row in noisy for text in _advice(comparison, row)]:
-        yield f"too noisy for a verdict: {_first_of(advice)}; run more seeds of these and of the baseline"
-
-
-def _advice(comparison: Comparison, row: Row) -> Iterator[str]:
-    """Yield how many seeds an unclear row needs, if its interval is known."""
-    effect, half_width = _judged(comparison, row)
-    if effect and effect.low is not None:
-        n = min(_num_seeds(comparison, each) for each in (row.configuration, comparison.baseline))
-        seeds = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
-        wanted = f"about {seeds} would do" if seeds else f"not even {MOST_SEEDS} would do; reduce the noise"
-        yield f"{row.configuration.short} ({n} seeds; {wanted})"
-
-
-def _num_seeds(comparison: Comparison, configuration: Configuration) -> int:
-    """Return how many seeds an effect is computed from; for metrics to a target these include diverged runs."""
-    if comparison.is_to_target:
-        return len(targets.needs(configuration, comparison.metric.name, comparison.targets[0]))
-    return len(configuration.ok)
-
-
-def _judged(comparison: Comparison, row: Row) -> tuple[Effect | None, float]:
-    """Return the effect behind a row's verdict, and an interval half width at which a verdict would be possible.
-
-    At this half width either a null effect or an effect of the present size would be recognized.
-    """
-    effect = row.gain.effect
-    value = effect.value if effect else 1.0
-    if comparison.metric.name == "test_accuracy":
-        return effect, max(SAME_ACCURACY[1], abs(value))
-    return effect, max((SAME_FACTOR[1] - 1.0) * value, abs(value - 1.0))
-
-
-def _repeats(comparison: Comparison) -> Iterator[str]:
-    counted = {id(repeat.counted) for repeat in comparison.repeats}
-    runs = [
-        (each.short, run["seed"]) for each in _configurations(comparison) for run in each.runs if id(run) in counted
-    ]
-    if runs:
-        listing = _first_of([f"{name} seed {seed}" for name, seed in runs])
-        yield f"run more than once: {listing}; only the newest run of each that ended well counts"
-
-
-def _dirty(comparison: Comparison) -> Iterator[str]:
-    if dirty := [each for each in _configurations(comparison) if True in each.distinct("git_dirty")]:
-        yield f"{_names(dirty)}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
-
-
-def _configurations(comparison: Comparison) -> list[Configuration]:
-    return [row.configuration for row in comparison.rows]
 
 
 def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
@@ -301,10 +247,8 @@ def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
 
 
 def _distinct(comparison: Comparison, name: str) -> list[Any]:
-    if name in _NONE_COUNTS:
-        return list(dict.fromkeys(run[name] for each in _configurations(comparison) for run in each.runs))
-    values = [value for configuration in _configurations(comparison) for value in configuration.distinct(name)]
-    return list(dict.fromkeys(values))
+    values = dict.fromkeys(run[name] for group in comparison.groups for run in group.runs)
+    return [value for value in values if value is not None or name in _NONE_COUNTS]
 
 
 def _listing(comparison: Comparison, names: list[str]) -> str:
@@ -313,8 +257,9 @@ def _listing(comparison: Comparison, names: list[str]) -> str:
     )
 
 
-def _names(configurations: Sequence[Configuration]) -> str:
-    return _first_of([configuration.short for configuration in configurations])
+def _names(groups: Sequence[RunGroup], applies: Callable[[RunGroup], bool]) -> str:
+    """Return the names of those groups to which a warning applies, or an empty text."""
+    return _first_of([group.short for group in groups if applies(group)])
 
 
 def _first_of(texts: Sequence[str]) -> str:

@@ -8,12 +8,9 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from bench.core.schema.collectives import COLLECTIVES
 from bench.core.schema.column import Column
-from bench.core.schema.compressors import COMPRESSORS
-from bench.core.schema.layers import LAYERS
-from bench.core.schema.links import LINKS
-from bench.core.schema.metrics import METRICS
+from bench.core.schema.measurements import COLLECTIVES, COMPRESSORS
+from bench.core.schema.metrics import LAYERS, LINKS, METRICS
 
 PAGE = Path("docs/columns.md")
 

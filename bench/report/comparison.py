@@ -7,87 +7,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from bench.core.errors import UsageError
 from bench.core.schema.column import Column
-from bench.report.configurations import SETTINGS, Configuration, configurations, find_column, find_metric
-from bench.report.selection import Condition, in_order_of, select
+from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
+from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
-from bench.report.store import Repeat, Run, collect_runs, one_per_seed
-from bench.report.store import Row as Evaluation
-from bench.report.targets import TO_TARGET, Need, Target, common_budget, find_target, gain, needs, num_reached
-
-
-class NoSuchBaseline(UsageError):
-    """No row matches the baseline that the user named."""
-
-
-# How a configuration can be named, the most exact way first.
-_MATCHES: tuple[Callable[[Configuration, str], bool], ...] = (
-    lambda row, text: text in row.distinct("compressor"),
-    lambda row, text: text in {f"{a}+{b}" for a, b in _specs(row)},
-    lambda row, text: text in row.distinct("name"),
-    lambda row, text: text in row.distinct("config_id"),
-    lambda row, text: text == row.title or text in map(str, row.label.values()),
-    lambda row, text: text in map(_bare, row.distinct("compressor")),
-    lambda row, text: text in {f"{_bare(a)}+{_bare(b)}" for a, b in _specs(row)},
+from bench.report.store import Row, Run, collect_runs, one_per_seed
+from bench.report.targets import (
+    TO_TARGET,
+    Need,
+    Target,
+    common_budget,
+    find_target,
+    gain,
+    mean_need,
+    needs,
+    num_reached,
 )
-
-
-def choose(
-    rows: Sequence[Configuration], wanted: str | None, defaults: Sequence[str] = ("none",)
-) -> tuple[Configuration, str | None]:
-    """Choose the baseline of a comparison.
-
-    If several rows match, those with a successful run come first, then those on the collective ``native``, then the
-    order of appearance decides.
-
-    Args:
-        rows: the configurations, in order of appearance; at least one.
-        wanted: a compressor, ``compressor+collective``, a run's name or a label's value. An exact spec takes precedence
-            over a component's name without options. None: the first default that has a successful run.
-        defaults: compressors to choose from if ``wanted`` is None, the preferred one first.
-
-    Returns:
-        The baseline, and a sentence for the user if several rows match or no default does; otherwise None.
-
-    Raises:
-        NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
-    """
-    if wanted is None:
-        fit = [row for row in rows if row.ok] or rows
-        for compressor in defaults:
-            if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
-                chosen = _preferred(dense)
-                others = (
-                    f"{len(dense)} rows use {compressor}; the baseline is {chosen.title} (--baseline chooses another)"
-                )
-                return chosen, others if len(dense) > 1 else None
-        said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title} (--baseline chooses another)"
-        return fit[0], said if len(fit) > 1 else None
-    for matches in _MATCHES:
-        fitting = [row for row in rows if matches(row, wanted)]
-        if fitting:
-            chosen = _preferred(fitting)
-            if len(fitting) == 1:
-                return chosen, None
-            return chosen, f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
-    raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
-
-
-def _preferred(rows: Sequence[Configuration]) -> Configuration:
-    fit = [row for row in rows if row.ok] or rows
-    return next((row for row in fit if row.distinct("collective") == ["native"]), fit[0])
-
-
-def _bare(spec: str) -> str:
-    return spec.partition(":")[0]
-
-
-def _specs(row: Configuration) -> set[tuple[str, str]]:
-    return {(run["compressor"], run["collective"]) for run in row.runs}
-
 
 SAME_FACTOR = (1 / 1.05, 1.05)  # factors in this range make no practical difference
 SAME_ACCURACY = (-0.01, 0.01)  # differences of accuracy, as shares, in this range make no practical difference
@@ -98,8 +36,11 @@ BASELINES_OF_SPEED = (*_BF16, *_FP32)  # for speed bf16 comes first: it costs no
 
 CPU = "cpu_s_per_step"
 _OF_A_STEP = ("samples_per_s", "step_time_s", "step_time_p95_s")
+_SPEED_UNITS = ("s", "samples/s")
 
-Verdict = Literal["baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"]
+ComparisonVerdict = Literal[
+    "baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,17 +58,13 @@ class Finding:
 
     effect: Effect | None = None
     p: float | None = None
-    verdict: Verdict
+    verdict: ComparisonVerdict
     held_back: bool = False
-
-    def held_back_if(self, condition: bool) -> Finding:
-        """Return this finding, with the verdict "unclear" if the condition is true."""
-        return dataclasses.replace(self, verdict="unclear", held_back=True) if condition else self
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-    """One configuration, compared with the baseline.
+class ComparedRow:
+    """One group of runs, compared with the baseline.
 
     Attributes:
         gain: finding in the metric of the comparison.
@@ -136,14 +73,14 @@ class Row:
         further: findings in the metric for every target after the first.
     """
 
-    configuration: Configuration
+    group: RunGroup
     gain: Finding
     accuracy: Finding
     cpu: Finding
     further: list[Finding]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ComparisonVerdict:
         """The verdict on the metric of the comparison."""
         return self.gain.verdict
 
@@ -164,39 +101,37 @@ class Comparison:
         rows: the baseline first, then the candidates.
         unfinished: runs that were stopped or are still running, if no other run of their seed finished. No row
             contains them, unless no run finished at all.
-        repeats: seeds that were run more than once.
+        repeated: runs that stand for several of the same seed.
         ambiguity: a sentence for the user if several rows match ``--baseline``.
     """
 
     metric: Column
     by: tuple[str, ...]
     targets: list[Target]
-    rows: list[Row]
+    rows: list[ComparedRow]
     unfinished: list[Run]
-    repeats: list[Repeat]
+    repeated: list[Run]
     ambiguity: str | None
 
     @property
-    def baseline(self) -> Configuration:
-        """The configuration that the others are compared with."""
-        return self.rows[0].configuration
+    def groups(self) -> list[RunGroup]:
+        """The groups of runs of all rows."""
+        return [row.group for row in self.rows]
 
     @property
-    def without_row(self) -> list[Run]:
-        """The unfinished runs whose configurations have no row."""
-        keys = self.by or ("config_id",)
-        shown = {tuple(run[key] for key in keys) for row in self.rows for run in row.configuration.runs}
-        return [run for run in self.unfinished if tuple(run[key] for key in keys) not in shown]
+    def baseline(self) -> RunGroup:
+        """The group that the others are compared with."""
+        return self.rows[0].group
 
     @property
-    def candidates(self) -> list[Row]:
+    def candidates(self) -> list[ComparedRow]:
         """All rows except the baseline."""
         return self.rows[1:]
 
     @property
     def is_about_speed(self) -> bool:
         """True if the verdict is "faster" or "slower", not "better" or "worse"."""
-        return _is_speed(self.metric)
+        return self.metric.unit in _SPEED_UNITS
 
     @property
     def is_to_target(self) -> bool:
@@ -205,7 +140,7 @@ class Comparison:
 
 
 def compare(
-    rows: Sequence[Evaluation],
+    rows: Sequence[Row],
     *,
     baseline: str | None = None,
     metric: str = "samples_per_s",
@@ -218,7 +153,7 @@ def compare(
 
     Args:
         rows: rows as returned by ``store.read``; not changed.
-        baseline: the name of the baseline (``baseline.choose``); None: the row without compression, or else the one in
+        baseline: the name of the baseline (``choose_baseline``); None: the row without compression, or else the one in
             bf16; for speeds bf16 comes first.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
@@ -234,51 +169,143 @@ def compare(
     selected = select(collect_runs(rows), where)
     runs = [run for run in selected if not run.unfinished] or selected
     seeds = {(run["config_id"], run["seed"]) for run in runs}
-    unfinished = [run for run in selected if (run["config_id"], run["seed"]) not in seeds]
     # With --by, compare the settings themselves: another version of the code may have given them another config_id.
-    runs, repeats = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
-    groups = configurations(runs, by)
-    chosen, ambiguity = choose(groups, baseline, BASELINES_OF_SPEED if _is_speed(column) else BASELINES)
+    runs, repeated = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
+    groups = group_runs(runs, by)
+    defaults = BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
+    chosen, ambiguity = choose_baseline(groups, baseline, defaults)
     to_reach = [find_target(text, chosen) for text in targets] or [Target()]
-    _check_measured(column, groups, to_reach[0])
-    candidates = [group for group in groups if group is not chosen]
+    finished = [group for group in groups if group.ok]
+    if finished and not any(
+        needs(group, metric, to_reach[0]) if metric in TO_TARGET else group.values(metric) for group in finished
+    ):
+        raise UsageError(f"no finished run has a value in {metric}; choose another --metric")
+    itself = Finding(verdict="baseline" if chosen.ok else "failed")
+    candidates = in_order_of(sort, [group for group in groups if group is not chosen], to_reach[0])
     return Comparison(
         metric=column,
         by=tuple(by),
         targets=to_reach,
-        unfinished=unfinished,
-        rows=[_baseline_row(chosen), *_rows(chosen, in_order_of(sort, candidates, to_reach[0]), column, to_reach)],
-        repeats=repeats,
+        unfinished=[run for run in selected if (run["config_id"], run["seed"]) not in seeds],
+        rows=[
+            ComparedRow(group=chosen, gain=itself, accuracy=itself, cpu=itself, further=[]),
+            *_compared(chosen, candidates, column, to_reach),
+        ],
+        repeated=repeated,
         ambiguity=ambiguity,
     )
 
 
-def _check_measured(metric: Column, groups: Sequence[Configuration], target: Target) -> None:
-    finished = [group for group in groups if group.ok]
-    if metric.name in TO_TARGET:
-        measured = any(needs(group, metric.name, target) for group in finished)
-    else:
-        measured = any(group.values(metric.name) for group in finished)
-    if finished and not measured:
-        raise UsageError(f"no finished run has a value in {metric.name}; choose another --metric")
+def choose_baseline(
+    rows: Sequence[RunGroup], wanted: str | None, defaults: Sequence[str]
+) -> tuple[RunGroup, str | None]:
+    """Choose the baseline of a comparison.
+
+    If several rows match, those with a successful run come first, then those on the collective ``native``, then the
+    order of appearance decides.
+
+    Args:
+        rows: the groups of runs, in order of appearance; at least one.
+        wanted: a compressor, ``compressor+collective``, a run's name or a label's value. An exact spec takes precedence
+            over a component's name without options. None: the first default that has a successful run.
+        defaults: compressors to choose from if ``wanted`` is None, the preferred one first.
+
+    Returns:
+        The baseline, and a sentence for the user if several rows match or no default does; otherwise None.
+
+    Raises:
+        NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
+    """
+    if wanted is None:
+        fit = [row for row in rows if row.ok] or rows
+        for compressor in defaults:
+            if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
+                chosen = _preferred(dense)
+                said = (
+                    f"{len(dense)} rows use {compressor}; the baseline is {chosen.title} (--baseline chooses another)"
+                )
+                return chosen, said if len(dense) > 1 else None
+        said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title} (--baseline chooses another)"
+        return fit[0], said if len(fit) > 1 else None
+    for names in zip(*map(_names, rows), strict=True):
+        if fitting := [row for row, own in zip(rows, names, strict=True) if wanted in own]:
+            chosen = _preferred(fitting)
+            said = f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
+            return chosen, said if len(fitting) > 1 else None
+    raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
 
 
-def _baseline_row(baseline: Configuration) -> Row:
-    finding = Finding(verdict="baseline" if baseline.ok else "failed")
-    return Row(configuration=baseline, gain=finding, accuracy=finding, cpu=finding, further=[])
+class NoSuchBaseline(UsageError):
+    """No row matches the baseline that the user named."""
 
 
-def _rows(
-    baseline: Configuration, candidates: Sequence[Configuration], metric: Column, to_reach: Sequence[Target]
-) -> list[Row]:
+def _preferred(rows: Sequence[RunGroup]) -> RunGroup:
+    fit = [row for row in rows if row.ok] or rows
+    return next((row for row in fit if row.distinct("collective") == ["native"]), fit[0])
+
+
+def _names(row: RunGroup) -> list[set[str]]:
+    """Return the texts by which a user can name a row, the most exact ones first."""
+    specs = {(str(run["compressor"]), str(run["collective"])) for run in row.runs}
+    bare = {(compressor.partition(":")[0], collective.partition(":")[0]) for compressor, collective in specs}
+    return [
+        {compressor for compressor, _ in specs},
+        {f"{compressor}+{collective}" for compressor, collective in specs},
+        set(row.distinct("name")),
+        set(row.distinct("config_id")),
+        {row.title, *map(str, row.label.values())},
+        {compressor for compressor, _ in bare},
+        {f"{compressor}+{collective}" for compressor, collective in bare},
+    ]
+
+
+def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target) -> list[RunGroup]:
+    """Sort the candidates by a column, the best first, or ascending if the column has no better direction.
+
+    Candidates without a value come last. Times and bytes to target are sorted by the share of seeds that missed the
+    target first.
+
+    Raises:
+        UsageError: there is no such column.
+    """
+    if name is None:
+        return list(candidates)
+    column = COLUMNS_BY_NAME.get(name) or find_column(name)
+    sign = -1.0 if column.better == "higher" else 1.0
+
+    def place(candidate: RunGroup) -> tuple[bool, Any]:
+        if name in TO_TARGET:
+            seeds = needs(candidate, name, target)
+            mean = mean_need(seeds)
+            return mean is None, (1 - num_reached(seeds) / len(seeds), mean.mean) if mean else None
+        mean = candidate.estimate(name) if column.better else None
+        value = sign * mean.mean if mean else next(iter(candidate.distinct(name)), None)
+        return value is None, value
+
+    return sorted(candidates, key=place)
+
+
+def _compared(
+    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, to_reach: Sequence[Target]
+) -> list[ComparedRow]:
+    """Return the rows of the candidates."""
+    accuracies = [difference(baseline.values("test_accuracy"), each.values("test_accuracy")) for each in candidates]
+    accuracy = _findings(
+        candidates,
+        accuracies,
+        same=SAME_ACCURACY,
+        words=("higher", "lower"),
+        forbids=lambda verdict, number: _divergence_forbids(verdict, baseline, candidates[number]),
+    )
     first, *others = to_reach
-    accuracy = _accuracy_findings(baseline, candidates)
     gains = accuracy if metric.name == "test_accuracy" else _gains(baseline, candidates, metric, first, len(to_reach))
     further = [_gains(baseline, candidates, metric, target, len(to_reach)) for target in others]
-    cpu = _cpu_findings(baseline, candidates, metric)
+    known = baseline.values(CPU) if metric.name in _OF_A_STEP else []
+    costs = [improvement(known, candidate.values(CPU), higher_is_better=False) for candidate in candidates]
+    cpu = _findings(candidates, costs, same=SAME_FACTOR, words=("faster", "slower"))
     return [
-        Row(
-            configuration=candidate,
+        ComparedRow(
+            group=candidate,
             gain=gains[i],
             accuracy=accuracy[i],
             cpu=cpu[i],
@@ -288,39 +315,26 @@ def _rows(
     ]
 
 
-def _accuracy_findings(baseline: Configuration, candidates: Sequence[Configuration]) -> list[Finding]:
-    known = baseline.values("test_accuracy")
-    effects = [difference(known, candidate.values("test_accuracy")) for candidate in candidates]
-    findings = _findings(candidates, effects, same=SAME_ACCURACY, words=("higher", "lower"))
-    return [
-        finding.held_back_if(_divergence_forbids(finding.verdict, baseline, each))
-        for finding, each in zip(findings, candidates, strict=True)
-    ]
-
-
-def _divergence_forbids(verdict: Verdict, baseline: Configuration, candidate: Configuration) -> bool:
+def _divergence_forbids(verdict: ComparisonVerdict, baseline: RunGroup, candidate: RunGroup) -> bool:
     """Return True if a verdict on accuracy would ignore that the side it favours diverged more often."""
     if verdict == "lower":
         return diverges_more_often(baseline, candidate)
     return verdict in ("same", "higher") and diverges_more_often(candidate, baseline)
 
 
-def diverges_more_often(candidate: Configuration, baseline: Configuration) -> bool:
+def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
     """Return True if a larger share of the candidate's seeds diverged."""
     mine, theirs = ((len(each.diverged), len(each.ok) + len(each.diverged)) for each in (candidate, baseline))
     return mine[0] * theirs[1] > theirs[0] * mine[1]
 
 
-def _cpu_findings(baseline: Configuration, candidates: Sequence[Configuration], metric: Column) -> list[Finding]:
-    known = baseline.values(CPU) if metric.name in _OF_A_STEP else []
-    effects = [improvement(known, candidate.values(CPU), higher_is_better=False) for candidate in candidates]
-    return _findings(candidates, effects, same=SAME_FACTOR, words=("faster", "slower"))
-
-
 def _gains(
-    baseline: Configuration, candidates: Sequence[Configuration], metric: Column, target: Target, tables: int
+    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int
 ) -> list[Finding]:
-    words: tuple[Verdict, Verdict] = ("faster", "slower") if _is_speed(metric) else ("better", "worse")
+    """Return the findings in a metric other than accuracy, which are in ``tables`` tables, one for each target."""
+    words: tuple[ComparisonVerdict, ComparisonVerdict] = (
+        ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
+    )
     if metric.name not in TO_TARGET:
         known, higher = baseline.values(metric.name), metric.better == "higher"
         counted = metric.group == "wire" and metric.deterministic
@@ -331,15 +345,17 @@ def _gains(
         return _findings(candidates, effects, same=SAME_FACTOR, words=words)
     theirs = needs(baseline, metric.name, target)
     ours = [needs(candidate, metric.name, target) for candidate in candidates]
-    effects = [gain(theirs, each) for each in ours]
-    findings = _findings(candidates, effects, same=SAME_FACTOR, words=words, tables=tables)
-    return [
-        finding.held_back_if(_misses_forbid(finding.verdict, theirs, each))
-        for finding, each in zip(findings, ours, strict=True)
-    ]
+    return _findings(
+        candidates,
+        [gain(theirs, each) for each in ours],
+        same=SAME_FACTOR,
+        words=words,
+        tables=tables,
+        forbids=lambda verdict, number: _misses_forbid(verdict, theirs, ours[number]),
+    )
 
 
-def _misses_forbid(verdict: Verdict, theirs: Sequence[Need], ours: Sequence[Need]) -> bool:
+def _misses_forbid(verdict: ComparisonVerdict, theirs: Sequence[Need], ours: Sequence[Need]) -> bool:
     """Return True if a verdict would reward a side for missing the target.
 
     If the better side reached the target less often, it may only have had the smaller budget. And sides that look the
@@ -353,25 +369,32 @@ def _misses_forbid(verdict: Verdict, theirs: Sequence[Need], ours: Sequence[Need
 
 
 def _findings(
-    candidates: Sequence[Configuration],
+    candidates: Sequence[RunGroup],
     effects: Sequence[Effect | None],
     *,
     same: tuple[float, float],
-    words: tuple[Verdict, Verdict],
+    words: tuple[ComparisonVerdict, ComparisonVerdict],
     tables: int = 1,
+    forbids: Callable[[ComparisonVerdict, int], bool] = lambda verdict, number: False,
 ) -> list[Finding]:
+    """Return a finding for each candidate.
+
+    Args:
+        candidates: the candidates.
+        effects: the effect of each.
+        same: the range of effects that make no practical difference.
+        words: the verdicts on a candidate that is better, and on one that is worse.
+        tables: the number of quantities in which the candidates are tested.
+        forbids: returns True if the candidate with this number must not get this verdict.
+    """
+    verdicts: dict[Significance, ComparisonVerdict] = {
+        "above": words[0], "below": words[1], "same": "same", "unclear": "unclear",
+    }  # fmt: skip
+    findings = []
     p_values = holm([effect.p if effect else None for effect in effects], tables=tables)
-    return [
-        Finding(effect=effect, p=p, verdict=_say(effect, p, same, words) if candidate.ok else "failed")
-        for candidate, effect, p in zip(candidates, effects, p_values, strict=True)
-    ]
-
-
-def _say(effect: Effect | None, p: float | None, same: tuple[float, float], words: tuple[Verdict, Verdict]) -> Verdict:
-    said: Significance = judge(effect, same=same, p=p) if effect else "unclear"
-    verdicts: dict[Significance, Verdict] = {"above": words[0], "below": words[1], "same": "same", "unclear": "unclear"}
-    return verdicts[said]
-
-
-def _is_speed(metric: Column) -> bool:
-    return metric.unit in ("s", "samples/s")
+    for number, (candidate, effect, p) in enumerate(zip(candidates, effects, p_values, strict=True)):
+        said = judge(effect, same=same, p=p) if effect else "unclear"
+        verdict = verdicts[said] if candidate.ok else "failed"
+        held_back = forbids(verdict, number)
+        findings.append(Finding(effect=effect, p=p, verdict="unclear" if held_back else verdict, held_back=held_back))
+    return findings

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from bench.core.errors import UsageError
-from bench.report.comparison import Comparison, Row, diverges_more_often
-from bench.report.configurations import format_factor, format_points
+from bench.report.columns import format_factor, format_points
+from bench.report.comparison import ComparedRow, Comparison, diverges_more_often
 from bench.report.statistics import CONFIDENCE, Effect, improvement
 from bench.report.store import Run
 
-Kind = Literal["slower", "accuracy", "bytes"]
+GateKind = Literal["slower", "accuracy", "bytes"]
 
 _FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
 
@@ -29,7 +29,7 @@ class Gate:
         text: the text that the user wrote.
     """
 
-    kind: Kind
+    kind: GateKind
     limit: float
     text: str
 
@@ -45,7 +45,7 @@ class Gate:
             raise UsageError(
                 f"'{text}' is not a gate; write slower:5% or bytes:+1% (per cent), or accuracy:-0.5 (percentage points)"
             )
-        kind: Kind = "slower" if match[1] else "accuracy" if match[2] else "bytes"
+        kind: GateKind = "slower" if match[1] else "accuracy" if match[2] else "bytes"
         return cls(kind=kind, limit=float(match[4]) / 100.0, text=text)
 
 
@@ -84,72 +84,59 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
         UsageError: a gate is about speed, but the metric of the comparison is accuracy.
     """
     result = GateResult()
+    keys = comparison.by or ("config_id",)
+    shown = {tuple(run[key] for key in keys) for group in comparison.groups for run in group.runs}
+    without_row = [run for run in comparison.unfinished if tuple(run[key] for key in keys) not in shown]
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
             raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
         result.unmeasured.extend(
-            f"{gate.text} cannot be judged for {run.title}: it {run.ending}" for run in comparison.without_row
+            f"{gate.text} cannot be judged for {run.title}: it {run.ending}" for run in without_row
         )
         if not comparison.candidates:
             result.unmeasured.append(
                 f"{gate.text} cannot be judged: there is no row besides {comparison.baseline.title}"
             )
         for row in comparison.candidates:
-            effect, certain = _effect(gate, comparison, row)
-            title = f"{comparison.baseline.title} -> {row.configuration.title}"
-            if gate.kind == "accuracy" and diverges_more_often(row.configuration, comparison.baseline):
-                lost, seeds = len(row.configuration.diverged), len(row.configuration.runs)
-                result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
-            elif effect is None:
-                result.unmeasured.append(f"{title}: {gate.text} cannot be judged: one of the two has no measured value")
-            elif _loss(gate, comparison, effect) > gate.limit:
-                if certain:
-                    result.crossed.append(f"{title}: {_text(gate, comparison, effect)} crosses {gate.text}")
-                else:
-                    result.undecided.append(
-                        f"{title}: {_text(gate, comparison, effect)} is beyond {gate.text}, but {_why(gate, row)}"
-                    )
+            _check_row(gate, comparison, row, result)
     return result
 
 
-def _effect(gate: Gate, comparison: Comparison, row: Row) -> tuple[Effect | None, bool]:
-    """Return the effect that the gate limits, and whether it is significant; bytes are counted and have no noise."""
-    if gate.kind == "bytes":
-        sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.configuration)]
-        return improvement(*sides, higher_is_better=False, counted=True), True
-    finding = row.gain if gate.kind == "slower" else row.accuracy
-    return finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE and not finding.held_back
-
-
-def _why(gate: Gate, row: Row) -> str:
-    """Return the reason why a row beyond the limit still passes."""
-    finding = row.gain if gate.kind == "slower" else row.accuracy
+def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: GateResult) -> None:
+    """Add a sentence to the result unless the row keeps the limit."""
+    title = f"{comparison.baseline.title} -> {row.group.title}"
+    if gate.kind == "accuracy" and diverges_more_often(row.group, comparison.baseline):
+        lost, seeds = len(row.group.diverged), len(row.group.runs)
+        result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
+        return
+    finding = row.accuracy if gate.kind == "accuracy" else row.gain
+    effect, certain = finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE and not finding.held_back
+    if gate.kind == "bytes":  # they are counted and have no noise
+        sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.group)]
+        effect, certain = improvement(*sides, higher_is_better=False, counted=True), True
+    if effect is None:
+        result.unmeasured.append(f"{title}: {gate.text} cannot be judged: one of the two has no measured value")
+        return
+    loss, change = _loss(gate, comparison, effect)
+    if loss <= gate.limit:
+        return
+    if certain:
+        result.crossed.append(f"{title}: {change} crosses {gate.text}")
+        return
+    reason = "with these seeds that may be noise, so the gate passes; run more seeds"
     if finding.held_back:
-        return "seeds that missed their target or diverged allow no verdict, so the gate passes"
-    return "with these seeds that may be noise, so the gate passes; run more seeds"
+        reason = "seeds that missed their target or diverged allow no verdict, so the gate passes"
+    result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
 
 
-def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> float:
-    """Return by which share of the baseline's value the candidate is worse, whether higher or lower is better."""
-    match gate.kind:
-        case "slower" if comparison.metric.better == "higher":
-            return 1.0 - effect.value
-        case "slower":
-            return 1.0 / effect.value - 1.0
-        case "accuracy":
-            return -effect.value
-        case "bytes":
-            return 1.0 / effect.value - 1.0
-
-
-def _text(gate: Gate, comparison: Comparison, effect: Effect) -> str:
-    match gate.kind:
-        case "slower":
-            return f"{format_factor(effect.value)}x"
-        case "accuracy":
-            return f"{format_points(effect.value)} points of accuracy"
-        case "bytes":
-            return f"{_loss(gate, comparison, effect):+.1%} bytes per step"
+def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> tuple[float, str]:
+    """Return by which share of the baseline's value the candidate is worse, and the change in words."""
+    if gate.kind == "accuracy":
+        return -effect.value, f"{format_points(effect.value)} points of accuracy"
+    more = 1.0 / effect.value - 1.0
+    if gate.kind == "bytes":
+        return more, f"{more:+.1%} bytes per step"
+    return 1.0 - effect.value if comparison.metric.better == "higher" else more, f"{format_factor(effect.value)}x"
 
 
 TOLERANCE = 0.03  # allowed difference of accuracy, as a share, on another processor or with another torch

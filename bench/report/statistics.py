@@ -11,62 +11,10 @@ for any number of seeds, because a bootstrap over a few values covers far less t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import statistics
+import os
 from collections.abc import Sequence
-from typing import Literal
-
-_TINY = 1e-300  # in place of a zero denominator
-_EXACT = 1e-15
-
-
-def two_sided_p(t: float, degrees: float) -> float:
-    """Return the probability that a value of the distribution is at least as far from zero as t."""
-    return _incomplete_beta(degrees / 2.0, 0.5, degrees / (degrees + t * t), t * t / (degrees + t * t))
-
-
-@functools.lru_cache(maxsize=4096)
-def two_sided_quantile(p: float, degrees: float) -> float:
-    """Return the t > 0 with ``two_sided_p(t) == p``, for 0 < p <= 0.5 and at least one degree of freedom."""
-    # Newton's method starts at the normal distribution's quantile. It is left of the root, where the probability is
-    # convex and falling, so no step passes the root.
-    t = statistics.NormalDist().inv_cdf(1.0 - p / 2.0)
-    log_norm = math.lgamma((degrees + 1.0) / 2.0) - math.lgamma(degrees / 2.0) - 0.5 * math.log(degrees * math.pi)
-    while True:
-        density = math.exp(log_norm - (degrees + 1.0) / 2.0 * math.log1p(t * t / degrees))
-        step = (two_sided_p(t, degrees) - p) / (2.0 * density)
-        t += step
-        if step <= 1e-13 * t:
-            return t
-
-
-def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
-    """Return the regularized incomplete beta function I_x(a, b); ``rest`` is 1 - x without rounding error."""
-    if 0.0 in (x, rest):
-        return x
-    if x > (a + 1.0) / (a + b + 2.0):  # the fraction of the other end converges faster
-        return 1.0 - _incomplete_beta(b, a, rest, x)
-    log_front = a * math.log(x) + b * math.log(rest) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return math.exp(log_front) / a / _fraction(a, b, x)
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction 1 + d1 / (1 + d2 / (1 + ...)) by Lentz's method."""
-    value, c, d = 1.0, 1.0, 0.0
-    for m in range(1, 10_000):
-        half = m // 2
-        if m % 2:
-            term = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1.0))
-        else:
-            term = half * (b - half) * x / ((a + 2 * half - 1.0) * (a + 2 * half))
-        d = 1.0 / (1.0 + term * d or _TINY)
-        c = 1.0 + term / c or _TINY
-        value *= c * d
-        if abs(c * d - 1.0) < _EXACT:
-            break
-    return value
-
+from typing import Any, Literal
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # with fewer seeds an interval is too wide to be useful
@@ -76,8 +24,25 @@ _ROUNDING = 1e-9  # a spread smaller than this share of the value is rounding
 Significance = Literal["above", "below", "same", "unclear"]
 
 
+def two_sided_p(t: float, degrees: float) -> float:
+    """Return the probability that a value of Student's distribution is at least as far from zero as t."""
+    return 2.0 * float(_scipy_special().stdtr(degrees, -abs(t)))
+
+
+def two_sided_quantile(p: float, degrees: float) -> float:
+    """Return the t > 0 with ``two_sided_p(t) == p``."""
+    return -float(_scipy_special().stdtrit(degrees, p / 2.0))
+
+
+def _scipy_special() -> Any:
+    os.environ.pop("SOURCE_DATE_EPOCH", None)  # scipy imports numpy's f2py, which fails if the value is invalid
+    from scipy import special
+
+    return special
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class MeanEstimate:
     """The mean of n values with its spread and interval.
 
     Attributes:
@@ -110,17 +75,17 @@ class Effect:
     p: float | None
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def estimate(values: Sequence[float]) -> MeanEstimate | None:
     """Return mean, spread and t-interval of one value per seed, or None without values."""
     n = len(values)
     if n == 0:
         return None
     mean, variance = _mean_and_variance(values)
     if n == 1:
-        return Estimate(mean=mean, sd=None, low=None, high=None, n=1)
+        return MeanEstimate(mean=mean, sd=None, low=None, high=None, n=1)
     sd = math.sqrt(variance)
-    half = _t_quantile(n - 1) * sd / math.sqrt(n)
-    return Estimate(mean=mean, sd=sd, low=mean - half, high=mean + half, n=n)
+    half = two_sided_quantile(1.0 - CONFIDENCE, n - 1) * sd / math.sqrt(n)
+    return MeanEstimate(mean=mean, sd=sd, low=mean - half, high=mean + half, n=n)
 
 
 def difference(
@@ -141,13 +106,25 @@ def difference(
     """
     if not baseline or not candidate:
         return None
-    value = _mean_and_variance(candidate)[0] - _mean_and_variance(baseline)[0]
-    if len(baseline) < 2 or len(candidate) < 2:
+    sides = (baseline, candidate)
+    sizes = [len(values) for values in sides]
+    (theirs, their_variance), (ours, our_variance) = map(_mean_and_variance, sides)
+    value = ours - theirs
+    if min(sizes) < 2:
         return Effect(value=value, low=None, high=None, p=None)
-    variance, degrees = _of_pairs(baseline, candidate) if paired else _of_welch(baseline, candidate)
+    if paired:
+        differences = [mine - other for other, mine in zip(baseline, candidate, strict=True)]
+        variance, degrees = _mean_and_variance(differences)[1] / len(differences), len(differences) - 1.0
+    else:
+        parts = [their_variance / sizes[0], our_variance / sizes[1]]
+        variance = sum(parts)
+        shares = [part / variance if variance else 1.0 for part in parts]
+        degrees = 1.0 / sum(share**2 / (n - 1) for share, n in zip(shares, sizes, strict=True))
     if variance <= (_ROUNDING * value) ** 2:
-        return _without_spread(value, 0.0 if counted else _p_of_order(len(baseline), len(candidate), paired=paired))
-    half = _t_quantile(degrees) * math.sqrt(variance)
+        # At random, one side is above the other in all values, or in all pairs, with this two-sided probability.
+        p = 2.0 ** (1 - sizes[0]) if paired else 2.0 / math.comb(sum(sizes), sizes[0])
+        return _without_spread(value, 0.0 if counted else p)
+    half = two_sided_quantile(1.0 - CONFIDENCE, degrees) * math.sqrt(variance)
     return Effect(value=value, low=value - half, high=value + half, p=two_sided_p(value / math.sqrt(variance), degrees))
 
 
@@ -157,28 +134,6 @@ def _without_spread(value: float, p: float) -> Effect:
         return Effect(value=value, low=value, high=value, p=1.0)
     bound = value if p < 1.0 - CONFIDENCE else None
     return Effect(value=value, low=bound, high=bound, p=p)
-
-
-def _p_of_order(num_baseline: int, num_candidates: int, *, paired: bool) -> float:
-    """Return the two-sided probability that one side is above the other in all values, or in all pairs, at random."""
-    return 2.0 ** (1 - num_baseline) if paired else 2.0 / math.comb(num_baseline + num_candidates, num_baseline)
-
-
-def _of_pairs(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Return the variance of the mean difference, and its degrees of freedom."""
-    differences = [mine - theirs for theirs, mine in zip(baseline, candidate, strict=True)]
-    return _mean_and_variance(differences)[1] / len(differences), len(differences) - 1
-
-
-def _of_welch(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[float, float]:
-    """Return the variance of the difference of two means, and its degrees of freedom, 0 if the variance is 0."""
-    parts = [_mean_and_variance(values)[1] / len(values) for values in (baseline, candidate)]
-    variance = sum(parts)
-    if variance == 0.0:
-        return 0.0, 0.0
-    shares = [part / variance for part in parts]
-    sizes = (len(baseline), len(candidate))
-    return variance, 1.0 / sum(share**2 / (n - 1) for share, n in zip(shares, sizes, strict=True))
 
 
 def improvement(
@@ -279,7 +234,3 @@ def _factor(logarithm: float) -> float:
 def _half_width_per_sd(n: int, comparisons: int = 1) -> float:
     """Return the half width of an interval for two sides of n values each, up to a constant factor."""
     return two_sided_quantile((1.0 - CONFIDENCE) / comparisons, 2 * (n - 1)) / math.sqrt(n)
-
-
-def _t_quantile(degrees: float) -> float:
-    return two_sided_quantile(1.0 - CONFIDENCE, degrees)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import glob
+import itertools
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from bench.core.errors import BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular, files_below
 from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, warn_on_stderr
-from bench.core.schema.column import Column
-from bench.core.schema.layers import LAYERS
-from bench.core.schema.metrics import METRICS
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-import functools
-import itertools
+from bench.core.schema.metrics import LAYERS, METRICS
 
 T = TypeVar("T")
-Found = TypeVar("Found")
 
 Row = dict[str, Any]  # the value of each column; None: not measured, or it does not apply
 
@@ -35,16 +27,6 @@ REQUIRED = ("run_id", "config_id", "seed", "compressor", "collective", "status")
 _ABSENT = {column.name: column.absent for column in METRICS}
 # Columns that every new row fills: they are empty only in concatenations of older and newer files.
 _IN_EVERY_ROW = [c.name for c in METRICS if c.group in ("identity", "origin") and c.absent is not None]
-# Older files spell the option `rank` of powersgd and torch_powersgd like this.
-_OLD_RANK = re.compile(r"\bapprox_rank=")
-# Nullable types: an int or bool column with an empty cell must not turn into floats or objects.
-_DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Source:
-    path: Path
-    chosen: bool  # the user named this file, not a folder above it
 
 
 def read(
@@ -71,21 +53,26 @@ def read(
         NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
     """
     others = {path.absolute() for path in without}
-    sources = [each for each in _all_sources(paths, keep_going, warn) if each.path.absolute() not in others]
-    # The same rows may be in a run folder and in a file that collects several runs.
-    rows = {tuple(row.values()): row for row in _each(_rows, sources, keep_going, warn)}
+    rows: dict[tuple[Any, ...], Row] = {}
+    for file, is_named in _files(paths, keep_going, warn).items():
+        if file.absolute() not in others:
+            with _left_out_if(keep_going, warn):
+                # The same rows may be in a run folder and in a file that collects several runs.
+                rows |= {tuple(row.values()): row for row in _rows(file, is_named, warn)}
     if not rows:
         places = ", ".join(str(path) for path in paths)
         raise NothingToCompare(f"there is no readable row in {places}; `bench run` writes rows to results/runs")
-    return _in_order(rows.values())
+    # Restore the order of writing within each run, in case another program sorted the rows.
+    runs = grouped(rows.values(), run_key).values()
+    return [row for evaluations in runs for row in sorted(evaluations, key=_when)]
 
 
-def _in_order(rows: Iterable[Row]) -> list[Row]:
-    """Restore the order of writing within each run, in case another program sorted the rows."""
-    runs: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        runs.setdefault(run_key(row), []).append(row)
-    return [row for evaluations in runs.values() for row in sorted(evaluations, key=_when)]
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
+    """Return the items by key, in order of appearance."""
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def run_key(row: Row) -> tuple[Any, ...]:
@@ -97,6 +84,17 @@ def _when(row: Row) -> tuple[int, bool, float]:
     return row["resumes"] or 0, row["status"] != "running", math.inf if row["step"] is None else row["step"]
 
 
+@contextlib.contextmanager
+def _left_out_if(keep_going: bool, warn: Warn) -> Iterator[None]:
+    """Turn an error in the block into a warning if ``keep_going`` is True."""
+    try:
+        yield
+    except BenchError as error:
+        if not keep_going:
+            raise
+        warn(f"{error}; it is left out")
+
+
 def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> list[Row]:
     """Return the rows of every layers.csv next to the files that ``read`` reads.
 
@@ -104,55 +102,31 @@ def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> 
         paths: the same paths as for ``read``.
         warn: receives one sentence for every line that is skipped.
     """
-    return [row for file in beside(paths, "layers.csv") for row in _layers(file, warn)]
-
-
-def _layers(file: Path, warn: Warn) -> list[Row]:
-    try:
-        return list(read_rows(file, LAYERS, required=("run_id", "layer", "step"), warn=warn))
-    except (OSError, MissingColumns, RepeatedColumns) as error:
-        warn(f"{file} is left out: {error}")
-        return []
+    rows: list[Row] = []
+    for file in beside(paths, "layers.csv"):
+        try:
+            rows += read_rows(file, LAYERS, required=("run_id", "layer", "step"), warn=warn)
+        except (OSError, MissingColumns, RepeatedColumns) as error:
+            warn(f"{file} is left out: {error}")
+    return rows
 
 
 def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
     """Return the files of this name in the folders that ``read`` reads metrics from, in the same order."""
-    folders = dict.fromkeys(source.path.parent for source in _all_sources(paths, False, lambda sentence: None))
+    folders = dict.fromkeys(file.parent for file in _files(paths, False, lambda sentence: None))
     return [folder / name for folder in folders if (folder / name).is_file()]
 
 
-def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.DataFrame:
-    """Return the rows as a data frame with the schema's columns, order and types."""
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            column.name: pd.Series([row.get(column.name) for row in rows], dtype=_DTYPES[column.type])
-            for column in schema
-        }
-    )
+def _files(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> dict[Path, bool]:
+    """Return each file once, even if several paths lead to it, and True if the user named it, not a folder above it."""
+    found: dict[Path, tuple[Path, bool]] = {}
+    for path in map(str, paths):
+        with _left_out_if(keep_going, warn):
+            found |= {file.absolute(): (file, is_named) for file, is_named in _files_of(path, warn)}
+    return dict(found.values())
 
 
-def _each(
-    function: Callable[[T, Warn], Iterable[Found]], items: Iterable[T], keep_going: bool, warn: Warn
-) -> Iterator[Found]:
-    """Yield all results of the function over the items; with ``keep_going`` an error becomes a warning."""
-    for item in items:
-        try:
-            yield from function(item, warn)
-        except BenchError as error:
-            if not keep_going:
-                raise
-            warn(f"{error}; it is left out")
-
-
-def _all_sources(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> list[_Source]:
-    """Return each file once, even if several paths lead to it."""
-    found = _each(_sources, map(str, paths), keep_going, warn)
-    return list({source.path.absolute(): source for source in found}.values())
-
-
-def _sources(path: str, warn: Warn) -> Iterator[_Source]:
+def _files_of(path: str, warn: Warn) -> Iterator[tuple[Path, bool]]:
     matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207 (absolute ones)
     if not matches:
         raise NothingToCompare(f"{path} does not exist; give a run folder, a folder of runs or a CSV file")
@@ -161,34 +135,31 @@ def _sources(path: str, warn: Warn) -> Iterator[_Source]:
             files = files_below(match, "metrics.csv") or sorted(match.glob("*.csv"))
             if not files:
                 warn(f"{match} is left out: it holds no metrics.csv")
-            yield from (_Source(path=file, chosen=False) for file in files)
+            yield from ((file, False) for file in files)
         else:
-            yield _Source(path=match, chosen=True)
+            yield match, True
 
 
-def _rows(source: _Source, warn: Warn) -> list[Row]:
-    check_regular(source.path)
+def _rows(file: Path, is_named: bool, warn: Warn) -> list[Row]:
+    check_regular(file)
     try:
-        rows = read_rows(source.path, required=REQUIRED, warn=warn)
+        rows = read_rows(file, required=REQUIRED, warn=warn)
     except OSError as error:
-        raise NothingToCompare(f"{source.path} cannot be read: {error.strerror or error}") from None
+        raise NothingToCompare(f"{file} cannot be read: {error.strerror or error}") from None
     except MissingColumns as error:
-        if source.chosen:
+        if is_named:
             raise UsageError(
-                f"{source.path} is not a metrics file of bench, {error}; give a run folder or its metrics.csv"
+                f"{file} is not a metrics file of bench, {error}; give a run folder or its metrics.csv"
             ) from None
-        warn(f"{source.path} is left out: {error}")
+        warn(f"{file} is left out: {error}")
         return []
     except RepeatedColumns as error:
-        raise UsageError(f"{source.path}: {error}; remove all but one of them") from None
+        raise UsageError(f"{file}: {error}; remove all but one of them") from None
     if not rows:
-        warn(f"{source.path} is left out: it is empty, or no row of it can be read")
-        return []
+        warn(f"{file} is left out: it is empty, or no row of it can be read")
     for row in rows:
         row |= {name: _ABSENT[name] for name in _IN_EVERY_ROW if row.get(name) is None}
-        if row.get("compressor"):
-            row["compressor"] = _OLD_RANK.sub("rank=", row["compressor"])
-    return rows if all(name in rows[0] for name in _ABSENT) else [_ABSENT | row for row in rows]
+    return rows if rows and rows[0].keys() >= _ABSENT.keys() else [_ABSENT | row for row in rows]
 
 
 _MEASURED = [column.name for column in METRICS if column.group not in ("identity", "origin")]
@@ -246,28 +217,6 @@ class Run:
         return self["status"] == "failed" and "has diverged" in (self["error"] or "")
 
     @property
-    def samples_per_s_in_all(self) -> float | None:
-        """Samples per second over the whole training; `samples_per_s` covers only the last evaluation interval."""
-        steps, seconds = self["step"], self["train_time_s"]
-        per_step = (self["batch_size"] or 0) * (self["accumulate"] or 1) * (self["replicas"] or self["world_size"] or 0)
-        return steps * per_step / seconds if steps and seconds and per_step else None
-
-    @property
-    def payload_bytes_per_step_in_all(self) -> float | None:
-        """Payload bytes per step over the whole training, not only over the last evaluation interval."""
-        sent = [
-            (number, row["payload_bytes_per_step"]) for number, row in zip(self.interval_steps, self.rows, strict=True)
-        ]
-        if not sent or any(number is None or nbytes is None for number, nbytes in sent) or not self["step"]:
-            return None
-        return float(sum(number * nbytes for number, nbytes in sent) / self["step"])
-
-    @property
-    def interval_steps(self) -> list[int | None]:
-        """Steps from one evaluation to the next; None where a resume with other ranks restarted the count."""
-        return interval_steps(self.rows)
-
-    @property
     def in_sync(self) -> bool | None:
         """True if the ranks had equal parameters at every evaluation; None: not known."""
         known = [row["replicas_in_sync"] for row in self.rows if row["replicas_in_sync"] is not None]
@@ -275,10 +224,11 @@ class Run:
 
 
 def interval_steps(rows: Sequence[Row]) -> list[int | None]:
-    """Return the same as `Run.interval_steps` for some of a run's rows."""
-    if not rows:
-        return []
-    ranks = [rows[0]["world_size"], *(row["world_size"] for row in rows)]
+    """Return the steps from one evaluation of a run to the next.
+
+    None stands where a count is not known, or where a resume with other ranks restarted it.
+    """
+    ranks = [row["world_size"] for row in (*rows[:1], *rows)]
     steps = [0, *(row["step"] for row in rows)]
     return [
         None if None in pair or before != now or pair[1] < pair[0] else pair[1] - pair[0]
@@ -286,31 +236,15 @@ def interval_steps(rows: Sequence[Row]) -> list[int | None]:
     ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Repeat:
-    """A seed that was run more than once in one configuration.
-
-    Attributes:
-        counted: the run that counts for the seed.
-        superseded: the other runs.
-    """
-
-    counted: Run
-    superseded: list[Run]
-
-
 def collect_runs(rows: Sequence[Row]) -> list[Run]:
     """Return the runs that the rows belong to, in order of appearance.
 
     A run that was resumed with other ranks has rows of both configurations and belongs to the last one.
     """
-    runs: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        runs.setdefault(run_key(row), []).append(row)
-    return [Run(rows=evaluations) for evaluations in runs.values()]
+    return [Run(rows=evaluations) for evaluations in grouped(rows, run_key).values()]
 
 
-def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> tuple[list[Run], list[Repeat]]:
+def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> tuple[list[Run], list[Run]]:
     """Keep for each configuration and seed the newest successful run, or else the newest run.
 
     Args:
@@ -318,24 +252,8 @@ def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> t
         keys: columns that distinguish configurations; runs that differ in one of them are never repeats.
 
     Returns:
-        The runs that count, in the order given, and the seeds that were run more than once.
+        The runs that count, in the order given, and those of them that stand for several runs of one seed.
     """
-    alike: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        alike.setdefault(tuple(run[key] for key in (*keys, "seed")), []).append(run)
-    counted, repeats = [], []
-    for same in alike.values():
-        *others, newest = sorted(same, key=_counts_last)
-        counted.append(newest)
-        if others:
-            repeats.append(Repeat(counted=newest, superseded=others))
-    return counted, repeats
-
-
-def newest(runs: Sequence[Run]) -> Run:
-    """Return the newest successful run, or else the newest run."""
-    return max(runs, key=_counts_last)
-
-
-def _counts_last(run: Run) -> tuple[bool, str]:
-    return run.ended_well, run["started_at"] or ""
+    alike = grouped(runs, lambda run: tuple(run[key] for key in (*keys, "seed"))).values()
+    newest = [sorted(same, key=lambda run: (run.ended_well, run["started_at"] or ""))[-1] for same in alike]
+    return newest, [run for run, same in zip(newest, alike, strict=True) if len(same) > 1]

@@ -12,10 +12,11 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from bench.report.configurations import NOTHING
+from bench.core.schema.column import to_cell
+from bench.report.columns import NOTHING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,11 +30,12 @@ _LATEX = str.maketrans(
     | {"≥": r"$\geq$", "±": r"$\pm$"}
 )
 
+T = TypeVar("T")
 Raw = str | int | float | bool | None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Column:
+@dataclasses.dataclass(frozen=True)
+class TableColumn:
     """One column.
 
     Attributes:
@@ -49,7 +51,7 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
+class TableCell:
     """One cell.
 
     Attributes:
@@ -79,8 +81,8 @@ class Table:
     answer: Sequence[str] = ()
     title: str
     subtitle: str = ""
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = ()
 
     def without_empty_columns(self) -> Table:
@@ -91,13 +93,21 @@ class Table:
         )
 
 
+def table_of(
+    declared: Sequence[tuple[TableColumn, Callable[[T], TableCell]]], items: Sequence[T], **texts: Any
+) -> Table:
+    """Return a table with a row for each item, whose cells the functions beside the columns make."""
+    rows = [[cell_of(item) for _, cell_of in declared] for item in items]
+    return Table(columns=[column for column, _ in declared], rows=rows, **texts)
+
+
 def to_csv(table: Table) -> str:
     """Return the raw values as CSV, with empty cells for None."""
     records = _records(table)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in records for k in r)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _csv_value(value) for key, value in record.items()} for record in records)
+    writer.writerows({key: to_cell(value) for key, value in record.items()} for record in records)
     return buffer.getvalue()
 
 
@@ -188,68 +198,54 @@ def print_rich(table: Table, console: Console) -> None:
 
 def _blocks(table: Table, width: int) -> Iterator[Text]:
     names = [i for i, column in enumerate(table.columns) if column.priority == 0]
-    figures = sum(_width(table, i) + len(_GAP) for i in range(len(table.columns)) if i not in names)
-    if len(names) == 1 and figures and figures + _NARROWEST_NAME <= width:
-        yield _block_with_names_above(table, names[0], width, width - figures)
+    figures = [i for i in range(len(table.columns)) if i not in names]
+    available = width - sum(_width(table, i) + len(_GAP) for i in figures)
+    if len(names) == 1 and figures and available >= _NARROWEST_NAME:
+        widths = [_width(table, i, available if i in names else None) for i in range(len(table.columns))]
+        yield _block(table, range(len(table.columns)), widths, width)
         return
     table = _with_short_names(table, names, width)
     widths = [_width(table, i) for i in range(len(table.columns))]
     block: list[int] = []
-    for i in sorted(set(range(len(table.columns))) - set(names), key=lambda i: (table.columns[i].priority, i)):
+    for i in sorted(figures, key=lambda i: (table.columns[i].priority, i)):
         # A block has at least one column, even if it is too wide, so that every column is shown.
         if block and sum(widths[j] + len(_GAP) for j in [*names, *block, i]) - len(_GAP) > width:
-            yield _block(table, [*names, *sorted(block)], widths)
+            yield _block(table, [*names, *sorted(block)], widths, width)
             block = []
         block.append(i)
-    yield _block(table, [*names, *sorted(block)], widths)
+    yield _block(table, [*names, *sorted(block)], widths, width)
 
 
-def _block_with_names_above(table: Table, name: int, width: int, available: int) -> Text:
-    """Return all columns side by side; names longer than ``available`` are on separate lines above their rows."""
-    names = [row[name].text for row in table.rows]
-    above = ["" if len(text) <= available else _broken(text, width) for text in names]
-    rows = [
-        [dataclasses.replace(cell, text="") if i == name and text else cell for i, cell in enumerate(row)]
-        for row, text in zip(table.rows, above, strict=True)
-    ]
-    shown = dataclasses.replace(table, rows=rows)
-    indices = range(len(table.columns))
-    return _block(shown, indices, [_width(shown, i) for i in indices], above)
+def _width(table: Table, index: int, most: int | None = None) -> int:
+    """Return the width of a column; cells wider than ``most`` do not count."""
+    texts = [row[index].text for row in table.rows if most is None or len(row[index].text) <= most]
+    return max(len(line) for text in (table.columns[index].heading, *texts) for line in text.split("\n"))
 
 
-def _width(table: Table, index: int) -> int:
-    return max(len(line) for line in _column_lines(table, index))
-
-
-def _column_lines(table: Table, index: int) -> Iterator[str]:
-    yield from table.columns[index].heading.split("\n")
-    for row in table.rows:
-        yield from row[index].text.split("\n")
-
-
-def _block(table: Table, indices: Sequence[int], widths: Sequence[int], above: Sequence[str] = ()) -> Text:
-    """Return these columns side by side; ``above`` has a text to print above each row, or an empty one."""
+def _block(table: Table, indices: Sequence[int], widths: Sequence[int], width: int) -> Text:
+    """Return these columns side by side; a name wider than its column is printed above the rest of its row."""
     from rich.text import Text
 
-    columns = [table.columns[i] for i in indices]
-    height = max(column.heading.count("\n") for column in columns)
-    headings = [Cell(text="\n" * (height - c.heading.count("\n")) + c.heading, style="bold") for c in columns]
-    shown_widths = [widths[i] for i in indices]
+    columns = [(table.columns[i], widths[i]) for i in indices]
+    height = max(column.heading.count("\n") for column, _ in columns)
+    headings = ["\n" * (height - column.heading.count("\n")) + column.heading for column, _ in columns]
     text = Text()
-    _append_row(text, headings, columns, shown_widths)
-    text.append("─" * (sum(shown_widths) + len(_GAP) * (len(columns) - 1)) + "\n")
-    for row, heading in zip(table.rows, above or itertools.repeat(""), strict=False):
-        if heading:
-            text.append(f"{heading}\n")
-        _append_row(text, [row[i] for i in indices], columns, shown_widths)
+    _append_row(text, [TableCell(text=heading, style="bold") for heading in headings], columns)
+    text.append("─" * (sum(widths[i] for i in indices) + len(_GAP) * (len(columns) - 1)) + "\n")
+    for row in table.rows:
+        name, *others = [row[i] for i in indices]
+        if max(map(len, name.text.split("\n"))) > columns[0][1]:
+            text.append(f"{_broken(name.text, width)}\n")
+            name = TableCell(text="")
+        _append_row(text, [name, *others], columns)
     text.rstrip()
     return text
 
 
-def _append_row(text: Text, cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> None:
+def _append_row(text: Text, cells: Sequence[TableCell], columns: Sequence[tuple[TableColumn, int]]) -> None:
     lines = [cell.text.split("\n") for cell in cells]
     for line in itertools.zip_longest(*lines, fillvalue=""):
-        for part, cell, column, width in zip(line, cells, columns, widths, strict=True):
+        for part, cell, (column, width) in zip(line, cells, columns, strict=True):
             text.append(part.ljust(width) if column.align == "left" else part.rjust(width), style=cell.style)
             text.append(_GAP)
         text.append("\n")
@@ -262,16 +258,10 @@ def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
     if total <= width // 2:
         return table
     allowed = {i: max(8, widest[i] * (width // 2) // total) for i in names}
-    return dataclasses.replace(
-        table,
-        rows=[
-            [
-                dataclasses.replace(cell, text=_broken(cell.text, allowed[i])) if i in allowed else cell
-                for i, cell in enumerate(row)
-            ]
-            for row in table.rows
-        ],
-    )
+    rows = [list(row) for row in table.rows]
+    for row, (i, room) in itertools.product(rows, allowed.items()):
+        row[i] = dataclasses.replace(row[i], text=_broken(row[i].text, room))
+    return dataclasses.replace(table, rows=rows)
 
 
 def _broken(spec: str, width: int) -> str:
@@ -285,19 +275,12 @@ def _broken(spec: str, width: int) -> str:
 
 
 def _records(table: Table) -> list[dict[str, Raw]]:
-    return [{key: _finite(value) for cell in row for key, value in cell.raw.items()} for row in table.rows]
-
-
-def _finite(value: Raw) -> Raw:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _csv_value(value: Raw) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value) if isinstance(value, float) else str(value)
+    """Return the raw values of each row by name, with None in place of what is not finite."""
+    values = [{name: value for cell in row for name, value in cell.raw.items()} for row in table.rows]
+    return [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in values
+    ]
 
 
 def _markdown_row(cells: Iterable[str]) -> str:

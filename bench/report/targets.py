@@ -17,8 +17,9 @@ import re
 from collections.abc import Sequence
 
 from bench.core.errors import UsageError
-from bench.report.configurations import BYTES_TO_TARGET, Configuration, format_number
-from bench.report.statistics import Effect, Estimate, estimate, improvement
+from bench.report.columns import BYTES_TO_TARGET, format_number
+from bench.report.groups import RunGroup
+from bench.report.statistics import Effect, MeanEstimate, estimate, improvement
 from bench.report.store import Row, Run, interval_steps
 
 TIME = "time_to_target_s"
@@ -46,7 +47,7 @@ class Target:
         return "target" if self.accuracy is None else f"{format_number(self.accuracy * 100)} %"
 
 
-def find_target(text: str, baseline: Configuration) -> Target:
+def find_target(text: str, baseline: RunGroup) -> Target:
     """Read ``0.9``, or ``best-1``, which is one point below the mean final accuracy of the baseline.
 
     Raises:
@@ -91,24 +92,18 @@ class Need:
     amount: float | None
     budget: float | None
 
-    def up_to(self, budget: float) -> float | None:
-        """Return the amount, at most this budget; None if the target was missed with a smaller or unknown budget."""
-        if self.amount is None and (self.budget is None or self.budget < budget):
-            return None
-        return budget if self.amount is None else min(self.amount, budget)
 
-
-def needs(configuration: Configuration, metric: str, target: Target) -> list[Need]:
+def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
     """Return the need of each run that succeeded or diverged, if it had a target and its spending is known.
 
     A diverged run has an infinite budget, because it would have missed its target with any.
 
     Args:
-        configuration: the configuration of the runs.
+        group: the runs.
         metric: ``TIME`` or ``BYTES``.
         target: the accuracy to reach.
     """
-    counted = [*configuration.ok, *configuration.diverged]
+    counted = [*group.ok, *group.diverged]
     accuracies = [(run, target.accuracy or run["target_accuracy"]) for run in counted]
     found = (_need(run, metric, target, accuracy) for run, accuracy in accuracies if accuracy is not None)
     return [need for need in found if need is not None]
@@ -152,7 +147,7 @@ def num_reached(seeds: Sequence[Need], budget: float = math.inf) -> int:
     return sum(need.amount is not None and need.amount <= budget for need in seeds)
 
 
-def mean_need(seeds: Sequence[Need]) -> Estimate | None:
+def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
     """Return the mean over seeds; seeds that missed the target count with their budget.
 
     If a seed missed, the mean is a lower bound and has no interval. A diverged seed counts as the longest of all.
@@ -182,10 +177,10 @@ def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
     """
     budget = common_budget(baseline, candidate)
     sides = [sorted(side, key=lambda need: need.seed) for side in (baseline, candidate)]
-    amounts = [[need.up_to(budget) for need in side] for side in sides]
-    known = [[amount for amount in side if amount is not None] for side in amounts]
-    if known != amounts or all(amount == budget for side in known for amount in side):
+    amounts = [[budget if need.amount is None else min(need.amount, budget) for need in side] for side in sides]
+    is_unknown = any(need.amount is None and need.budget is None for side in sides for need in side)
+    if is_unknown or all(amount == budget for side in amounts for amount in side):
         return None
     seeds, others = ([need.seed for need in side] for side in sides)
     paired = seeds == others and len(set(seeds)) == len(seeds)
-    return improvement(*known, higher_is_better=False, paired=paired)
+    return improvement(*amounts, higher_is_better=False, paired=paired)

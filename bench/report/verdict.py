@@ -1,12 +1,12 @@
-"""Write the verdict of a comparison in one to three lines."""
+"""Say the verdict of a comparison: in one to three lines above its table, and in the sentences of a report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bench.report.caveats import differing_work
-from bench.report.comparison import Comparison, Row
-from bench.report.configurations import format_factor, format_points
+from bench.report.columns import format_effect, format_factor, format_points
+from bench.report.comparison import ComparedRow, Comparison
 
 _LISTED = 3
 _LINES = 3
@@ -17,12 +17,12 @@ _NOISY = "No verdict, too much noise"
 _FAILED = "No run ended well"
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def in_lines(comparison: Comparison) -> list[str]:
     """Return at most three lines: rows that are better without a loss of accuracy, rows with one, and the others."""
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
     better, same, worse = _words(comparison)
-    rows: dict[str, list[Row]] = {
+    rows: dict[str, list[ComparedRow]] = {
         f"{better}, no less accurate": [],
         better: [],
         f"{better}, at some cost": [],
@@ -34,7 +34,9 @@ def sentences(comparison: Comparison) -> list[str]:
         _MISSED: [],
         _FAILED: [],
     }
-    for row in sorted(comparison.candidates, key=_gain, reverse=True):
+    for row in sorted(
+        comparison.candidates, key=lambda row: row.gain.effect.value if row.gain.effect else 0.0, reverse=True
+    ):
         rows[_heading(comparison, row)].append(row)
     said = [f"{heading}: {_listing(comparison, group)}" for heading, group in rows.items() if group]
     if mixed := differing_work(comparison):
@@ -53,14 +55,14 @@ def _words(comparison: Comparison) -> tuple[str, str, str]:
     return f"Better in {comparison.metric.name}", "The same", "Worse"
 
 
-def _heading(comparison: Comparison, row: Row) -> str:
+def _heading(comparison: Comparison, row: ComparedRow) -> str:
     better, same, worse = _words(comparison)
     match row.verdict:
         case "failed":
             return _FAILED
+        case "unclear" if min(len(row.group.ok), len(comparison.baseline.ok)) <= 1:
+            return _ONE_SEED
         case "unclear":
-            if min(len(row.configuration.ok), len(comparison.baseline.ok)) <= 1:
-                return _ONE_SEED
             return _MISSED if row.gain.held_back else _NOISY
         case "same":
             return same
@@ -68,26 +70,18 @@ def _heading(comparison: Comparison, row: Row) -> str:
             return worse
     if comparison.metric.name == "test_accuracy" or row.accuracy.effect is None:
         return better
-    match row.accuracy.verdict:
-        case "lower":
-            return f"{better}, at some cost"
-        case "unclear":
-            return f"{better}, accuracy unclear"
-    return f"{better}, no less accurate"
+    costs = {"lower": "at some cost", "unclear": "accuracy unclear"}
+    return f"{better}, {costs.get(row.accuracy.verdict, 'no less accurate')}"
 
 
-def _gain(row: Row) -> float:
-    return row.gain.effect.value if row.gain.effect else 0.0
-
-
-def _listing(comparison: Comparison, rows: Sequence[Row]) -> str:
+def _listing(comparison: Comparison, rows: Sequence[ComparedRow]) -> str:
     texts = [_text(comparison, row) for row in rows[:_LISTED]]
     more = [f"and {len(rows) - _LISTED} more"] if len(rows) > _LISTED else []
     return ("; " if any("," in text for text in texts) else ", ").join([*texts, *more])
 
 
-def _text(comparison: Comparison, row: Row) -> str:
-    name, gain, accuracy = row.configuration.short, row.gain.effect, row.accuracy.effect
+def _text(comparison: Comparison, row: ComparedRow) -> str:
+    name, gain, accuracy = row.group.short, row.gain.effect, row.accuracy.effect
     if gain is None:
         return name
     if comparison.metric.name == "test_accuracy":
@@ -99,3 +93,53 @@ def _text(comparison: Comparison, row: Row) -> str:
         points = f"{-100.0 * accuracy.value:.1f}".removesuffix(".0")
         return f"{text}, {points} {'point' if points == '1' else 'points'} less accurate"
     return f"{text} ({format_points(accuracy.value)} points)"
+
+
+_GAINS = {
+    "time_to_target_s": "sooner at the target than",
+    "samples_per_s": "faster than",
+    "test_accuracy": "more accurate than",
+}
+
+
+def in_sentences(comparison: Comparison) -> list[str]:
+    """Return the answer to whether compression pays, then one sentence for each row."""
+    return [_answer(comparison), *map(_evidence, comparison.candidates)]
+
+
+def _answer(comparison: Comparison) -> str:
+    baseline, rows = comparison.baseline, comparison.candidates
+    if rows and not baseline.is_dense:
+        return f"These runs do not show whether compression pays: the baseline, {baseline.title}, also compresses."
+    if rows and all(row.group.is_dense for row in rows):
+        return "These runs do not show whether compression pays: no row compresses."
+    if not rows:
+        return f"There is only {baseline.title}, and nothing to compare it with."
+    rows = [row for row in rows if not row.group.is_dense]
+    better = [row for row in rows if row.verdict in ("faster", "better", "higher")]
+    gain = f"{_GAINS[comparison.metric.name]} {baseline.title}"
+    if kept := [row for row in better if row.accuracy.verdict in ("same", "higher")]:
+        return f"Yes: {_titles(kept)} {gain}, and not less accurate."
+    if better:
+        return f"Perhaps: {_titles(better)} {gain}, but less accurate, or the accuracy is unclear."
+    if unclear := [row for row in rows if row.verdict in ("unclear", "failed")]:
+        return f"These runs do not show whether {_titles(unclear)} {gain}."
+    return f"No: no row is {gain}."
+
+
+def _titles(rows: Sequence[ComparedRow]) -> str:
+    """Return the subject of a sentence with its verb: ``a, b and c are``."""
+    *most, last = (row.group.title for row in rows)
+    return f"{', '.join(most)} and {last} are" if most else f"{last} is"
+
+
+def _evidence(row: ComparedRow) -> str:
+    parts = []
+    if row.gain.effect:
+        parts.append(f"{row.verdict}, {format_effect(row.gain.effect, lambda factor: f'{format_factor(factor)}x')}")
+    elif row.verdict != "failed":
+        parts.append(row.verdict)
+    if row.accuracy.effect:
+        points = format_effect(row.accuracy.effect, format_points)
+        parts.append(f"accuracy {row.accuracy.verdict}, {points} percentage points")
+    return f"{row.group.title}: {'; '.join(parts) or 'no run ended well'}."

@@ -30,8 +30,8 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, ImageSet
 from bench.models.base import Model, weights_hash
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import CommandedRank, Setup, Strategy
-from bench.train.checkpoint import Checkpointer
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
+from bench.train.checkpoint import Checkpointer, Restored
 from bench.train.clock import device_time
 from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
@@ -68,16 +68,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             raise Mismatch(
                 "ranks drew different initial weights from one seed; use the same torch version on every machine"
             )
-        strategy = cast(Strategy, spec.build("strategies", config.filled["strategy"])).bind(
-            Setup(
-                config=config,
-                model=model,
-                compressor=cast(Compressor, spec.build("compressors", config.filled["compressor"])),
-                collective=cast(Collective, spec.build("collectives", config.filled["collective"])),
-                optimizer=cast(Optimizer, spec.build("optimizers", config.filled["optimizer"])),
-                device=device,
-            )
-        )
+        strategy = _bind(config, model, device)
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
         if isinstance(strategy, CommandedRank):
@@ -89,29 +80,57 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
                 slow_down(model, straggler.slowdown)
             recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
-            train, test = parts_of(config)
-            with _profiler(config, folder) as profiler:
-                trainer = Trainer(
-                    config=config,
-                    strategy=strategy,
-                    dataset=dataset,
-                    train=train,
-                    test=test,
-                    recorder=recorder,
-                    device=device,
-                    profiler=profiler,
-                    save=checkpointer.save,
-                )
-                if restored is not None:
-                    trainer.resume(restored.state(config, dataset, train))
-                trainer.run()
-            checkpointer.wait()
-            if dist.get_rank() == 0:
-                if config.save_model:
-                    torch.save(model.state_dict(), folder.model)
-                result = {name: recorder.last_row.get(name) for name in _RESULT}
-                write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **result})
+            _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
         strategy.close()
+
+
+def _bind(config: RunConfig, model: nn.Module, device: torch.device) -> BoundStrategy | CommandedRank:
+    """Bind the run's strategy on this rank; every rank must call."""
+    return cast(Strategy, spec.build("strategies", config.filled["strategy"])).bind(
+        Setup(
+            config=config,
+            model=model,
+            compressor=cast(Compressor, spec.build("compressors", config.filled["compressor"])),
+            collective=cast(Collective, spec.build("collectives", config.filled["collective"])),
+            optimizer=cast(Optimizer, spec.build("optimizers", config.filled["optimizer"])),
+            device=device,
+        )
+    )
+
+
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    strategy: BoundStrategy,
+    recorder: Recorder,
+    dataset: Dataset,
+    device: torch.device,
+    checkpointer: Checkpointer,
+    restored: Restored | None,
+) -> None:
+    """Run the training loop, from the restored state if there is one; rank 0 then writes the result."""
+    train, test = parts_of(config)
+    with _profiler(config, folder) as profiler:
+        trainer = Trainer(
+            config=config,
+            strategy=strategy,
+            dataset=dataset,
+            train=train,
+            test=test,
+            recorder=recorder,
+            device=device,
+            profiler=profiler,
+            save=checkpointer.save,
+        )
+        if restored is not None:
+            trainer.resume(restored.state(config, dataset, train))
+        trainer.run()
+    checkpointer.wait()
+    if dist.get_rank() == 0:
+        if config.save_model:
+            torch.save(strategy.model.state_dict(), folder.model)
+        result = {name: recorder.last_row.get(name) for name in _RESULT}
+        write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **result})
 
 
 # The columns of the last row that `status.json` repeats.

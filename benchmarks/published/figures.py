@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from bench.report.configurations import Configuration, format_factor, format_points, format_value
+from bench.report.columns import format_factor, format_points, format_value
+from bench.report.groups import RunGroup
 from bench.report.statistics import difference, estimate, improvement
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.store import read as read_rows
@@ -222,7 +223,7 @@ class Gain:
     def of(self, runs: SweepRuns) -> Figure:
         than, ours = (
             needs(
-                Configuration(label={}, runs=list(runs.by_seed(which).values())),
+                RunGroup(label={}, runs=list(runs.by_seed(which).values())),
                 self.metric,
                 Target(accuracy=self.accuracy),
             )

@@ -10,11 +10,11 @@ from pathlib import Path
 from string import Template
 
 from bench.core.counters import NOTEWORTHY_SHARE
-from bench.report.configurations import format_bound, format_interval, format_value
+from bench.report.columns import format_bound, format_interval, format_value
 from bench.report.plots.kinds import KINDS
-from bench.report.plots.picture import save
 from bench.report.plots.results import NotDrawable, Results
-from bench.report.statistics import Estimate, estimate
+from bench.report.plots.style import save
+from bench.report.statistics import MeanEstimate, estimate
 from bench.report.store import Row, Run
 from benchmarks.published.claims import Claim, Judged, Stated, judge
 from benchmarks.published.figures import Missing, SweepRuns, Which, in_unit
@@ -121,7 +121,7 @@ def _cell(column: str, values: Sequence[float]) -> str:
     return NOTHING if known is None else interval_text(column, known)
 
 
-def interval_text(column: str, known: Estimate) -> str:
+def interval_text(column: str, known: MeanEstimate) -> str:
     """Format a mean with its interval, which is limited to possible values; accuracies are in percent."""
     factor, largest = (100.0, 100.0) if column in _SHARES else (1.0, math.inf)
     text = format_value(column, known.mean * factor)

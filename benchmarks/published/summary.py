@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from bench.report.configurations import Configuration, format_value
+from bench.report.columns import format_value
+from bench.report.groups import RunGroup
 from bench.report.plots import style
-from bench.report.plots.picture import Picture, save
-from bench.report.statistics import FEWEST_SEEDS, Estimate
+from bench.report.statistics import FEWEST_SEEDS, MeanEstimate
 from bench.report.targets import BYTES, TIME, Need, Target, mean_need, needs, num_reached
 from benchmarks.published.claims import RULE
 from benchmarks.published.figures import UNIT_OF, Gain, Missing, SweepRuns, Which
@@ -29,7 +29,7 @@ class Entry:
     method: str
     time: Sequence[Need]
     bytes: Sequence[Need]
-    accuracy: Estimate | None
+    accuracy: MeanEstimate | None
 
     @property
     def reached(self) -> bool:
@@ -112,7 +112,7 @@ def _entries(runs: SweepRuns, bandwidth: Which) -> list[Entry]:
             found = list(runs.by_seed({**which, **bandwidth}).values())
         except Missing:
             found = []
-        group = Configuration(label={}, runs=found)
+        group = RunGroup(label={}, runs=found)
         entries.append(
             Entry(
                 method=method,
@@ -124,7 +124,7 @@ def _entries(runs: SweepRuns, bandwidth: Which) -> list[Entry]:
     return entries
 
 
-def _estimate(seeds: Sequence[Need]) -> Estimate:
+def _estimate(seeds: Sequence[Need]) -> MeanEstimate:
     known = mean_need(seeds)
     assert known is not None
     return known
@@ -166,11 +166,11 @@ def _picture(entries: Mapping[str, Sequence[Entry]], folder: Path) -> str:
     if not any(entry.reached for several in entries.values() for entry in several):
         return "(No picture: no method reached the target with every seed.)"
     with style.applied():
-        save(_draw(entries), folder / "summary.svg")
+        style.save(_draw(entries), folder / "summary.svg")
     return "![Time and bytes to the target, by method and link](summary.svg)"
 
 
-def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
+def _draw(entries: Mapping[str, Sequence[Entry]]) -> style.Picture:
     """Draw a row per method and a mark per link on which every seed reached the target."""
     from matplotlib.ticker import LogLocator
 
@@ -197,10 +197,9 @@ def _draw(entries: Mapping[str, Sequence[Entry]]) -> Picture:
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     panels[0].set_title("Time and bytes to the target")
-    style.legend(figure, marks)
     words = "; ".join(
         f"{link}: "
         + ", ".join(f"{e.method} {format_value('train_time_s', _mean(e.time))}" for e in several if e.reached)
         for link, several in entries.items()
     )
-    return Picture(figure=figure, alt=f"Marks of mean time and bytes to the target. {words}.")
+    return style.with_legend(figure, marks, f"Marks of mean time and bytes to the target. {words}.")

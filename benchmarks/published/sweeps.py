@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.rows import read_rows
-from bench.core.schema.cells import to_cells
-from bench.core.schema.column import Column
-from bench.core.schema.layers import LAYERS
-from bench.core.schema.metrics import METRICS
+from bench.core.schema.column import Column, to_cells
+from bench.core.schema.metrics import LAYERS, METRICS
 from bench.launch.sweeps.file import Options, SweepFile, read_sweep
 from bench.launch.sweeps.tuning import toml_table
 from bench.report.store import Row, Run, collect_runs, read, read_layers

@@ -106,40 +106,23 @@ def compile_library(library: Path, files: list[Path], processor: str) -> Path:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         compiled = Path(cache) / library.name
-        _compile(compiled, files, processor, cache)
-        return _moved(compiled, library)
-
-
-def _compile(library: Path, files: list[Path], processor: str, cache: str) -> None:
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}"]
-    command += [
-        f"-mcpu={processor}",
-        *FLAGS,
-        *FLAGS_OF.get(processor, ()),
-        *LINKED,
-        f'-DSOURCES="{digest(files)}"',
-        "-o",
-        str(library),
-    ]
-    command += [str(path) for path in files if path.suffix == ".c"]
-    environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": f"{cache}/zig", "ZIG_LOCAL_CACHE_DIR": f"{cache}/zig"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"the compiler did not run: {error}") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BuildError(f"the compiler failed: {last}")
-
-
-def _moved(library: Path, to: Path) -> Path:
-    """Move a library to its place atomically: a process that has loaded the old one keeps it."""
-    beside = to.with_name(f".{to.name}.{os.getpid()}")
-    beside.write_bytes(library.read_bytes())
-    beside.replace(to)
-    return to
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.{GLIBC}"]
+        command += [f"-mcpu={processor}", *FLAGS, *FLAGS_OF.get(processor, ()), *LINKED]
+        command += [f'-DSOURCES="{digest(files)}"', "-o", str(compiled)]
+        command += [str(path) for path in files if path.suffix == ".c"]
+        environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": f"{cache}/zig", "ZIG_LOCAL_CACHE_DIR": f"{cache}/zig"}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"the compiler did not run: {error}") from error
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise BuildError(f"the compiler failed: {last}")
+        beside = library.with_name(f".{library.name}.{os.getpid()}")
+        beside.write_bytes(compiled.read_bytes())
+        return beside.replace(library)  # atomically: a process that has loaded the old library keeps it
 
 
 if __name__ == "__main__":

@@ -95,18 +95,13 @@ def open_library(path: Path, files: list[Path], finding: str) -> Library:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
         return Library(None, f"the library cannot be loaded: {error}")
-    if files and _built_from(handle) != digest(files):
+    sources_digest = getattr(handle, "sources_digest", None)  # another library of that name has none
+    if sources_digest is not None:
+        sources_digest.restype = ctypes.c_char_p
+    if files and (sources_digest is None or sources_digest().decode() != digest(files)):
         reason = "they were built from other sources than those beside them, or with other flags"
         return Library(None, f"{reason}; building them again failed: {failed}" if failed else reason)
     return Library(handle, finding)
-
-
-def _built_from(handle: ctypes.CDLL) -> str:
-    try:
-        handle.sources_digest.restype = ctypes.c_char_p
-        return str(handle.sources_digest().decode())
-    except AttributeError:  # another library of that name
-        return ""
 
 
 def _wanted() -> str:

@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
-    """Call the function of the same name in the `triton/` folder beside its module where Triton is in use.
+    """Where Triton is in use, call the namesake in `triton.py`, or `triton/<module>.py`, beside the function's module.
 
     The first argument that is a tensor, `Parts` or a device gives the device. The Triton module is imported at the
     first call that needs it.
@@ -131,7 +131,10 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
         device = _device_of(args)
         if kernels_in_use(device.type) != "triton":
             return function(*args, **kwargs)
-        twin = cast(Callable[P, T], getattr(importlib.import_module(f"{package}.triton.{module}"), function.__name__))
+        twins = importlib.import_module(f"{package}.triton")
+        if hasattr(twins, "__path__"):  # a folder with a module for each
+            twins = importlib.import_module(f"{package}.triton.{module}")
+        twin = cast(Callable[P, T], getattr(twins, function.__name__))
         with torch.cuda.device(device if device.type == "cuda" else -1):  # -1: leave the current device as it is
             return twin(*args, **kwargs)
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 import torch
 from typing_extensions import override
 
-from collectives.parameter_server.server import Answer, ClockEnd, Session, Worker
+from collectives.parameter_server.server import Answer, ClockEnd, ServerClient, Session
 from collectives.payloads.base import HEADER_BYTES, Payload, unpack
 from collectives.payloads.fields import PayloadError
 from collectives.transport import messages
@@ -38,7 +38,7 @@ _Posted = collections.deque[tuple[torch.Tensor, Pending]]
 _FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
 
 
-class Command(enum.IntEnum):
+class Request(enum.IntEnum):
     """The request in a worker's control message."""
 
     APPLY = 1
@@ -53,7 +53,7 @@ class ControlMessage:
 
     FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
 
-    command: Command
+    command: Request
     clock_end: ClockEnd = _NO_CLOCK
 
     def pack(self) -> torch.Tensor:
@@ -72,36 +72,19 @@ class ControlMessage:
         if len(raw) < cls.FORM.size or int.from_bytes(raw[:2], "little") != _MAGIC:
             return None
         _, command, index, epoch, lr = cls.FORM.unpack(raw)
-        if command not in set(Command):
+        if command not in set(Request):
             raise PayloadError(f"a worker sent command {command}, which does not exist")
-        dropped = command == Command.DROP
-        return cls(Command(command), ClockEnd(index=index, epoch=epoch, lr=lr, dropped=dropped))
+        dropped = command == Request.DROP
+        return cls(Request(command), ClockEnd(index=index, epoch=epoch, lr=lr, dropped=dropped))
 
 
-class _Reply:
-    """The server's control message before the parameters: version, steps, staleness (-1: None); 24 bytes."""
-
-    FORM = struct.Struct("<HxxiQQ")
-
-    @classmethod
-    def pack(cls, answer: Answer) -> torch.Tensor:
-        behind = _NONE if answer.staleness is None else answer.staleness
-        return _bytes(cls.FORM.pack(_MAGIC, behind, answer.version, answer.num_steps))
-
-    @classmethod
-    def read(cls, message: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Answer:
-        magic, behind, version, num_steps = cls.FORM.unpack(message.numpy().tobytes())
-        if magic != _MAGIC:
-            raise PayloadError(f"the server's answer starts with {magic:#06x} instead of {_MAGIC:#06x}")
-        staleness = None if behind == _NONE else behind
-        return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
-
-
+# The server's control message before the parameters: magic number, staleness (-1: None), version, steps; 24 bytes.
+_REPLY = struct.Struct("<HxxiQQ")
 # Bytes of each control message, from a worker or from the server.
 CONTROL_BYTES = ControlMessage.FORM.size
 
 
-class RemoteServer(Worker):
+class RemoteServer(ServerClient):
     """A worker's end of a link to the server.
 
     Args:
@@ -127,11 +110,11 @@ class RemoteServer(Worker):
 
     @override
     def end_clock(self, clock_end: ClockEnd) -> Answer:
-        return self._ask(ControlMessage(Command.DROP if clock_end.dropped else Command.APPLY, clock_end))
+        return self._ask(ControlMessage(Request.DROP if clock_end.dropped else Request.APPLY, clock_end))
 
     @override
     def synchronize(self) -> Answer:
-        return self._ask(ControlMessage(Command.SYNCHRONIZE))
+        return self._ask(ControlMessage(Request.SYNCHRONIZE))
 
     @override
     def disconnect(self) -> None:
@@ -139,13 +122,13 @@ class RemoteServer(Worker):
         with self._link.counted_as("control"):
             wait_all(
                 [
-                    self._link.send(ControlMessage(Command.DISCONNECT).pack(), SERVER)
+                    self._link.send(ControlMessage(Request.DISCONNECT).pack(), SERVER)
                     for _ in range(_num_posted(self._numels))
                 ]
             )
 
     def _ask(self, control: ControlMessage) -> Answer:
-        reply = torch.empty(_Reply.FORM.size, dtype=torch.uint8)
+        reply = torch.empty(_REPLY.size, dtype=torch.uint8)
         parameters = [torch.empty(HEADER_BYTES + 4 * numel, dtype=torch.uint8) for numel in self._numels]
         incoming = self._link.post([], [(buffer, SERVER) for buffer in (reply, *parameters)])
         with self._link.counted_as("control"):
@@ -153,7 +136,11 @@ class RemoteServer(Worker):
         wait_all(self._sent)
         self._sent = []
         wait_all(incoming)
-        return _Reply.read(reply, parameters)
+        magic, behind, version, num_steps = _REPLY.unpack(reply.numpy().tobytes())
+        if magic != _MAGIC:
+            raise PayloadError(f"the server's answer starts with {magic:#06x} instead of {_MAGIC:#06x}")
+        staleness = None if behind == _NONE else behind
+        return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
 
 
 def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
@@ -178,12 +165,12 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
             if payload.tensor_id >= len(numels) or payload.numel != numels[payload.tensor_id]:
                 raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
             session.push(payload.tensor_id, payload)
-        elif control.command is Command.DISCONNECT:
+        elif control.command is Request.DISCONNECT:
             wait_all(
                 [pending for _, pending in posted]
             )  # a process group must not be destroyed while a buffer is posted
             return
-        elif control.command is Command.SYNCHRONIZE:
+        elif control.command is Request.SYNCHRONIZE:
             answer = session.synchronize()
             with link.counted_as("replicas"):
                 _reply(link, answer)
@@ -202,8 +189,10 @@ def _next_message(link: Transport, posted: _Posted, numels: Sequence[int]) -> to
 
 
 def _reply(link: Transport, answer: Answer) -> None:
+    behind = _NONE if answer.staleness is None else answer.staleness
+    reply = _bytes(_REPLY.pack(_MAGIC, behind, answer.version, answer.num_steps))
     with link.counted_as("control"):
-        pendings = [link.send(_Reply.pack(answer), WORKER)]
+        pendings = [link.send(reply, WORKER)]
     wait_all([*pendings, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
 
 

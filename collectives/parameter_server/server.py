@@ -89,7 +89,7 @@ class Parameters(Protocol):
         """Return a new packed `Dense` payload per layer."""
 
 
-class Worker(abc.ABC):
+class ServerClient(abc.ABC):
     """A worker's interface to the server, in the same process or over a link; used by one thread at a time."""
 
     @abc.abstractmethod
@@ -228,7 +228,7 @@ class ParameterServer(abc.ABC):
             raise self._failure
 
 
-class Session(Worker):
+class Session(ServerClient):
     """One worker's state at the server: its pushes of the current clock, and the version of its parameters.
 
     Attributes:

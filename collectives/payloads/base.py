@@ -31,7 +31,6 @@ from collectives.payloads.fields import (
 
 __all__ = [
     "HEADER_BYTES",
-    "Blocks",
     "KeepLost",
     "Payload",
     "PayloadError",
@@ -91,6 +90,8 @@ class Received(NamedTuple):
 class Payload(abc.ABC):
     """One tensor in encoded form.
 
+    A kind defines `fields`, `from_wire`, `add_to_` and `_cut`, and `_add` if it is addable; all else has a default.
+
     Class attributes:
         code: the kind's number in the header; 0 for kinds that are never sent.
         fixed: numbers that follow the header on the wire.
@@ -115,10 +116,10 @@ class Payload(abc.ABC):
     num_forms: ClassVar[int] = 1
     dtypes: ClassVar[tuple[torch.dtype, ...]] = FLOAT_DTYPES
     kinds: ClassVar[dict[int, type[Payload]]] = {}
-    splits_blocks: ClassVar[bool] = False
 
     elementwise: bool = False
     addable: bool = False
+    splits_blocks: bool = False
     numel: int
     values: torch.Tensor
     tensor_id: int = 0
@@ -206,7 +207,6 @@ class Payload(abc.ABC):
         self.add_to_(dense)
         return dense
 
-    @abc.abstractmethod
     def slice(self, start: int, stop: int) -> Payload:
         """Return the payload of elements start..stop-1, numbered from 0.
 
@@ -217,6 +217,18 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind cannot be cut at `start` or `stop`.
         """
+        if not 0 <= start <= stop <= self.numel:
+            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
+        for border in (start, stop):
+            if border % self.alignment and border != self.numel and not self.splits_blocks:
+                raise PayloadError(
+                    f"{type(self).__name__} can be cut at multiples of {self.alignment} elements only, not at {border}"
+                )
+        return self._cut(start, stop)
+
+    @abc.abstractmethod
+    def _cut(self, start: int, stop: int) -> Payload:
+        """Do `slice` between two borders at which the kind can be cut."""
 
     @property
     def alignment(self) -> int:
@@ -229,7 +241,7 @@ class Payload(abc.ABC):
 
     def borders(self, num_parts: int) -> list[int]:
         """Return num_parts + 1 borders of a balanced partition, where `slice` may cut; equal for equal layouts."""
-        return borders_of_blocks([Blocks(self.numel, self.alignment, self.splits_blocks)], num_parts)
+        return borders_of_blocks([(self.numel, self.alignment, self.splits_blocks)], num_parts)
 
     def split(self, num_parts: int) -> list[Payload]:
         """Return `num_parts` consecutive payloads, cut at `borders`."""
@@ -245,7 +257,13 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not addable, or the two payloads do not fit together.
         """
-        raise self._not_addable()
+        if other.numel != self.numel:
+            raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
+        return self._add(other, keep_lost)
+
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
+        """Do `add` for a payload of the same length."""
+        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     @property
     def wire(self) -> torch.Tensor:
@@ -288,25 +306,7 @@ class Payload(abc.ABC):
         Raises:
             PayloadError: the kind is not addable.
         """
-        raise self._not_addable()
-
-    def _not_addable(self) -> PayloadError:
-        return PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
-
-    def _check_borders(self, start: int, stop: int) -> None:
-        """Raise PayloadError if `slice` cannot cut at `start` or `stop`."""
-        if not 0 <= start <= stop <= self.numel:
-            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
-        for border in (start, stop):
-            if border % self.alignment and border != self.numel and not self.splits_blocks:
-                raise PayloadError(
-                    f"{type(self).__name__} can be cut at multiples of {self.alignment} elements only, not at {border}"
-                )
-
-    def _check_fits(self, other: Payload) -> None:
-        """Raise PayloadError if the two payloads stand for tensors of different lengths."""
-        if other.numel != self.numel:
-            raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
+        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
 
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
@@ -319,42 +319,33 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
     return [min(numel, blocks * alignment) for blocks in blocks_before]
 
 
-class Blocks(NamedTuple):
-    """A range of elements in blocks; the last block may be shorter.
-
-    Attributes:
-        numel: number of elements.
-        alignment: elements per block.
-        may_split: a border may lie inside a block.
-    """
-
-    numel: int
-    alignment: int = 1
-    may_split: bool = False
+Blocks = tuple[int, int, bool]  # (number of elements, elements per block, whether a border may lie inside a block)
 
 
 def borders_of_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
     """Return num_parts + 1 borders of a balanced partition of consecutive ranges of blocks.
 
-    A single range is divided into whole blocks. With several, each border is the possible cut nearest to an even
-    partition. If a part would be more than 10 % longer than the mean, blocks that may be split are split.
+    A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
+    possible cut nearest to an even partition. If a part would be more than 10 % longer than the mean, blocks that may
+    be split are split.
     """
-    borders = _borders_between_blocks(stretches, num_parts)
+    borders = _borders_between_blocks([(numel, alignment) for numel, alignment, _ in stretches], num_parts)
     longest = max(stop - start for start, stop in itertools.pairwise(borders))
-    if longest * num_parts > UNEVEN * borders[-1] and any(each.may_split for each in stretches):
-        split = [each._replace(alignment=1) if each.may_split else each for each in stretches]
+    if longest * num_parts > UNEVEN * borders[-1] and any(may_split for *_, may_split in stretches):
+        split = [(numel, 1 if may_split else alignment) for numel, alignment, may_split in stretches]
         return _borders_between_blocks(split, num_parts)
     return borders
 
 
-def _borders_between_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
+def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
     if len(stretches) == 1:
-        return balanced_borders(stretches[0].numel, num_parts, stretches[0].alignment)
-    offsets = [0, *itertools.accumulate(each.numel for each in stretches)]
+        ((numel, alignment),) = stretches
+        return balanced_borders(numel, num_parts, alignment)
+    offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
 
     def nearest_cut(position: int) -> int:
         index = min(bisect.bisect_right(offsets, position), len(stretches)) - 1
-        (numel, alignment, _), inside = stretches[index], position - offsets[index]
+        (numel, alignment), inside = stretches[index], position - offsets[index]
         below = inside // alignment * alignment
         above = min(below + alignment, numel)
         return offsets[index] + (below if inside - below <= above - inside else above)

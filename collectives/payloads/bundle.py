@@ -22,7 +22,6 @@ from typing_extensions import override
 
 from collectives.payloads.base import (
     HEADER_BYTES,
-    Blocks,
     KeepLost,
     Payload,
     PayloadError,
@@ -50,6 +49,7 @@ class Bundle(Payload):
     code = 9
     fixed = struct.Struct("<I")
     dtypes = FLOAT_DTYPES[:1]
+    splits_blocks = True  # if the member there does
 
     payloads: Sequence[Payload]
 
@@ -144,17 +144,15 @@ class Bundle(Payload):
 
     @override
     def borders(self, num_parts: int) -> list[int]:
-        blocks = [Blocks(member.numel, member.alignment, member.splits_blocks) for member in self.payloads]
+        blocks = [(member.numel, member.alignment, member.splits_blocks) for member in self.payloads]
         return borders_of_blocks(blocks, num_parts)
 
-    def slice(self, start: int, stop: int) -> Payload:
+    def _cut(self, start: int, stop: int) -> Payload:
         """Return the members in this range, the first and last cut if necessary; a single member without a bundle.
 
         Raises:
             PayloadError: a member cannot be cut at `start` or `stop`.
         """
-        if not 0 <= start <= stop <= self.numel:
-            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this bundle")
         if start == stop:
             index = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
             inside = start - self._offsets[index]
@@ -175,13 +173,12 @@ class Bundle(Payload):
             for start, stop in itertools.pairwise(borders)
         ]
 
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Bundle:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Bundle:
         """Add member by member; if `other` is of another kind, it is first cut at this bundle's borders.
 
         Raises:
             PayloadError: the two do not fit together, or a member cannot be added.
         """
-        self._check_fits(other)
         pieces = members(other, [member.numel for member in self.payloads])
         return Bundle(
             [
@@ -272,8 +269,9 @@ class UnreducedSum(Payload):
         if not self.terms:
             raise PayloadError("a sum needs at least one term")
         self.numel = self.terms[0].numel
-        for term in self.terms:
-            self._check_fits(term)
+        self.splits_blocks = all(term.splits_blocks for term in self.terms)
+        if (longest := max(term.numel for term in self.terms)) != min(term.numel for term in self.terms):
+            raise PayloadError(f"payloads of {self.numel} and {longest} elements cannot be added")
 
     @property
     @override
@@ -327,7 +325,7 @@ class UnreducedSum(Payload):
             term.clear_in_(dense)
 
     @override
-    def slice(self, start: int, stop: int) -> UnreducedSum:
+    def _cut(self, start: int, stop: int) -> UnreducedSum:
         return UnreducedSum([term.slice(start, stop) for term in self.terms])
 
     @property

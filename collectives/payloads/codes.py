@@ -29,7 +29,6 @@ from collectives.payloads.codec.bits import (
     find_codebook,
     pack_bits,
     packed_nbytes,
-    unpack_bits,
     write_codes_,
 )
 from collectives.payloads.fields import FLOAT_DTYPES, Field, with_room
@@ -177,11 +176,6 @@ class Codes(CodedElements):
         return HEADER_BYTES + cls.fixed.size + scales + packed_nbytes(numel, bits)
 
     @property
-    def codes(self) -> torch.Tensor:
-        """Return the codes, int64 [numel]; empty if all scales are zero."""
-        return unpack_bits(self.packed, self.num_entries, self.bits, first=self._book.first)
-
-    @property
     @override
     def table(self) -> torch.Tensor:
         return byte_table(self._book, self.bits, self.device)
@@ -207,8 +201,7 @@ class Codes(CodedElements):
         return cls(wire.numel, find_codebook(number).name, bits, packed, scales, block_numel)
 
     @override
-    def slice(self, start: int, stop: int) -> Codes:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> Codes:
         packed = self.packed[start * self.bits // 8 : packed_nbytes(stop, self.bits)]
         scales = self.scales
         if self.block_numel:
@@ -259,11 +252,6 @@ class TwoMeans(CodedElements):
             )
 
     @classmethod
-    def from_mask(cls, is_high: torch.Tensor, low: float, high: float) -> Self:
-        """Pack a mask, bool [numel], that is True where the value is `high`."""
-        return cls(is_high.numel(), low, high, pack_bits(is_high, 1))
-
-    @classmethod
     def room(cls, numel: int, device: torch.device) -> torch.Tensor:
         """Return uninitialised bits, uint8 [ceil(numel / 8)], that `pack` need not copy."""
         return with_room(HEADER_BYTES + cls.fixed.size, packed_nbytes(numel, 1), torch.uint8, device)
@@ -302,8 +290,7 @@ class TwoMeans(CodedElements):
         return cls(wire.numel, low, high, wire.body.tensor(packed_nbytes(wire.num_entries, 1), torch.uint8))
 
     @override
-    def slice(self, start: int, stop: int) -> TwoMeans:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> TwoMeans:
         if start == stop:
             return TwoMeans(0, 0.0, 0.0, self.packed[:0])
         return TwoMeans(stop - start, self.low, self.high, self.packed[start // 8 : packed_nbytes(stop, 1)])

@@ -71,13 +71,11 @@ class Dense(Payload):
         return True
 
     @override
-    def slice(self, start: int, stop: int) -> Dense:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> Dense:
         return Dense(self.values[start:stop])
 
     @override
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Dense:
-        self._check_fits(other)
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Dense:
         return Dense(other._added_onto(self.values, keep_lost))
 
     @override

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from typing_extensions import override
@@ -65,7 +65,7 @@ class GroupSparse(IndexedValues):
     code = 3
     fixed = struct.Struct("<II")
     num_forms = 2
-    splits_blocks: ClassVar[bool] = True
+    splits_blocks = True
 
     numel: int
     group_size: int
@@ -80,9 +80,9 @@ class GroupSparse(IndexedValues):
             raise PayloadError(
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
-        last_size = self.numel - (self.num_groups - 1) * self.group_size if self.numel else 0
-        count, most = self.num_entries, min(self.k, last_size)
-        if count and not 1 <= self.last_k <= most:
+        count, num_whole = self.num_entries, self.num_groups - 1
+        most = min(self.k, self.numel - num_whole * self.group_size)
+        if count and not 1 <= count - num_whole * self.k <= most:
             raise PayloadError(
                 f"{count} entries do not fill {self.num_groups} groups with {self.k} each (the last one with 1..{most})"
             )
@@ -100,11 +100,6 @@ class GroupSparse(IndexedValues):
     def num_groups(self) -> int:
         """Return the number of groups, a shorter last one included."""
         return -(-self.numel // self.group_size)
-
-    @property
-    def last_k(self) -> int:
-        """Return the number of entries in the last group."""
-        return self.num_entries - (self.num_groups - 1) * self.k if self.num_entries else 0
 
     @property
     @override
@@ -146,9 +141,8 @@ class GroupSparse(IndexedValues):
             positions = _positions(indices, group_size, k)
         return cls(numel, group_size, k, values, indices).knowing(positions)
 
-    def slice(self, start: int, stop: int) -> IndexedValues:
+    def _cut(self, start: int, stop: int) -> IndexedValues:
         """Return a part; `Sparse` if a border lies inside a group, because not all groups then have `k` entries."""
-        self._check_borders(start, stop)
         if any(border % self.group_size and border != self.numel for border in (start, stop)):
             begin, end = self._entries_before([start, stop])
             return Sparse(stop - start, self.positions[begin:end] - start, self.values[begin:end])
@@ -288,19 +282,17 @@ class RowSparse(Payload):
         return (before * self.row_numel + (upto - before) * column).diff().tolist()
 
     @override
-    def slice(self, start: int, stop: int) -> RowSparse:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> RowSparse:
         limits = torch.tensor([start // self.row_numel, stop // self.row_numel], device=self.device)
         first, last = torch.searchsorted(self.rows, limits).tolist()
         return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])
 
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         """Return the sum at the union of the rows, as `Dense` if that takes no more bytes.
 
         Raises:
             PayloadError: the two do not fit together.
         """
-        self._check_fits(other)
         if isinstance(other, Dense):
             return other.add(self, keep_lost)
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:

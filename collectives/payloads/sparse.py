@@ -94,13 +94,12 @@ class IndexedValues(Payload):
     def entries_between(self, borders: list[int]) -> list[int]:
         return [stop - start for start, stop in itertools.pairwise(self._entries_before(borders))]
 
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         """Return the sum at the union of the positions, also where values cancel; as `Dense` if that is no longer.
 
         Raises:
             PayloadError: the two do not fit together.
         """
-        self._check_fits(other)
         if isinstance(other, Dense):
             return other.add(self, keep_lost)
         if not isinstance(other, IndexedValues):
@@ -223,8 +222,7 @@ class Sparse(IndexedValues):
         return cls(wire.numel, decode_indices(wire.body, count, wire.numel, coding), values)
 
     @override
-    def slice(self, start: int, stop: int) -> Sparse:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> Sparse:
         first, last = self._entries_before([start, stop])
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
 
@@ -330,8 +328,7 @@ class SparseLevels(IndexedValues):
         return cls(wire.numel, indices, low, ratio, packed)
 
     @override
-    def slice(self, start: int, stop: int) -> SparseLevels:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> SparseLevels:
         first, last = self._entries_before([start, stop])
         codes = unpack_bits(self.packed, self.num_entries, BITS)[first:last]
         indices = self.indices[first:last] - start
@@ -399,15 +396,14 @@ class Seeded(IndexedValues):
         (seed,) = wire.numbers
         return cls(wire.numel, seed, wire.body.tensor(wire.num_entries, wire.dtype))
 
-    def slice(self, start: int, stop: int) -> Payload:
+    def _cut(self, start: int, stop: int) -> Payload:
         """Return a part, as `Sparse` because its positions do not follow from the seed; the whole range is `self`."""
         return self if (start, stop) == (0, self.numel) else as_sparse(self).slice(start, stop)
 
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         """Return the sum: `Seeded` if both have the same positions, else as other payloads with positions."""
         if not (isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries)):
             return as_sparse(self).add(other, keep_lost)
-        self._check_fits(other)
         total = add_values(self.values, other.values)
         if keep_lost is not None and total.dtype in SHORT:
             keep_lost(0, lost_in_sum(self.values, other.values, total), self.positions)

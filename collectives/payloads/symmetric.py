@@ -81,8 +81,7 @@ class Triangular(Payload):
         return [stop - start for start, stop in itertools.pairwise(below)]
 
     @override
-    def slice(self, start: int, stop: int) -> Self:
-        self._check_borders(start, stop)
+    def _cut(self, start: int, stop: int) -> Self:
         return self if stop - start == self.numel else type(self)(0, self.values[:0])
 
 
@@ -163,13 +162,12 @@ class Triangle(Triangular):
         return [self._header(self.values.dtype), self.values]
 
     @override
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Triangle:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Triangle:
         """Return the sum; `keep_lost` is ignored because matrices of second moments have no error feedback.
 
         Raises:
             PayloadError: `other` is not a triangle of the same size.
         """
-        self._check_fits(other)
         if not isinstance(other, Triangle):
             raise PayloadError(f"Triangle and {type(other).__name__} payloads cannot be added without decoding them")
         return Triangle(self.size, add_values(self.values, other.values))
@@ -233,7 +231,7 @@ class CholeskyFactor(Triangular):
     def fields(self) -> list[Field]:
         return [self._header(self.values.dtype, self.damping), self.values]
 
-    def add(self, other: Payload, keep_lost: KeepLost | None = None) -> CholeskyFactor:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> CholeskyFactor:
         """Return the factor of the sum, by QR in fp32 or wider, with a non-negative diagonal, rounded once.
 
         `keep_lost` is ignored because these matrices have no error feedback.
@@ -241,7 +239,6 @@ class CholeskyFactor(Triangular):
         Raises:
             PayloadError: `other` is not a factor of the same size.
         """
-        self._check_fits(other)
         if not isinstance(other, CholeskyFactor):
             raise PayloadError(f"CholeskyFactor and {type(other).__name__} payloads cannot be added")
         dtype = torch.promote_types(self.values.dtype, other.values.dtype)

@@ -14,7 +14,7 @@ from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.layout import Layout, leaves
 from collectives.schedule.rounds import Message, Piece, Place, Round
 from collectives.transport import messages
-from collectives.transport.base import Incoming, Pending, Receive, ReduceOp, Transport, wait_all
+from collectives.transport.base import Pending, Receive, ReduceOp, Transport, wait_all
 from collectives.transport.messages import combine_
 
 # (first element in the wire tensor, rounding errors of the sums from there on, fp32)
@@ -136,28 +136,28 @@ class PackedPieces:
         transport: connects the ranks.
         payload: this rank's contribution; its `keep_lost` gets the rounding errors of this rank's sums.
         layout: the same on all ranks; bounds the length of messages.
+
+    Attributes:
+        held: the payloads held at places; other places are cut from them.
     """
 
     def __init__(self, transport: Transport, payload: Payload, layout: Layout) -> None:
         self._transport = transport
         self._num_leaves = len(layout.leaves)
         self._keep_lost = payload.keep_lost
-        self._held: dict[Place, Payload] = {(0, layout.numel, 0): payload}
+        self.held: dict[Place, Payload] = {(0, layout.numel, 0): payload}
         self._collected: dict[Place, dict[int, Payload]] = {}
         self._packed: dict[tuple[Piece, ...], torch.Tensor] = {}  # received messages are passed on without packing
         self._complete: list[Place] = []
 
     def __getitem__(self, place: Place) -> Payload:
         """Return the payload held at this place, cut from the smallest stretch that contains it."""
-        if place not in self._held:
+        if place not in self.held:
             start, stop, _ = place
-            around = [held for held in self._held if held[0] <= start and stop <= held[1]]
+            around = [held for held in self.held if held[0] <= start and stop <= held[1]]
             smallest = min(around, key=lambda held: held[1] - held[0])
-            return self._held[smallest].slice(start - smallest[0], stop - smallest[0])
-        return self._held[place]
-
-    def __setitem__(self, place: Place, payload: Payload) -> None:
-        self._held[place] = payload
+            return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
+        return self.held[place]
 
     def terms(self, place: Place) -> list[Payload]:
         """Return the payloads collected at this place and the own one, in rank order."""
@@ -174,16 +174,28 @@ class PackedPieces:
         for round_ in rounds:
             self.apply(round_, self.post(round_))
 
-    def post(self, round_: Round) -> Incoming:
-        """Start sending and receiving the messages of a round."""
+    def post(self, round_: Round) -> Callable[[], list[torch.Tensor]]:
+        """Start sending and receiving the messages of a round; return what waits for them, for `apply`."""
         sends = [(self._pack(message), message.peer) for message in round_.sends]
         receives = [(self._bound(message), message.peer) for message in round_.receives]
         return self._transport.send_receive(sends, receives)
 
-    def apply(self, round_: Round, incoming: Incoming) -> None:
+    def apply(self, round_: Round, wait: Callable[[], list[torch.Tensor]]) -> None:
         """Wait for the messages of a round, and apply each as its `effect` says."""
-        for message, buffer in zip(round_.receives, incoming.wait(), strict=True):
-            self._receive(message, buffer)
+        for message, buffer in zip(round_.receives, wait(), strict=True):
+            received = unpack(buffer)
+            if message.effect == "replace":
+                self._packed[message.pieces] = buffer[: received.nbytes]
+                self._replace(message.pieces, received)
+                continue
+            for piece, part in zip(message.pieces, _parts(message.pieces, received), strict=True):
+                place, keep_lost = piece.place, shifted(self._keep_lost, piece.start)
+                if message.effect == "own + received":
+                    self.held[place] = self[place].add(part, keep_lost)
+                elif message.effect == "received + own":
+                    self.held[place] = part.add(self[place], keep_lost)
+                else:
+                    self._collected.setdefault(place, {})[message.peer] = part
 
     def _bound(self, message: Message) -> int:
         return messages.bound_nbytes(message.numel, self._num_leaves)
@@ -193,35 +205,15 @@ class PackedPieces:
         if pieces not in self._packed:
             payload = together([self[piece.place] for piece in pieces])
             self._packed[pieces] = packed = messages.pack(payload, self._transport, self._bound(message))
-            if self._is_own_result(pieces):  # the owner decodes the same bytes as all others
-                self._replace(pieces, unpack(packed))
+            is_result = len(pieces[0].terms) == self._transport.world_size
+            if is_result and any(piece.place not in self._complete for piece in pieces):  # completed on this rank
+                self._replace(pieces, unpack(packed))  # the owner decodes the same bytes as all others
         return self._packed[pieces]
-
-    def _receive(self, message: Message, buffer: torch.Tensor) -> None:
-        received = unpack(buffer)
-        if message.effect == "replace":
-            self._packed[message.pieces] = buffer[: received.nbytes]
-            self._replace(message.pieces, received)
-            return
-        for piece, part in zip(message.pieces, _parts(message.pieces, received), strict=True):
-            place, keep_lost = piece.place, shifted(self._keep_lost, piece.start)
-            if message.effect == "own + received":
-                self[place] = self[place].add(part, keep_lost)
-            elif message.effect == "received + own":
-                self[place] = part.add(self[place], keep_lost)
-            else:
-                self._collected.setdefault(place, {})[message.peer] = part
 
     def _replace(self, pieces: Sequence[Piece], payload: Payload) -> None:
         for piece, part in zip(pieces, _parts(pieces, payload), strict=True):
-            self[piece.place] = part
+            self.held[piece.place] = part
             self._complete.append(piece.place)
-
-    def _is_own_result(self, pieces: Sequence[Piece]) -> bool:
-        """Tell whether the pieces contain all ranks' contributions and were completed on this rank."""
-        if len(pieces[0].terms) < self._transport.world_size:
-            return False
-        return any(piece.place not in self._complete for piece in pieces)
 
 
 def together(payloads: Sequence[Payload]) -> Payload:

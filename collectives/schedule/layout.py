@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from collectives.payloads.base import Blocks, Payload, balanced_borders, borders_of_blocks
+from collectives.payloads.base import Payload, balanced_borders, borders_of_blocks
 from collectives.payloads.bundle import Bundle
 
 Key = tuple[int, ...]  # ids of the layers in a message, in the order in which they lie in it
@@ -133,7 +133,7 @@ class Layout:
 
     def cuts(self, num_parts: int) -> list[Stretch]:
         """Return a balanced partition of the payloads' elements, with borders at which payloads can be cut."""
-        stretches = [Blocks(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
+        stretches = [(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
         return list(itertools.pairwise(borders_of_blocks(stretches, num_parts)))
 
 

@@ -6,13 +6,10 @@ The lists of all ranks match: each message that one rank sends, another receives
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from collectives.payloads.bundle import Bundle
-
 # How a receiver applies a message: it replaces the own elements, is added to them in this order, or is kept as a term.
-Effect = Literal["replace", "own + received", "received + own", "collect"]
+ReceiveEffect = Literal["replace", "own + received", "received + own", "collect"]
 Place = tuple[int, int, int]  # (start, stop, number) of a piece
 
 
@@ -41,10 +38,6 @@ class Piece(NamedTuple):
         return self.start, self.stop, self.number
 
 
-# Returns the packed bytes of each payload in a piece: one for most kinds, one per layer for a bundle of layers.
-PackedLengths = Callable[[Piece], Sequence[int]]
-
-
 class Message(NamedTuple):
     """A message from or to another rank.
 
@@ -56,7 +49,7 @@ class Message(NamedTuple):
 
     peer: int
     pieces: tuple[Piece, ...]
-    effect: Effect = "replace"
+    effect: ReceiveEffect = "replace"
 
     @property
     def stretch(self) -> slice:
@@ -88,7 +81,7 @@ class Round:
         if (message := Message(peer, pieces)).numel or self.itemsize is None:
             self.sends.append(message)
 
-    def receive(self, peer: int, *pieces: Piece, effect: Effect = "replace") -> None:
+    def receive(self, peer: int, *pieces: Piece, effect: ReceiveEffect = "replace") -> None:
         """Add a message to receive.
 
         A message that replaces elements of a wire tensor may be received in place and posted early: it contains what
@@ -96,17 +89,3 @@ class Round:
         """
         if (message := Message(peer, pieces, effect)).numel or self.itemsize is None:
             self.receives.append(message)
-
-    def nbytes(self, message: Message, packed_lengths: PackedLengths | None = None) -> int:
-        """Return the bytes of one of its messages.
-
-        Args:
-            message: a message of this round.
-            packed_lengths: needed for packed pieces only, whose lengths may depend on the data.
-        """
-        if self.itemsize is not None:
-            return self.itemsize * message.numel
-        if packed_lengths is None:
-            raise ValueError("the length of packed messages depends on their payloads; pass packed_lengths")
-        lengths = [length for piece in message.pieces for length in packed_lengths(piece)]
-        return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths)

@@ -1,4 +1,4 @@
-"""The interface of transports, which send all messages between ranks and count their bytes; also `Alone`, for one rank.
+"""The interface of transports, which send all messages between ranks and count their bytes.
 
 `sockets.py` implements it over its own TCP connections, `process_group.py` over torch.distributed (gloo, NCCL) and
 `shared_memory.py` through memory that all ranks map. Every wait has a time limit and knows its peer.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from typing_extensions import override
@@ -140,10 +141,9 @@ class Stopwatch:
         self._entry.seconds += time.perf_counter() - self._started
 
 
-class Pending(abc.ABC):
-    """A send or receive under way."""
+class Pending:
+    """A send or receive under way; of this class itself, one that was done when it was started."""
 
-    @abc.abstractmethod
     def wait(self) -> None:
         """Block until it is done; a second call returns at once.
 
@@ -152,29 +152,33 @@ class Pending(abc.ABC):
         """
 
 
-class Done(Pending):
-    """An operation that was done when it was started."""
+class MovedMessage(Pending, abc.ABC):
+    """A message, sent or received in several pieces, on a transport that moves messages while a rank waits.
 
-    def wait(self) -> None:
-        """Return at once."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Incoming:
-    """Messages under way in both directions, and the buffers of the received ones.
-
-    Attributes:
-        buffers: uint8, one per message to receive.
-        pendings: all messages, sent ones included.
+    Args:
+        peer: the rank that receives or sends it.
+        move: moves all messages under way until this one has been transferred.
     """
 
-    buffers: list[torch.Tensor]
-    pendings: list[Pending]
+    def __init__(self, peer: int, move: Callable[[MovedMessage, int], None]) -> None:
+        self._peer = peer
+        self._move = move
 
-    def wait(self) -> list[torch.Tensor]:
-        """Wait for all messages and return the filled buffers."""
-        wait_all(self.pendings)
-        return self.buffers
+    @property
+    @abc.abstractmethod
+    def is_done(self) -> bool:
+        """Return True if all of it has been transferred."""
+
+    @override
+    def wait(self) -> None:
+        if not self.is_done:
+            self._move(self, self._peer)
+
+
+def wait_all(pendings: Sequence[Pending]) -> None:
+    """Wait for each in turn."""
+    for pending in pendings:
+        pending.wait()
 
 
 Send = tuple[torch.Tensor, int]  # (contiguous tensor, receiving rank)
@@ -187,6 +191,7 @@ class Transport(abc.ABC):
     Messages between two ranks arrive in the order in which they were sent, even if sent through different views.
 
     Attributes:
+        members: the number of each rank in the transport that this one is a view of.
         rank: number of this process, 0..world_size-1 within this transport.
         world_size: number of ranks.
         device: device on which tensors must lie.
@@ -196,6 +201,7 @@ class Transport(abc.ABC):
             other backends a receive may be posted before the matching send, which saves a round trip.
     """
 
+    members: Sequence[int]
     rank: int
     world_size: int
     device: torch.device
@@ -248,7 +254,9 @@ class Transport(abc.ABC):
         If the peers post matching messages, the order of waiting cannot cause a deadlock. Tensors must not be empty.
         """
 
-    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> Incoming:
+    def send_receive(
+        self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]
+    ) -> Callable[[], list[torch.Tensor]]:
         """Start several messages whose length only the sender knows.
 
         Args:
@@ -256,20 +264,25 @@ class Transport(abc.ABC):
             receives: (upper bound of the length in bytes, sending rank).
 
         Returns:
-            One uint8 buffer per receive, at least as long as its message; the message's header gives its length.
+            A function that waits for all messages and returns one uint8 buffer per receive, at least as long as its
+            message; the message's header gives its length.
         """
         buffers = [torch.empty(bound, dtype=torch.uint8, device=self.device) for bound, _ in receives]
-        incoming = [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]
-        return Incoming(buffers, self.post(sends, incoming))
+        pendings = self.post(sends, [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)])
 
-    @abc.abstractmethod
+        def wait() -> list[torch.Tensor]:
+            wait_all(pendings)
+            return buffers
+
+        return wait
+
     def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
         """Run the backend's own all-reduce in place; every rank must call. Bytes follow the formula of a ring."""
+        self.start_all_reduce_(tensor, op).wait()
 
+    @abc.abstractmethod
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         """Start `all_reduce_`, asynchronously if the backend can; all ranks must start several in the same order."""
-        self.all_reduce_(tensor, op)
-        return Done()
 
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
         """Combine a few numbers in float64 in rank order; counted as control. Every rank must call.
@@ -302,60 +315,26 @@ class Transport(abc.ABC):
         """Wait for all ranks; counted as control."""
         self.all_reduce_scalars([0.0])
 
-    @abc.abstractmethod
-    def view(self, ranks: Sequence[int]) -> Transport:
+    def view(self, ranks: Sequence[int]) -> Self:
         """Return a transport among `ranks` only, numbered 0.. in the given order; this rank must be among them.
 
         Every rank of `ranks` must call, in the same order relative to its other calls.
         """
+        part = copy.copy(self)
+        part.members = [self.members[rank] for rank in ranks]
+        part.rank, part.world_size = list(ranks).index(self.rank), len(ranks)
+        return part
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release the resources of this transport and its views, which cannot be used afterwards."""
 
 
-def wait_all(pendings: Sequence[Pending]) -> None:
-    """Wait for each in turn."""
-    for pending in pendings:
-        pending.wait()
-
-
-class Message(Protocol):
-    """A message that is sent or received in several pieces."""
-
-    @property
-    def is_done(self) -> bool:
-        """Return True if all of it has been transferred."""
-
-
-M = TypeVar("M", bound=Message)
-
-
-class PendingMessage(Pending, Generic[M]):
-    """A message under way on a transport that moves messages while a rank waits.
-
-    Args:
-        message: the message, sent or received.
-        peer: the rank that receives or sends it.
-        move: moves all messages under way until this one has been transferred.
-    """
-
-    def __init__(self, message: M, peer: int, move: Callable[[M, int], None]) -> None:
-        self._message = message
-        self._peer = peer
-        self._move = move
-
-    @override
-    def wait(self) -> None:
-        if not self._message.is_done:
-            self._move(self._message, self._peer)
-
-
-class Alone(Transport):
+class SingleRank(Transport):
     """The transport of a job with a single rank."""
 
     @override
     def __init__(self) -> None:
-        self.rank, self.world_size = 0, 1
+        self.members, self.rank, self.world_size = [0], 0, 1
         self.device = torch.device("cpu")
         self.timeout_s = 0.0
         self.ledger = Ledger()
@@ -375,9 +354,5 @@ class Alone(Transport):
         return []
 
     @override
-    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """Do nothing: a sum of one term is that term."""
-
-    @override
-    def view(self, ranks: Sequence[int]) -> Alone:
-        return self
+    def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
+        return Pending()  # a sum of one term is that term

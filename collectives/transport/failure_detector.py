@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Diagnosis:
     """The cause of a failed wait.
 
     Attributes:
@@ -173,7 +173,7 @@ class FailureDetector:
             self._store.wait(["all_joined"], datetime.timedelta(seconds=self._grace_s))
         self._addresses = self._read_addresses()
 
-    def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Verdict | None:
+    def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Diagnosis | None:
         """Find out why a wait failed; takes up to about two grace periods.
 
         Args:
@@ -201,7 +201,7 @@ class FailureDetector:
         self._append(f"{group}/waits", [self._rank, waited_for])
         return self._read_addresses()
 
-    def _ping(self, others: Sequence[int], waited_for: int | None, *, all_joined: bool) -> Verdict | None:
+    def _ping(self, others: Sequence[int], waited_for: int | None, *, all_joined: bool) -> Diagnosis | None:
         """Ping other ranks and return a verdict.
 
         Args:
@@ -216,19 +216,19 @@ class FailureDetector:
             own = self._ping_server.address[0]
             elsewhere = {rank: host for rank, (host, _) in addresses.items() if host != own}
             dark = set() if elsewhere.keys() & answers.keys() else set(elsewhere.values())
-            return Verdict(lost=lost, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
+            return Diagnosis(lost=lost, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
         if waited_for in answers:
-            return Verdict(late=waited_for)
-        return Verdict() if len(answers) == len(others) else None
+            return Diagnosis(late=waited_for)
+        return Diagnosis() if len(answers) == len(others) else None
 
-    def _agree(self, group: str, verdict: Verdict, waited_for: int | None) -> Verdict:
+    def _agree(self, group: str, verdict: Diagnosis, waited_for: int | None) -> Diagnosis:
         """Return the verdict that was written first; a rank that it names as late returns its own verdict."""
         if not verdict.lost:
-            verdict = Verdict(late=self._end_of_chain(group, waited_for))
-        own = "" if verdict == Verdict() else json.dumps([verdict.lost, verdict.late])
+            verdict = Diagnosis(late=self._end_of_chain(group, waited_for))
+        own = "" if verdict == Diagnosis() else json.dumps([verdict.lost, verdict.late])
         first = self._store.compare_set(f"{group}/verdict", "", own)
         lost, late = json.loads(first or "[[], null]")
-        return verdict if late == self._rank else Verdict(lost=tuple(lost), late=late)
+        return verdict if late == self._rank else Diagnosis(lost=tuple(lost), late=late)
 
     def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
         """Follow the chain of waits to its last rank; None if this rank waited for all others."""

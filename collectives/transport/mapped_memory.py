@@ -2,13 +2,26 @@
 
 Layout: header page | lines, in whole pages | data. A line is written by one rank and holds 64-bit numbers that tell the
 other ranks its progress. Aligned 8-byte stores are atomic.
+
+Cache flushes and memory fences are for memory in which the ranks' caches do not see each other's stores. An example is
+memory that several hosts map through CXL, unless the device supports back-invalidation. The instructions are compiled
+once with the system's C compiler, and the library is stored in the user's cache folder.
+
+Source: Intel 64 manual, CLFLUSHOPT and SFENCE; Arm ARM, DC CIVAC and DSB.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import hashlib
 import json
 import os
+import platform
+import shutil
 import struct
+import subprocess
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -20,7 +33,6 @@ import torch
 from collectives.options import OptionError
 from collectives.transport import messages
 from collectives.transport.base import Transport
-from collectives.transport.cache_lines import CacheLines, cache_lines, stores_are_ordered
 from collectives.transport.memory_region import Region, reserve, rounded_up
 
 PAGE = 4096
@@ -28,6 +40,84 @@ LINE = 128  # two cache lines, because processors fetch them in pairs
 MAGIC = int.from_bytes(b"gradwire", "little")
 
 _HEADER = struct.Struct("<QQ16s")
+
+SOURCE = r"""
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+__attribute__((target("clflushopt"))) static void flush_fast(const char *p, const char *end) {
+    for (; p < end; p += 64) _mm_clflushopt((void *)p);
+}
+static void flush(const char *p, const char *end) {
+    unsigned a, b = 0, c, d;
+    __get_cpuid_count(7, 0, &a, &b, &c, &d);
+    if (b & (1u << 23)) flush_fast(p, end);
+    else for (; p < end; p += 64) _mm_clflush(p);
+    _mm_mfence();
+}
+#elif defined(__aarch64__)
+static void flush(const char *p, const char *end) {
+    for (; p < end; p += 64) __asm__ volatile("dc civac, %0" ::"r"(p) : "memory");
+    __asm__ volatile("dsb sy" ::: "memory");
+}
+#else
+#error "no cache flush is known for this processor"
+#endif
+void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+void flush_lines(const void *start, size_t nbytes) {
+    uintptr_t p = (uintptr_t)start;
+    fence();
+    flush((const char *)(p & ~(uintptr_t)63), (const char *)(p + nbytes));
+}
+"""
+
+
+class CacheLines:
+    """The functions of the compiled library.
+
+    Attributes:
+        flush: (address, nbytes) -> None: write cache lines back and drop them, so that the next load reads memory.
+        fence: () -> None: no load or store is reordered across this call.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.flush = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(("flush_lines", library))
+        self.fence = ctypes.CFUNCTYPE(None)(("fence", library))
+
+
+@functools.cache
+def cache_lines() -> CacheLines:
+    """Return the library's functions; compile it if it is not in the user's cache folder.
+
+    Raises:
+        OptionError: there is no C compiler, or it fails.
+    """
+    digest = hashlib.sha256((SOURCE + platform.machine()).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradwire"
+    library = folder / f"cachelines-{digest}.so"
+    if not library.exists():
+        compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+        if compiler is None:
+            raise OptionError(
+                "pool: flushing cache lines needs a C compiler, and no cc, gcc or clang was found; install one"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / "cachelines.so"
+            command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(built)]
+            done = subprocess.run(command, input=SOURCE, text=True, capture_output=True, check=False)
+            if done.returncode:
+                first = (done.stderr.strip() or "no message").splitlines()[0]
+                raise OptionError(f"pool: the cache-flush helper does not compile on this machine: {first}")
+            built.replace(library)  # atomically, because other ranks may compile it at the same time
+    return CacheLines(ctypes.CDLL(str(library)))
+
+
+def stores_are_ordered() -> bool:
+    """Return True if other processors see the stores of this one in program order without fences."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 class SharedMemory:
@@ -74,11 +164,11 @@ class SharedMemory:
         if self._helper is not None:
             self._helper.fence()
         self._numbers[line, field] = value
-        self._synchronize_lines(line, 1)
+        self.synchronize_at(self._lines.data_ptr() + LINE * line, LINE)
 
     def announced(self, line: int, field: int) -> int:
         """Return a number from another rank's line; what that rank wrote before it is visible after this call."""
-        self._synchronize_lines(line, 1)
+        self.synchronize_at(self._lines.data_ptr() + LINE * line, LINE)
         value = int(self._numbers.item(line, field))
         if self._helper is not None:
             self._helper.fence()
@@ -86,7 +176,7 @@ class SharedMemory:
 
     def all_announced(self, field: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Return the same number from every line, as `announced` does from one."""
-        self._synchronize_lines(0, len(self._numbers))
+        self.synchronize(self._lines)
         values = self._numbers[:, field].copy()
         if self._helper is not None:
             self._helper.fence()
@@ -101,9 +191,6 @@ class SharedMemory:
         if not self._coherent:
             assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)
-
-    def _synchronize_lines(self, first: int, count: int) -> None:
-        self.synchronize_at(self._lines.data_ptr() + LINE * first, LINE * count)
 
 
 def nbytes_of(num_lines: int, data_nbytes: int) -> int:
@@ -127,17 +214,18 @@ def map_together(
     Raises:
         OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
     """
-    offer = _Offer(transport, num_lines, coherent=coherent is not False)
     transport.barrier()  # no rank still uses memory that was there before
-    memory, problem = None, "pool: another rank cannot map the region; see its message"
+    memory, offer, problem = None, None, "pool: another rank cannot map the region; see its message"
     try:
-        try:
-            if transport.rank == 0:
-                memory = offer.make(place, data_nbytes, smaller, is_stated=coherent is not None)
-            else:
-                memory = offer.join()
-        except OptionError as error:
-            problem = str(error)
+        if transport.rank == 0:
+            memory, offer = _create(place, num_lines, data_nbytes, coherent, smaller)
+        offer = _broadcast(transport, offer)
+        problem = offer.get("problem", problem)
+        if transport.rank and "problem" not in offer:
+            try:
+                memory = _join(transport, offer, num_lines, coherent)
+            except OptionError as error:
+                problem = str(error)
         (num_failed,) = transport.all_reduce_scalars([float(memory is None)], "sum")
     finally:
         if memory is not None and transport.rank == 0:
@@ -147,75 +235,59 @@ def map_together(
     return memory
 
 
-class _Offer:
-    """A region that rank 0 creates and offers to the other ranks."""
-
-    def __init__(self, transport: Transport, num_lines: int, *, coherent: bool) -> None:
-        self._transport = transport
-        self._num_lines = num_lines
-        self._coherent = coherent
-
-    def make(self, place: Path, data_nbytes: int, smaller: str, *, is_stated: bool) -> SharedMemory:
-        """Create and format the region on rank 0; send the other ranks its path, or the reason of the failure."""
-        try:
-            memory, description = self._made(place, data_nbytes, smaller, is_stated=is_stated)
-        except OptionError as error:
-            self._broadcast({"problem": str(error)})
-            raise
-        self._broadcast(description)
-        return memory
-
-    def _made(
-        self, place: Path, data_nbytes: int, smaller: str, *, is_stated: bool
-    ) -> tuple[SharedMemory, dict[str, Any]]:
-        try:
-            helper = self._helper()
-            if not is_stated and place.is_char_device():
-                raise OptionError(
-                    f"pool: {place} may be shared by hosts that do not see each other's stores; "
-                    "set coherent=true or coherent=false"
-                )
-            extent = reserve(place, nbytes_of(self._num_lines, data_nbytes), smaller)
-            memory = SharedMemory(Region(*extent), self._num_lines, helper, coherent=self._coherent)
-        except OSError as error:
-            raise OptionError(f"pool: {place} cannot be shared: {error}; choose another path") from None
-        nonce = uuid.uuid4()
-        memory.format(nonce.bytes)
-        path = str(extent.path)
-        return memory, {"path": path, "nbytes": extent.nbytes, "offset": extent.offset, "nonce": nonce.hex}
-
-    def join(self) -> SharedMemory:
-        """Map the region that rank 0 created."""
-        offer = self._broadcast(None)
-        if "problem" in offer:
-            raise OptionError(offer["problem"])
-        try:
-            region = Region(Path(offer["path"]), offer["nbytes"], offer["offset"])
-        except OSError as error:
+def _create(
+    place: Path, num_lines: int, data_nbytes: int, coherent: bool | None, smaller: str
+) -> tuple[SharedMemory | None, dict[str, Any]]:
+    """Create and format the region on rank 0; return what the other ranks must know, or the problem."""
+    try:
+        helper = _helper(coherent)
+        if coherent is None and place.is_char_device():
             raise OptionError(
-                f"pool: rank {self._transport.name(self._transport.rank)} cannot map {offer['path']} "
-                f"({error.strerror}); all ranks must run on one machine or share one device"
-            ) from None
-        memory = SharedMemory(region, self._num_lines, self._helper(), coherent=self._coherent)
-        memory.check(bytes.fromhex(offer["nonce"]))
-        return memory
+                f"pool: {place} may be shared by hosts that do not see each other's stores; "
+                "set coherent=true or coherent=false"
+            )
+        extent = reserve(place, nbytes_of(num_lines, data_nbytes), smaller)
+        memory = SharedMemory(Region(*extent), num_lines, helper, coherent=coherent is not False)
+    except OptionError as error:
+        return None, {"problem": str(error)}
+    except OSError as error:
+        return None, {"problem": f"pool: {place} cannot be shared: {error}; choose another path"}
+    nonce = uuid.uuid4()
+    memory.format(nonce.bytes)
+    return memory, {"path": str(extent.path), "nbytes": extent.nbytes, "offset": extent.offset, "nonce": nonce.hex}
 
-    def _broadcast(self, offer: dict[str, Any] | None) -> dict[str, Any]:
-        """Return rank 0's offer on every rank; all must call."""
-        text = bytearray(json.dumps(offer).encode())
-        message = None if offer is None else torch.frombuffer(text, dtype=torch.uint8).to(self._transport.device)
-        with self._transport.counted_as("control"):
-            received = messages.broadcast_bytes(self._transport, message, source=0)
-        return dict(json.loads(received.cpu().numpy().tobytes()))
 
-    def _helper(self) -> CacheLines | None:
-        """Return fences and flushes; None if processor and caches do not need them."""
-        try:
-            return None if self._coherent and stores_are_ordered() else cache_lines()
-        except OSError as error:
-            raise OptionError(
-                f"pool: the helper that flushes caches cannot be stored: {error}; set XDG_CACHE_HOME"
-            ) from None
+def _join(transport: Transport, offer: dict[str, Any], num_lines: int, coherent: bool | None) -> SharedMemory:
+    """Map the region that rank 0 created."""
+    try:
+        region = Region(Path(offer["path"]), offer["nbytes"], offer["offset"])
+    except OSError as error:
+        raise OptionError(
+            f"pool: rank {transport.name(transport.rank)} cannot map {offer['path']} "
+            f"({error.strerror}); all ranks must run on one machine or share one device"
+        ) from None
+    memory = SharedMemory(region, num_lines, _helper(coherent), coherent=coherent is not False)
+    memory.check(bytes.fromhex(offer["nonce"]))
+    return memory
+
+
+def _broadcast(transport: Transport, offer: dict[str, Any] | None) -> dict[str, Any]:
+    """Return rank 0's offer on every rank; all must call."""
+    text = bytearray(json.dumps(offer).encode())
+    message = None if offer is None else torch.frombuffer(text, dtype=torch.uint8).to(transport.device)
+    with transport.counted_as("control"):
+        received = messages.broadcast_bytes(transport, message, source=0)
+    return dict(json.loads(received.cpu().numpy().tobytes()))
+
+
+def _helper(coherent: bool | None) -> CacheLines | None:
+    """Return fences and flushes; None if processor and caches do not need them."""
+    try:
+        return None if coherent is not False and stores_are_ordered() else cache_lines()
+    except OSError as error:
+        raise OptionError(
+            f"pool: the helper that flushes caches cannot be stored: {error}; set XDG_CACHE_HOME"
+        ) from None
 
 
 LOOKS_BEFORE_SLEEP = 100

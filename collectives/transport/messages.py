@@ -133,43 +133,34 @@ def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", l
         lost(lost_in_sum(before, incoming, into))
 
 
-def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None) -> torch.Tensor:
-    """Combine all ranks' wire tensors in rank order: 16-bit floats are added in fp32 and rounded once at the end.
-
-    Args:
-        wires: one per rank, of one length and dtype.
-        op: sum or max.
-        lost: called with the rounding errors of 16-bit sums.
-
-    Returns:
-        A new tensor of the same dtype.
-    """
-    dtype = wires[0].dtype
-    is_short = dtype in SHORT
-    total = wires[0].to(torch.float32 if is_short else dtype, copy=True)
-    for wire in wires[1:]:
-        combine_(total, wire.to(total.dtype), op)
-    rounded = to_value_dtype(total, dtype)
-    if lost is not None and is_short and op == "sum":
-        lost(total.sub_(rounded))
-    return rounded
+def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> torch.Tensor:
+    """Combine all ranks' wire tensors in rank order; return a new tensor of the same dtype, as `sum_wires_into_`."""
+    if len(wires) == 1:
+        return wires[0].clone()
+    total = torch.empty_like(wires[0])
+    sum_wires_into_(total, wires, op)
+    return total
 
 
 def sum_wires_into_(
     out: torch.Tensor, wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None
 ) -> None:
-    """Write `sum_wires` of two or more wires into `out`, which must not overlap the third and later ones."""
-    if out.dtype in SHORT:
-        out.copy_(sum_wires(wires, op, lost))
+    """Combine two or more ranks' wire tensors in rank order: 16-bit floats are added in fp32 and rounded once.
+
+    Args:
+        out: the result (mutated), of the same length and dtype; must not overlap the third and later wires.
+        wires: one per rank, of one length and dtype.
+        op: sum or max.
+        lost: called with the rounding errors of 16-bit sums.
+    """
+    if out.dtype not in SHORT:
+        (torch.maximum if op == "max" else torch.add)(wires[0], wires[1], out=out)
+        for wire in wires[2:]:
+            combine_(out, wire, op)
         return
-    (torch.maximum if op == "max" else torch.add)(wires[0], wires[1], out=out)
-    for wire in wires[2:]:
-        combine_(out, wire, op)
-
-
-def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
-    """Decode all ranks' payloads and add them in rank order; return a new tensor, fp32 [numel]."""
-    total = terms[0].to_dense()
-    for term in terms[1:]:
-        term.add_to_(total)
-    return total
+    total = wires[0].float()
+    for wire in wires[1:]:
+        combine_(total, wire.float(), op)
+    to_value_dtype(total, out.dtype, out=out)
+    if lost is not None and op == "sum":
+        lost(total.sub_(out))

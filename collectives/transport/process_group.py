@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
@@ -22,8 +21,6 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from typing_extensions import override
 
 from collectives.transport.base import (
-    Done,
-    Incoming,
     Ledger,
     Pending,
     Receive,
@@ -70,12 +67,16 @@ class ProcessGroupTransport(Transport):
     def __init__(
         self, group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
     ) -> None:
-        self._groups = _Groups(group if group is not None else _world())
+        group = group if group is not None else dist.group.WORLD
+        if group is None:
+            raise TransportError("torch.distributed is not initialised; call init_process_group first")
+        self._groups = _Groups(group)
         self.in_step = dist.get_backend(self._group) == "nccl"
-        self._members = list(range(dist.get_world_size(self._group)))
+        self.members = list(range(dist.get_world_size(self._group)))
         self.rank = dist.get_rank(self._group)
-        self.world_size = len(self._members)
-        self.device = device if device is not None else _default_device(self.in_step)
+        self.world_size = len(self.members)
+        current = torch.device("cuda", torch.cuda.current_device()) if self.in_step else torch.device("cpu")
+        self.device = current if device is None else device
         self.timeout_s = timeout_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self.ledger = Ledger()
@@ -93,7 +94,7 @@ class ProcessGroupTransport(Transport):
 
     @override
     def name(self, rank: int) -> int:
-        return dist.get_global_rank(self._group, self._members[rank])
+        return dist.get_global_rank(self._group, self.members[rank])
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
@@ -114,46 +115,28 @@ class ProcessGroupTransport(Transport):
             ]
 
     @override
-    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> Incoming:
+    def send_receive(
+        self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]
+    ) -> Callable[[], list[torch.Tensor]]:
         """Start the messages; on NCCL, exchange their lengths first."""
-        if not self.in_step:
-            return super().send_receive(sends, receives)
-        lengths = [torch.tensor([message.numel()], device=self.device) for message, _ in sends]
-        incoming = [torch.empty(1, dtype=torch.int64, device=self.device) for _ in receives]
-        with self.counted_as("control"):
-            wait_all(
-                self.post(
-                    [(length, to) for length, (_, to) in zip(lengths, sends, strict=True)],
-                    [(length, source) for length, (_, source) in zip(incoming, receives, strict=True)],
-                )
-            )
-        buffers = [torch.empty(int(length), dtype=torch.uint8, device=self.device) for length in incoming]
-        incoming_messages = [(buffer, source) for buffer, (_, source) in zip(buffers, receives, strict=True)]
-        return Incoming(buffers, self.post(sends, incoming_messages))
-
-    @override
-    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        self.start_all_reduce_(tensor, op).wait()
+        if self.in_step:
+            lengths = [(torch.tensor([message.numel()], device=self.device), to) for message, to in sends]
+            incoming = [(torch.empty(1, dtype=torch.int64, device=self.device), source) for _, source in receives]
+            with self.counted_as("control"):
+                wait_all(self.post(lengths, incoming))
+            receives = [(int(length), source) for length, source in incoming]
+        return super().send_receive(sends, receives)
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         if self.world_size == 1:
-            return Done()
+            return Pending()
         with self.ledger.timed():
             nbytes = tensor.numel() * tensor.element_size()
             self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
             options = dist.AllreduceOptions()
             options.reduceOp = _OPS[op]
-            return _AllReduce(self, self._backend().allreduce([tensor], options))
-
-    @override
-    def view(self, ranks: Sequence[int]) -> ProcessGroupTransport:
-        """Return a view; its process group for the backend's own collectives is created when first used."""
-        part = copy.copy(self)
-        part._members = [self._members[rank] for rank in ranks]
-        part.rank = list(ranks).index(self.rank)
-        part.world_size = len(part._members)
-        return part
+            return _Operation(self, [self._backend().allreduce([tensor], options)], [tensor], None)
 
     @override
     def close(self) -> None:
@@ -171,22 +154,21 @@ class ProcessGroupTransport(Transport):
     ) -> Pending:
         """Call a method of the group directly, which is faster than `dist.isend` and `dist.irecv`."""
         try:
-            work = function([tensor], self._members[peer], _TAG)
+            work = function([tensor], self.members[peer], _TAG)
         except RuntimeError as error:
             raise self._lost(peer, str(error)) from error
-        return _Message(self, work, tensor, peer)
+        return _Operation(self, [work], [tensor], peer)  # gloo reads or writes the tensor until the message is done
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-            return dist.P2POp(function, tensor, group=self._group, group_peer=self._members[peer])  # type: ignore[arg-type]
+            return dist.P2POp(function, tensor, group=self._group, group_peer=self.members[peer])  # type: ignore[arg-type]
 
         operations = [operation(dist.irecv, *receive) for receive in receives]
         operations += [operation(dist.isend, *send) for send in sends]
         if not operations:
             return []
-        peers = [peer for _, peer in (*receives, *sends)]
-        together = _Together(self, dist.batch_isend_irecv(operations), operations, peers)
-        return [together] * len(operations)
+        peer = (*receives, *sends)[0][1]
+        return [_Operation(self, dist.batch_isend_irecv(operations), operations, peer)] * len(operations)
 
     def _backend(self) -> dist.ProcessGroup:
         """Return the process group of exactly these ranks, for the backend's own collectives.
@@ -194,7 +176,7 @@ class ProcessGroupTransport(Transport):
         A view creates one without torch's registry: `dist.new_group` must be called by every rank of the job, and with
         `use_local_synchronization` ranks later disagree about the names of groups.
         """
-        members = tuple(self._members)
+        members = tuple(self.members)
         if members == tuple(range(self._group.size())):
             return self._group
         if members not in self._groups.parts:
@@ -209,12 +191,6 @@ class ProcessGroupTransport(Transport):
                 backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
             self._groups.parts[members] = cast(dist.ProcessGroup, backend)  # it has the same methods
         return self._groups.parts[members]
-
-    def _wait_for_all(self, work: dist.Work) -> None:
-        try:
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            raise self._lost(None, str(error)) from error
 
     def _lost(self, waited_for: int | None, reason: str) -> TransportError:
         """Ask the failure detector, and return an error that names the lost rank; `waited_for` None: all ranks."""
@@ -262,65 +238,32 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
     return ProcessGroupTransport()._lost(None, str(error))
 
 
-class _AllReduce(Pending):
-    """An all-reduce of the backend that is under way."""
+class _Operation(Pending):
+    """Something that the backend does: a message, those of one NCCL group call, or an all-reduce.
 
-    def __init__(self, transport: ProcessGroupTransport, work: dist.Work) -> None:
-        self._transport = transport
-        self._work = work
-
-    def wait(self) -> None:
-        with self._transport.ledger.timed():
-            self._transport._wait_for_all(self._work)
-
-
-class _Message(Pending):
-    """One gloo message; keeps its tensor alive, because gloo reads or writes it until the message is done."""
-
-    def __init__(self, transport: ProcessGroupTransport, work: dist.Work, tensor: torch.Tensor, peer: int) -> None:
-        self._work: dist.Work | None = work
-        self._transport = transport
-        self._tensor = tensor
-        self._peer = peer
-
-    def wait(self) -> None:
-        if self._work is None:
-            return
-        with self._transport.ledger.timed():
-            try:
-                self._work.wait(self._transport._timeout)
-            except RuntimeError as error:
-                raise self._transport._lost(self._peer, str(error)) from error
-        self._work = None
-
-
-class _Together(Pending):
-    """Messages of one NCCL group call."""
+    Args:
+        transport: the transport that started it.
+        works: the backend's handles.
+        kept: what must stay alive until it is done.
+        peer: the rank that is waited for; None: all ranks.
+    """
 
     def __init__(
-        self, transport: ProcessGroupTransport, works: list[dist.Work], operations: list[dist.P2POp], peers: list[int]
+        self, transport: ProcessGroupTransport, works: list[dist.Work], kept: Sequence[object], peer: int | None
     ) -> None:
-        self._works = works
         self._transport = transport
-        self._operations = operations
-        self._peers = peers
+        self._works = works
+        self._kept = kept
+        self._peer = peer
 
+    @override
     def wait(self) -> None:
+        if not self._works:
+            return
         with self._transport.ledger.timed():
             try:
                 for work in self._works:
                     work.wait(self._transport._timeout)
             except RuntimeError as error:
-                raise self._transport._lost(self._peers[0], str(error)) from error
+                raise self._transport._lost(self._peer, str(error)) from error
         self._works = []
-
-
-def _world() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    if group is None:
-        raise TransportError("torch.distributed is not initialised; call init_process_group first")
-    return group
-
-
-def _default_device(on_gpu: bool) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -17,8 +17,8 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Self
 
 import psutil
 from torch.distributed.distributed_c10d import Store
@@ -75,8 +75,8 @@ def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: 
             for peer in range(rank):
                 sockets[peer] = if_it_fails.enter_context(_connect(store, peer, deadline, rank))
             tokens = {peer: _entry(store, peer, deadline)[1] for peer in range(rank + 1, world_size)}
-            with _Acceptor(listener, token, tokens, if_it_fails) as acceptor:
-                sockets |= acceptor.accept_all(deadline)
+            for peer, sock in _Acceptor(listener, token, tokens).accept_all(deadline):
+                sockets[peer] = if_it_fails.enter_context(sock)
         for peer in range(rank):
             _await_answer(sockets[peer], peer, token, deadline)
         if_it_fails.pop_all()
@@ -127,46 +127,37 @@ class _Acceptor:
         listener: the listening socket.
         token: token of this rank, which the others must send.
         expected: tokens to answer with, by rank.
-        if_it_fails: closes accepted connections if the rendezvous fails.
     """
 
-    def __init__(
-        self, listener: socket.socket, token: bytes, expected: dict[int, bytes], if_it_fails: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, listener: socket.socket, token: bytes, expected: dict[int, bytes]) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._token = token
-        self._expected = expected
-        self._if_it_fails = if_it_fails
-        self._accepted: dict[int, socket.socket] = {}
+        self._missing = dict(expected)
         self._received: dict[socket.socket, bytes] = {}  # incomplete greetings, the oldest connection first
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def accept_all(self, deadline: float) -> dict[int, socket.socket]:
-        """Return the sockets of all expected ranks, by rank.
+    def accept_all(self, deadline: float) -> Iterator[tuple[int, socket.socket]]:
+        """Yield each expected rank and its socket.
 
         Raises:
             MeetingError: a rank did not connect in time.
         """
-        while missing := self._expected.keys() - self._accepted.keys():
-            events = self._selector.select(_seconds_to(deadline))
-            if time.monotonic() >= deadline:
-                raise MeetingError(min(missing), "it did not connect")
-            for key, _ in events:
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj in self._received:
-                    self._receive(key.fileobj)
-        return self._accepted
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for sock in list(self._received):
-            self._hang_up(sock)
-        self._selector.close()
+        try:
+            while self._missing:
+                events = self._selector.select(_seconds_to(deadline))
+                if time.monotonic() >= deadline:
+                    raise MeetingError(min(self._missing), "it did not connect")
+                for sock in [key.fileobj for key, _ in events]:
+                    if sock is self._listener:
+                        self._accept()
+                    elif isinstance(sock, socket.socket) and (rank := self._receive(sock)) is not None:
+                        yield rank, sock
+        finally:
+            for sock in list(self._received):
+                self._hang_up(sock)
+            self._selector.close()
 
     def _accept(self) -> None:
         try:
@@ -176,31 +167,31 @@ class _Acceptor:
         sock.setblocking(False)
         self._received[sock] = b""
         self._selector.register(sock, selectors.EVENT_READ)
-        if len(self._received) > _MOST_STRANGERS + len(self._expected):
+        if len(self._received) > _MOST_STRANGERS + len(self._missing):
             self._hang_up(next(iter(self._received)))
 
-    def _receive(self, sock: socket.socket) -> None:
+    def _receive(self, sock: socket.socket) -> int | None:
+        """Read a greeting; when it is complete, answer and return its rank if it is expected, else close the socket."""
+        if sock not in self._received:  # closed since it became readable
+            return None
         try:
             part = sock.recv(_GREETING.size - len(self._received[sock]))
         except OSError:
             part = b""
         greeting = self._received[sock] = self._received[sock] + part
-        if not part:
-            self._hang_up(sock)
-        elif len(greeting) == _GREETING.size:
-            self._answer(sock, *_GREETING.unpack(greeting))
-
-    def _answer(self, sock: socket.socket, token: bytes, rank: int) -> None:
-        """Answer an expected rank that sent the right token; close any other connection."""
-        if not hmac.compare_digest(token, self._token) or rank not in self._expected.keys() - self._accepted.keys():
-            self._hang_up(sock)
-            return
-        del self._received[sock]
-        self._selector.unregister(sock)
-        sock.setblocking(True)
-        with contextlib.suppress(OSError):  # if the rank has left, the first message to it fails
-            sock.sendall(self._expected[rank])
-        self._accepted[rank] = self._if_it_fails.enter_context(sock)
+        if part and len(greeting) < _GREETING.size:
+            return None
+        if part:
+            token, rank = _GREETING.unpack(greeting)
+            if hmac.compare_digest(token, self._token) and rank in self._missing:
+                del self._received[sock]
+                self._selector.unregister(sock)
+                sock.setblocking(True)
+                with contextlib.suppress(OSError):  # if the rank has left, the first message to it fails
+                    sock.sendall(self._missing.pop(rank))
+                return int(rank)
+        self._hang_up(sock)
+        return None
 
     def _hang_up(self, sock: socket.socket) -> None:
         del self._received[sock]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from typing_extensions import override
 from collectives.payloads.base import balanced_borders
 from collectives.transport.base import (
     Ledger,
+    MovedMessage,
     Pending,
-    PendingMessage,
     Receive,
     ReduceOp,
     Send,
@@ -39,24 +39,23 @@ WORD = 8
 PARTS_PER_RING = 4  # the receiver reads one part while the sender writes the next ones
 
 
-class Message:
+class RingMessage(MovedMessage):
     """A tensor that is copied into a ring or out of it, in several pieces."""
 
-    __slots__ = ("nbytes", "position", "raw")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, peer: int, wait: Callable[[MovedMessage, int], None], tensor: torch.Tensor) -> None:
+        super().__init__(peer, wait)
         self.raw = tensor.detach().view(-1).view(torch.uint8).numpy()
         self.nbytes = len(self.raw)
         self.position = -WORD  # negative until its length has been transferred
 
     @property
+    @override
     def is_done(self) -> bool:
-        """Return True if all of it has been transferred."""
         return self.position == self.nbytes
 
 
 class ChannelEnd(abc.ABC):
-    """One end of a channel, with a queue of messages under way.
+    """One end of a channel, with the queue of its `messages` under way.
 
     Args:
         memory: the memory with the ring and the lines.
@@ -75,11 +74,7 @@ class ChannelEnd(abc.ABC):
         self._own_line, self._peer_line = own_line, peer_line
         self._peer = peer
         self._passed = 0  # bytes that this end has transferred since the start
-        self._messages: collections.deque[Message] = collections.deque()
-
-    def add(self, message: Message) -> None:
-        """Queue a message."""
-        self._messages.append(message)
+        self.messages: collections.deque[RingMessage] = collections.deque()
 
     def advance(self) -> bool:
         """Transfer what can be transferred now; return whether anything was.
@@ -88,8 +83,8 @@ class ChannelEnd(abc.ABC):
             TransportError: a message is longer than the buffer posted for it.
         """
         before = self._passed
-        while self._messages and (available := self._available()):
-            message = self._messages[0]
+        while self.messages and (available := self._available()):
+            message = self.messages[0]
             if message.position < 0:
                 self._pass_length(message, self._passed % len(self._bytes) // WORD)
                 message.position = 0
@@ -102,53 +97,50 @@ class ChannelEnd(abc.ABC):
             message.position += nbytes
             self._passed += rounded_up(nbytes, WORD)
             if message.is_done:
-                self._messages.popleft()
+                self.messages.popleft()
             self._memory.announce(self._own_line, 0, self._passed)
         return self._passed != before
-
-    def _peer_passed(self) -> int:
-        return self._memory.announced(self._peer_line, 0)
 
     @abc.abstractmethod
     def _available(self) -> int:
         """Return how many bytes can be transferred now, a multiple of `WORD`."""
 
     @abc.abstractmethod
-    def _pass_length(self, message: Message, word: int) -> None:
+    def _pass_length(self, message: RingMessage, word: int) -> None:
         """Transfer a message's length at this word of the ring."""
 
     @abc.abstractmethod
-    def _pass_bytes(self, message: Message, start: int, nbytes: int) -> None:
+    def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
         """Transfer the next `nbytes` of a message at byte `start` of the ring."""
 
 
-class Outgoing(ChannelEnd):
+class SendingEnd(ChannelEnd):
     """The sender's end."""
 
     @override
     def _available(self) -> int:
-        return len(self._bytes) - (self._passed - self._peer_passed())
+        return len(self._bytes) - (self._passed - self._memory.announced(self._peer_line, 0))
 
     @override
-    def _pass_length(self, message: Message, word: int) -> None:
+    def _pass_length(self, message: RingMessage, word: int) -> None:
         self._words[word] = message.nbytes
         self._memory.synchronize_at(self._address + WORD * word, WORD)
 
     @override
-    def _pass_bytes(self, message: Message, start: int, nbytes: int) -> None:
+    def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
         self._bytes[start : start + nbytes] = message.raw[message.position : message.position + nbytes]
         self._memory.synchronize_at(self._address + start, nbytes)
 
 
-class Incoming(ChannelEnd):
+class ReceivingEnd(ChannelEnd):
     """The receiver's end."""
 
     @override
     def _available(self) -> int:
-        return self._peer_passed() - self._passed
+        return self._memory.announced(self._peer_line, 0) - self._passed
 
     @override
-    def _pass_length(self, message: Message, word: int) -> None:
+    def _pass_length(self, message: RingMessage, word: int) -> None:
         self._memory.synchronize_at(self._address + WORD * word, WORD)
         nbytes, room = int(self._words.item(word)), message.nbytes
         if nbytes > room:
@@ -159,7 +151,7 @@ class Incoming(ChannelEnd):
         message.nbytes = nbytes
 
     @override
-    def _pass_bytes(self, message: Message, start: int, nbytes: int) -> None:
+    def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
         self._memory.synchronize_at(self._address + start, nbytes)
         message.raw[message.position : message.position + nbytes] = self._bytes[start : start + nbytes]
 
@@ -173,14 +165,13 @@ class SharedMemoryTransport(Transport):
     """Messages between ranks that map one region, used from one thread per rank; create it with `open`."""
 
     @override
-    def __init__(self, channels: Channels, members: Sequence[int], ledger: Ledger) -> None:
+    def __init__(self, channels: Channels) -> None:
+        opener = channels.opener
         self._channels = channels
-        self._members = list(members)
-        self.rank = self._members.index(channels.opener.rank)
-        self.world_size = len(self._members)
+        self.members = range(opener.world_size)
+        self.rank, self.world_size, self.timeout_s = opener.rank, opener.world_size, opener.timeout_s
         self.device = torch.device("cpu")
-        self.timeout_s = channels.opener.timeout_s
-        self.ledger = ledger
+        self.ledger = Ledger()
 
     @classmethod
     def open(
@@ -202,15 +193,15 @@ class SharedMemoryTransport(Transport):
         Raises:
             OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
         """
-        return cls(Channels(transport, Path(path), ring_bytes, coherent), range(transport.world_size), Ledger())
+        return cls(Channels(transport, Path(path), ring_bytes, coherent))
 
     @override
     def name(self, rank: int) -> int:
-        return self._channels.opener.name(self._members[rank])
+        return self._channels.opener.name(self.members[rank])
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        return self._channels.opener.timeout_error(self._members[rank])
+        return self._channels.opener.timeout_error(self.members[rank])
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -219,11 +210,11 @@ class SharedMemoryTransport(Transport):
         return self._start(sends, receives)
 
     @override
-    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+    def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         """Reduce in place: each rank adds its own part of all ranks' tensors in rank order, and sends it to all."""
         n = self.world_size
         if n == 1:
-            return
+            return Pending()
         self.ledger.book(round(2 * (n - 1) / n * tensor.nbytes), from_formula=True)
         flat = tensor.view(-1)
         parts = [flat[start:end] for start, end in itertools.pairwise(balanced_borders(flat.numel(), n))]
@@ -233,26 +224,20 @@ class SharedMemoryTransport(Transport):
         wait_all(self._start([(parts[rank], rank) for rank in others], [(terms[rank], rank) for rank in others]))
         sum_wires_into_(own, terms, op)
         wait_all(self._start([(own, rank) for rank in others], [(parts[rank], rank) for rank in others]))
-
-    @override
-    def view(self, ranks: Sequence[int]) -> SharedMemoryTransport:
-        return SharedMemoryTransport(self._channels, [self._members[rank] for rank in ranks], self.ledger)
+        return Pending()
 
     def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         with self.ledger.timed():
             pendings: list[Pending] = []
-            for tensor, source in receives:
-                message = Message(tensor)
-                self._channels.incoming[self._members[source]].add(message)
-                pendings.append(PendingMessage(message, source, self._wait))
-            for tensor, to in sends:
-                message = Message(tensor)
-                self._channels.outgoing[self._members[to]].add(message)
-                pendings.append(PendingMessage(message, to, self._wait))
+            for messages, ends in ((receives, self._channels.incoming), (sends, self._channels.outgoing)):
+                for tensor, peer in messages:
+                    message = RingMessage(peer, self._wait, tensor)
+                    ends[self.members[peer]].messages.append(message)
+                    pendings.append(message)
             self._channels.advance()
             return pendings
 
-    def _wait(self, message: Message, peer: int) -> None:
+    def _wait(self, message: MovedMessage, peer: int) -> None:
         patience = SpinThenSleep(self.timeout_s)
         with self.ledger.timed():
             while not message.is_done:
@@ -278,21 +263,19 @@ class Channels:
 
     def __init__(self, opener: Transport, path: Path, ring_bytes: int, coherent: bool | None) -> None:
         self.opener = opener
-        self.incoming: dict[int, Incoming] = {}
-        self.outgoing: dict[int, Outgoing] = {}
+        self.incoming: dict[int, ChannelEnd] = {}
+        self.outgoing: dict[int, ChannelEnd] = {}
         if opener.world_size == 1:
             return
         pairs = list(itertools.permutations(range(opener.world_size), 2))
         ring_bytes = rounded_up(ring_bytes, PAGE)
         memory = map_together(opener, path, 2 * len(pairs), ring_bytes * len(pairs), coherent=coherent, smaller=SMALLER)
-        for index, pair in enumerate(pairs):
-            self._connect(memory, memory.data[ring_bytes * index :][:ring_bytes], 2 * index, *pair)
-
-    def _connect(self, memory: SharedMemory, ring: torch.Tensor, line: int, source: int, to: int) -> None:
-        if source == self.opener.rank:
-            self.outgoing[to] = Outgoing(memory, ring, line, line + 1, self.opener.name(to))
-        elif to == self.opener.rank:
-            self.incoming[source] = Incoming(memory, ring, line + 1, line, self.opener.name(source))
+        for index, (source, to) in enumerate(pairs):
+            ring, line = memory.data[ring_bytes * index :][:ring_bytes], 2 * index
+            if source == opener.rank:
+                self.outgoing[to] = SendingEnd(memory, ring, line, line + 1, opener.name(to))
+            elif to == opener.rank:
+                self.incoming[source] = ReceivingEnd(memory, ring, line + 1, line, opener.name(source))
 
     def advance(self) -> bool:
         """Transfer what can be transferred now on all channels; return whether anything was."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,11 +27,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from typing_extensions import override
 
-from collectives.transport import base
 from collectives.transport.base import (
     Ledger,
+    MovedMessage,
     Pending,
-    PendingMessage,
     Receive,
     ReduceOp,
     Send,
@@ -49,16 +48,20 @@ _LONG_BYTES, _PART_BYTES = 1 << 20, 1 << 16
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
-class Outgoing:
+Wait = Callable[[MovedMessage, int], None]
+
+
+class SocketSend(MovedMessage):
     """A message to send; keeps its tensor alive until the kernel has taken all of it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, peer: int, wait: Wait, tensor: torch.Tensor) -> None:
+        super().__init__(peer, wait)
         body = _bytes_of(tensor)
         self._left = [memoryview(_LENGTH.pack(len(body))), body]
 
     @property
+    @override
     def is_done(self) -> bool:
-        """Return True if the kernel has taken all of it."""
         return not self._left
 
     def move(self, sock: socket.socket) -> bool:
@@ -71,15 +74,17 @@ class Outgoing:
         return self.is_done
 
 
-class Incoming:
+class SocketReceive(MovedMessage):
     """A message to receive.
 
     Args:
+        peer, wait: as for `MovedMessage`.
         room: longest allowed message, in bytes.
         tensor: buffer that is filled from the front; None: allocate exactly the message's length.
     """
 
-    def __init__(self, room: int, tensor: torch.Tensor | None = None) -> None:
+    def __init__(self, peer: int, wait: Wait, room: int, tensor: torch.Tensor | None = None) -> None:
+        super().__init__(peer, wait)
         self._tensor = tensor
         self._memory = _NOTHING
         self._room = room
@@ -93,8 +98,8 @@ class Incoming:
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     @property
+    @override
     def is_done(self) -> bool:
-        """Return True if all of it has arrived."""
         return self._has_length and not self._left
 
     @property
@@ -140,36 +145,23 @@ class Connection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        self._outgoing: collections.deque[Outgoing] = collections.deque()
-        self._incoming: collections.deque[Incoming] = collections.deque()
+        self.outgoing: collections.deque[SocketSend] = collections.deque()
+        self.incoming: collections.deque[SocketReceive] = collections.deque()
         self._low_water = 1
 
     def fileno(self) -> int:
         """Return the socket's descriptor; -1 after `close`."""
         return self._socket.fileno()
 
-    def send(self, message: Outgoing) -> None:
-        """Queue a message, and send what the kernel takes; raises the same errors as `move`."""
-        self._outgoing.append(message)
-        self._move_out()
-
-    def receive(self, message: Incoming) -> None:
-        """Queue a message to receive."""
-        self._incoming.append(message)
-
-    def under_way(self) -> list[Outgoing | Incoming]:
-        """Return the messages that have not been transferred completely."""
-        return [*self._outgoing, *self._incoming]
-
     def events(self) -> int:
         """Return the poll events to wait for; also set SO_RCVLOWAT, so that a poll returns for whole messages."""
-        if self._incoming:
-            missing = self._incoming[0].num_missing
+        if self.incoming:
+            missing = self.incoming[0].num_missing
             low_water = missing if missing <= _LONG_BYTES else _PART_BYTES
             if low_water != self._low_water:
                 self._low_water = low_water
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
-        return (select.POLLIN if self._incoming else 0) | (select.POLLOUT if self._outgoing else 0)
+        return (select.POLLIN if self.incoming else 0) | (select.POLLOUT if self.outgoing else 0)
 
     def move(self, events: int) -> None:
         """Send and receive what the events of a poll allow.
@@ -179,23 +171,17 @@ class Connection:
             OverflowError: a message is longer than its buffer.
         """
         if events & ~select.POLLOUT:
-            self._move_in()
+            with contextlib.suppress(BlockingIOError):  # the rest has not arrived yet
+                while self.incoming and self.incoming[0].move(self._socket):
+                    self.incoming.popleft()
         if events & ~select.POLLIN:
-            self._move_out()
+            with contextlib.suppress(BlockingIOError):  # the kernel's buffer is full
+                while self.outgoing and self.outgoing[0].move(self._socket):
+                    self.outgoing.popleft()
 
     def close(self) -> None:
         """Close the socket; the kernel still delivers the bytes that it has taken."""
         self._socket.close()
-
-    def _move_out(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the kernel's buffer is full
-            while self._outgoing and self._outgoing[0].move(self._socket):
-                self._outgoing.popleft()
-
-    def _move_in(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the rest has not arrived yet
-            while self._incoming and self._incoming[0].move(self._socket):
-                self._incoming.popleft()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -235,14 +221,12 @@ class SocketTransport(Transport):
     """Messages over one connection per pair of ranks, used from one thread; create it with `open`."""
 
     @override
-    def __init__(self, connections: Connections, backend: Transport, members: Sequence[int]) -> None:
+    def __init__(self, connections: Connections, backend: Transport) -> None:
         self._connections = connections
         self._backend = backend
-        self._members = list(members)
-        self.rank = backend.rank
-        self.world_size = backend.world_size
-        self.device = backend.device
-        self.timeout_s = backend.timeout_s
+        self.members = range(backend.world_size)
+        self.rank, self.world_size = backend.rank, backend.world_size
+        self.device, self.timeout_s = backend.device, backend.timeout_s
 
     @property
     def ledger(self) -> Ledger:
@@ -269,7 +253,7 @@ class SocketTransport(Transport):
         except MeetingError as error:
             raise backend.timeout_error(error.rank) from error
         connections = {peer: Connection(sock) for peer, sock in sockets.items()}
-        return cls(Connections(backend, connections), backend, range(backend.world_size))
+        return cls(Connections(backend, connections), backend)
 
     @override
     def name(self, rank: int) -> int:
@@ -277,22 +261,26 @@ class SocketTransport(Transport):
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        return self._connections.failure(self._members[rank])
+        return self._connections.failure(self.members[rank])
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        return self._post(sends, [(Incoming(tensor.nbytes, tensor), source) for tensor, source in receives])
+        received, sent = self._post(sends, [(tensor.nbytes, source, tensor) for tensor, source in receives])
+        return [*received, *sent]
 
     @override
-    def send_receive(self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]) -> base.Incoming:
+    def send_receive(
+        self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]
+    ) -> Callable[[], list[torch.Tensor]]:
         """Start the messages; each buffer is allocated with the exact length when that is known."""
-        messages = [(Incoming(bound), source) for bound, source in receives]
-        pendings = self._post(sends, messages)
-        return _Arriving([], pendings, [message for message, _ in messages])
+        received, sent = self._post(sends, [(bound, source, None) for bound, source in receives])
 
-    @override
-    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        self.start_all_reduce_(tensor, op).wait()
+        def wait() -> list[torch.Tensor]:
+            wait_all(received)
+            wait_all(sent)
+            return [message.tensor for message in received]
+
+        return wait
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
@@ -311,28 +299,34 @@ class SocketTransport(Transport):
             self._connections.bell = None
 
     @override
-    def view(self, ranks: Sequence[int]) -> SocketTransport:
-        return SocketTransport(self._connections, self._backend.view(ranks), [self._members[rank] for rank in ranks])
+    def view(self, ranks: Sequence[int]) -> Self:
+        part = super().view(ranks)
+        part._backend = self._backend.view(ranks)
+        return part
 
     @override
     def close(self) -> None:
         self._connections.close()
         self._backend.close()
 
-    def _post(self, sends: Sequence[Send], receives: Sequence[tuple[Incoming, int]]) -> list[Pending]:
+    def _post(
+        self, sends: Sequence[Send], receives: Sequence[tuple[int, int, torch.Tensor | None]]
+    ) -> tuple[list[SocketReceive], list[SocketSend]]:
+        """Start messages; receives are (longest allowed length in bytes, sending rank, buffer if there is one)."""
         with self.ledger.timed():
-            pendings: list[Pending] = []
-            for incoming, source in receives:
-                self._connections.by_rank[self._members[source]].receive(incoming)
-                pendings.append(PendingMessage(incoming, self._members[source], self._wait))
+            received, sent = [], []
+            for room, source, buffer in receives:
+                peer = self.members[source]
+                received.append(SocketReceive(peer, self._wait, room, buffer))
+                self._connections.by_rank[peer].incoming.append(received[-1])
             for tensor, to in sends:
                 self.ledger.book(tensor.nbytes)
-                outgoing = Outgoing(tensor)
-                self._connections.send(outgoing, self._members[to])
-                pendings.append(PendingMessage(outgoing, self._members[to], self._wait))
-            return pendings
+                peer = self.members[to]
+                sent.append(SocketSend(peer, self._wait, tensor))
+                self._connections.send(sent[-1], peer)
+            return received, sent
 
-    def _wait(self, message: Incoming | Outgoing, peer: int) -> None:
+    def _wait(self, message: MovedMessage, peer: int) -> None:
         with self.ledger.timed():
             self._connections.wait(message, peer)
 
@@ -354,38 +348,36 @@ class Connections:
         self._is_closed = False
         self.bell: WakeupEvent | None = None
 
-    def send(self, message: Outgoing, peer: int) -> None:
+    def send(self, message: SocketSend, peer: int) -> None:
         """Queue a message, and send what the kernel takes.
 
         Raises:
             TransportError: the connection is broken.
         """
+        connection = self.by_rank[peer]
+        connection.outgoing.append(message)
         try:
-            self.by_rank[peer].send(message)
+            connection.move(select.POLLOUT)
         except OSError as error:
             raise self.failure(peer) from error
 
-    def wait(self, message: Incoming | Outgoing, peer: int) -> None:
+    def wait(self, message: MovedMessage, peer: int) -> None:
         """Move all messages under way until this one, from or to `peer`, is done or the bell rings.
 
         Raises:
             TransportError: a connection is broken, the wait took too long, or a message is longer than its buffer.
         """
         deadline = time.monotonic() + self._opener.timeout_s
-        while not message.is_done and not self._is_interrupted:
+        while not message.is_done and not (self.bell is not None and self.bell.is_ringing):
             seconds = deadline - time.monotonic()
             if self._is_closed or seconds <= 0:
                 raise self.failure(peer)
             self._advance(min(seconds, _LOOK_ANYWAY_S))
 
-    @property
-    def _is_interrupted(self) -> bool:
-        return self.bell is not None and self.bell.is_ringing
-
     def flush(self) -> None:
         """Wait until all messages under way, in both directions, are done."""
         for peer, connection in self.by_rank.items():
-            for message in connection.under_way():
+            for message in (*connection.outgoing, *connection.incoming):
                 self.wait(message, peer)
 
     def failure(self, peer: int) -> TransportError:
@@ -425,15 +417,3 @@ class Connections:
                 ) from error
             except OSError as error:
                 raise self.failure(rank) from error
-
-
-@dataclasses.dataclass(frozen=True)
-class _Arriving(base.Incoming):
-    """Messages whose buffers are allocated when their length is known."""
-
-    messages: list[Incoming]
-
-    @override
-    def wait(self) -> list[torch.Tensor]:
-        wait_all(self.pendings)
-        return [message.tensor for message in self.messages]

@@ -267,7 +267,7 @@ def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
 
 
 class Downlink:
-    """Encode a server's answers with the run's compressor; implements `collectives.base.Downlink`.
+    """Encode a server's answers with the run's compressor; a `collectives.base.AnswerEncoder`.
 
     Args:
         compressor: the compressor, with its options.

@@ -11,7 +11,7 @@ import pytest
 
 from bench.core.config.measurements import CompressorsConfig
 from bench.core.rows import read_rows
-from bench.core.schema.compressors import COMPRESSORS
+from bench.core.schema.measurements import COMPRESSORS
 from bench.launch.jobs import fork_server
 from bench.launch.measurement import check_encoding
 from tests.testing import silent_worker

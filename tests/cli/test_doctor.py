@@ -14,7 +14,7 @@ from bench.core.errors import Interrupted, UsageError
 from bench.hosts import job, support
 from bench.launch import doctor
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from collectives.transport import cache_lines
+from collectives.transport import mapped_memory
 from tests.testing.invoke import invoke
 
 DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
@@ -101,9 +101,9 @@ def test_flushing_without_a_compiler(machine: str, order: str, tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
     check = doctor.cache_lines()
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
     assert check.level == "warn"
     assert f"stores {order}; pool: flushing" in check.finding
 

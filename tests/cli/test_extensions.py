@@ -24,8 +24,8 @@ import typer
 from bench.cli.commands import ANSWER, Command
 from bench.core.errors import UsageError
 from bench.report.plots import style
-from bench.report.plots.kinds import FileKind, Kind
-from bench.report.plots.picture import Picture
+from bench.report.plots.kinds import FileKind, PictureKind
+from bench.report.plots.style import Picture
 
 
 def greet(name: Annotated[str, typer.Option(help="Whom to greet.")] = "you") -> None:
@@ -51,7 +51,7 @@ def _of_file(path, methods):
 
 
 GREET = Command(function=greet, epilog="[bold]Examples[/bold]", panel=ANSWER)
-ROWS = Kind(name="rows", shows="how many rows there are", reading="Count them.", function=_of_rows)
+ROWS = PictureKind(name="rows", shows="how many rows there are", reading="Count them.", function=_of_rows)
 GREETING = FileKind(
     name="greeting", shows="a greeting", reading="Read it.", made_by="bench greet", keys=frozenset({"greeting"}),
     function=_of_file,

@@ -469,6 +469,6 @@ def test_payload_of_an_unexpected_length_is_refused_not_sent() -> None:
 
     def rank(transport: MemoryTransport) -> None:
         with pytest.raises(PayloadError, match="longer than the"):
-            Allgather().bind(transport).sum_like(Dense(torch.ones(100_000)), Layout.dense(3), "sum")
+            Allgather().bind(transport).start_like(Dense(torch.ones(100_000)), Layout.dense(3), "sum").finish()
 
     run_threads(rank, 2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.parameter_server.link import SERVER, WORKER, Command, ControlMessage, RemoteServer, _num_posted, serve
+from collectives.parameter_server.link import SERVER, WORKER, ControlMessage, RemoteServer, Request, _num_posted, serve
 from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, ParameterServer
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
@@ -171,7 +171,7 @@ def hostile_messages() -> list[tuple[str, torch.Tensor]]:
     dice = random.Random(1)
     too_far, too_long = Dense(torch.ones(3)), Dense(torch.ones(4))
     too_far.tensor_id = 1
-    unknown = ControlMessage(Command.APPLY).pack()
+    unknown = ControlMessage(Request.APPLY).pack()
     unknown[2] = 9
     return [
         ("noise", torch.tensor([dice.randrange(256) for _ in range(64)], dtype=torch.uint8)),

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import Downlink
+from collectives.base import AnswerEncoder
 from collectives.native import Native
 from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.xdist_group("ddp hook failures")  # its ranks play once
 class Witness(Allgather):
     """Counts what became of the steps."""
 
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundWitness:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundWitness:
         return BoundWitness(self, transport)
 
 

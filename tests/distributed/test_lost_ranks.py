@@ -22,7 +22,7 @@ from collectives.pool import Pool
 from collectives.ring import Ring
 from collectives.transport import failure_detector
 from collectives.transport.base import Transport, TransportError
-from collectives.transport.failure_detector import Verdict
+from collectives.transport.failure_detector import Diagnosis
 from collectives.transport.process_group import ProcessGroupTransport, backend_failure
 from collectives.transport.sockets import open_transport
 from tests.testing.ranks import run_ranks
@@ -137,21 +137,21 @@ def test_a_process_that_joins_again_leaves_nothing_of_the_first_time(tmp_path: P
 
 
 VERDICTS = {
-    Verdict(lost=(1,)): ("rank 0 lost rank 1, which does not answer any more", 1),
-    Verdict(lost=(1, 2)): ("rank 0 lost rank 1 and rank 2, which do not answer any more", 1),
-    Verdict(lost=(1,), is_split=True): (
+    Diagnosis(lost=(1,)): ("rank 0 lost rank 1, which does not answer any more", 1),
+    Diagnosis(lost=(1, 2)): ("rank 0 lost rank 1 and rank 2, which do not answer any more", 1),
+    Diagnosis(lost=(1,), is_split=True): (
         "rank 0 and rank 1 cannot reach each other; the link of either may be down",
         None,
     ),
-    Verdict(lost=(1, 2), is_cut_off=True): (
+    Diagnosis(lost=(1, 2), is_cut_off=True): (
         "rank 0 lost all other ranks: none of them answers any more; its own link may be down",
         None,
     ),
-    Verdict(lost=(2,), is_cut_off=True): (
+    Diagnosis(lost=(2,), is_cut_off=True): (
         "rank 0 lost all ranks on other machines: none of them answers any more; its own link may be down",
         None,
     ),
-    Verdict(late=1): (
+    Diagnosis(late=1): (
         "rank 0 waited 2 s for rank 1, which is alive but did not take part; a slow rank needs a longer timeout",
         1,
     ),

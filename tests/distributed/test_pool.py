@@ -16,15 +16,14 @@ from collectives import options
 from collectives.options import OptionError
 from collectives.payloads import Codes, Dense
 from collectives.payloads.base import Payload
-from collectives.pool import Pool
-from collectives.transport import cache_lines, memory_region
+from collectives.pool import Pool, PoolRounds, lines_of, region_nbytes
+from collectives.transport import mapped_memory, memory_region
 from collectives.transport.base import ReduceOp
 from collectives.transport.mapped_memory import SharedMemory, nbytes_of
 from collectives.transport.memory_region import Region, reserve
 from collectives.transport.messages import sum_wires
-from collectives.transport.pool_rounds import PoolMemory, lines_of, region_nbytes
 from collectives.transport.process_group import ProcessGroupTransport
-from tests.testing.memory_transport import MemoryTransport, run_threads
+from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.ranks import run_ranks
 
 NUM_CALLS = 1000
@@ -186,26 +185,26 @@ def test_a_device_is_used_only_once_its_coherence_is_stated() -> None:
 def test_memory_without_coherence_needs_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: None)
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
     assert all("needs a C compiler" in said for said in refusals("/dev/shm", coherent=False))
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
 
 
 def test_processors_that_reorder_stores_need_the_helper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
     assert all("needs a C compiler" in said for said in refusals("/dev/shm"))
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
 
 
 def test_a_helper_that_cannot_be_kept_is_refused_on_all_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "gradwire").write_text("a file where a folder is to be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
     assert all("set XDG_CACHE_HOME" in said for said in refusals("/dev/shm", coherent=False))
-    cache_lines.cache_lines.cache_clear()
+    mapped_memory.cache_lines.cache_clear()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
@@ -254,14 +253,13 @@ def test_slots_lines_and_results_do_not_overlap(num_sets: int, num_regions: int,
         for _ in range(num_regions)
     ]
     memories = [SharedMemory(Region(*extent), 3, None, coherent=True) for extent in extents]
-    memory = PoolMemory(memories, 1, 3, 4096, num_sets)
-    parts = [memory.slot(round_, rank, 4096) for round_ in range(num_sets) for rank in range(3)]
-    parts += [memory.result(round_, 4096) for round_ in range(num_sets)]
+    rounds = PoolRounds(MemoryWires(3).transport(1), memories, 4096, num_sets)
+    parts = [rounds.slot(round_, rank, 4096) for round_ in range(num_sets) for rank in (0, 1, 2, 3)]
     for number, part in enumerate(parts):
         part.fill_(number)
-    memory.announce(0, 7)
+    memories[0].announce(1, 0, 7)
     assert [int(part.unique()) for part in parts] == list(range(len(parts)))
-    assert memory.behind(0, 7) == [0, 2]
+    assert memories[0].all_announced(0).tolist() == [0, 7, 0]
     most = -(-len(parts) // num_regions)  # as even as can be
     assert [extent.nbytes for extent in extents] == [4096 * (1 + 1 + most)] * num_regions
 

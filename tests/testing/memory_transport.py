@@ -99,19 +99,20 @@ class MemoryTransport(Transport):
         return self._start(sends, receives)
 
     @override
-    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
+    def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         if self.world_size == 1:
-            return
+            return Pending()
         nbytes = tensor.numel() * tensor.element_size()
         self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
         if not nbytes:
-            return
+            return Pending()
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         rows = [tensor.clone() if rank == self.rank else torch.empty_like(tensor) for rank in range(self.world_size)]
         wait_all(self._start([(rows[self.rank], rank) for rank in others], [(rows[rank], rank) for rank in others]))
         for row in rows[1:]:
             combine_(rows[0], row, op)
         tensor.copy_(rows[0])
+        return Pending()
 
     @override
     def view(self, ranks: Sequence[int]) -> MemoryTransport:

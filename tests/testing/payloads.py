@@ -160,7 +160,7 @@ def two_means_example(numel: int, dtype: torch.dtype, generator: torch.Generator
     low, high = values_like_gradients(2, torch.float16, generator).tolist()
     is_high = torch.rand(numel, generator=generator) < 0.5
     dense = torch.where(is_high, high, low)
-    return Example(TwoMeans.from_mask(is_high, low, high), dense, torch.ones(numel, dtype=torch.bool))
+    return Example(TwoMeans(numel, low, high, pack_bits(is_high, 1)), dense, torch.ones(numel, dtype=torch.bool))
 
 
 Maker = Callable[[int, torch.dtype, torch.Generator], Example]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from collectives.base import PendingSum
 from collectives.payloads.dense import Dense
 from collectives.native import BoundNative, Native
 from compressors.sixteen_bit import Fp16
@@ -70,11 +71,11 @@ class Losing(Native):
 
 
 class BoundLosing(BoundNative):
-    def sum_like(self, payload, layout, op):
-        total = super().sum_like(payload, layout, op)
+    def start_like(self, payload, layout, op):
+        total = super().start_like(payload, layout, op).finish()
         if self.transport.rank == 1:
             total.wire[-1] = 0
-        return total
+        return PendingSum.done(total)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -86,10 +87,10 @@ class Breaking(Native):
 
 
 class BoundBreaking(BoundNative):
-    def sum_like(self, payload, layout, op):
+    def start_like(self, payload, layout, op):
         if self.transport.rank == 1 and payload.numel > 1000:
             raise ValueError("this collective is broken")
-        return super().sum_like(payload, layout, op)
+        return super().start_like(payload, layout, op)
 '''
 ENTRY_POINTS = {
     "bench.compressors": {name: f"misbehaving:{name.title()}" for name in ("raising", "sleepy", "hanging", "mortal")},

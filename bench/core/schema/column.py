@@ -1,4 +1,4 @@
-"""The Column class, which describes one column of a CSV file, and helpers to declare columns.
+"""Declare columns of CSV files, and convert values to the text of their cells and back.
 
 An option of a command becomes a column through its own declaration (`bench.core.config`); this package declares all
 other columns. The CSV headings, `docs/columns.md`, `bench compare` and regression gates use these declarations.
@@ -7,13 +7,12 @@ other columns. The CSV headings, `docs/columns.md`, `bench compare` and regressi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
 from bench.core.config.configuration import Configuration
-
-Direction = Literal["", "higher", "lower"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +36,7 @@ class Column:
     type: type
     meaning: str
     unit: str = ""
-    better: Direction = ""
+    better: Literal["", "higher", "lower"] = ""
     deterministic: bool = True
     absent: Any = None
 
@@ -66,3 +65,53 @@ def declared_columns(configuration: type[Configuration]) -> Iterator[Column]:
         recorded = option.recorded
         if recorded.column:
             yield identity(option.name, option.cell_type, option.meaning, unit=recorded.unit, absent=recorded.absent)
+
+
+# Largest number that a cell may hold. Integers up to 2**53 stay exact in tools that read every number as a float;
+# floats up to 1e100 can be squared and averaged without overflow.
+_LARGEST = {int: 2**53, float: 1e100}
+
+
+def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...]) -> dict[str, str]:
+    """Return one row as CSV cells.
+
+    Raises:
+        KeyError: a value belongs to a column that the schema does not declare (a programming error).
+    """
+    unknown = set(values) - {column.name for column in columns}
+    if unknown:
+        raise KeyError(f"columns not in the schema: {sorted(unknown)}")
+    return {column.name: to_cell(values.get(column.name)) for column in columns}
+
+
+def from_cell(cell: str, type_: type) -> Any:
+    """Return a cell's value as this type; None for an empty cell and for an infinite or NaN float.
+
+    Raises:
+        ValueError: the cell does not hold a value of this type.
+    """
+    if cell == "":
+        return None
+    if type_ is bool:
+        if cell.lower() not in ("true", "false"):
+            raise ValueError(f"'{cell}' is neither true nor false")
+        return cell.lower() == "true"
+    if type_ is str:
+        return cell
+    number = float(cell)
+    if type_ is float and not math.isfinite(number):
+        return None  # an overflow is not a measured value
+    if not abs(number) <= _LARGEST[type_]:
+        raise ValueError(f"'{cell}' is not a number, or larger than anything that can be measured")
+    if type_ is int and number != int(number):
+        raise ValueError(f"'{cell}' is not a whole number")
+    return type_(number)
+
+
+def to_cell(value: Any) -> str:
+    """Return a value as the text of a cell; None and NaN become empty, booleans ``true`` and ``false``."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)

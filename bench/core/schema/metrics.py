@@ -1,6 +1,9 @@
-"""Columns of metrics.csv: one row per evaluation of a run and one at its end.
+"""Columns of the files of a run.
 
-Each row names the whole configuration, machine and code version, so rows of several runs can be put in one table.
+metrics.csv has one row per evaluation and one at the end of the run; each row names the whole configuration, machine
+and code version, so rows of several runs can be put in one table. layers.csv describes what was sent for each layer,
+with one row per layer and evaluation. links.csv, for models spread over devices, has one row per evaluation and pair of
+communicating processes.
 """
 
 from __future__ import annotations
@@ -265,3 +268,48 @@ ORIGIN = (
 METRICS: tuple[Column, ...] = (*IDENTITY, *PROGRESS, *QUALITY, *SPEED, *WIRE, *HEALTH, *ORIGIN)
 
 METRICS_BY_NAME: Mapping[str, Column] = {column.name: column for column in METRICS}
+
+_layer = partial(Column, "layer")
+
+LAYERS: tuple[Column, ...] = (
+    identity("run_id", str, "the run's folder name", deterministic=False),
+    identity("epoch", float, "epochs finished at this evaluation"),
+    identity("step", int, "optimizer steps done at this evaluation"),
+    identity("layer", str, "the parameter's name"),
+    _layer("kind", str, "conv, linear, norm, bias or other"),
+    _layer("numel", int, "number of elements"),
+    _layer("payload", str, "kind of payload that the layer is sent as; several messages per step are joined by +"),
+    _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),
+    _layer("density_min", float, "smallest share of entries sent in one message, since the previous row"),
+    _layer("density_mean", float, "mean share of entries sent in one message, since the previous row"),
+    _layer("density_max", float, "largest share of entries sent in one message, since the previous row"),
+    _layer(
+        "density_wanted",
+        float,
+        "mean share of entries that the compressor was configured to send (empty: it has no such target)",
+    ),
+    _layer(
+        "density_of_wanted_min",
+        float,
+        "smallest (share sent / share wanted) of any step on rank 0; above 1 where at least one entry must be sent, "
+        "0 where all entries are zero",
+    ),
+    _layer("density_of_wanted_max", float, "largest (share sent / share wanted) of any step on rank 0"),
+    _layer("residual_norm", float, "L2 norm of the error-feedback residual on rank 0 (empty: no residual is kept)"),
+    seconds("layer", "encode_s", "time to encode the layer, mean per step (a bucket's time is divided by layer size)"),
+    _layer("chosen", str, "compressor and collective that auto now uses for the layer (empty: not chosen by auto)"),
+    _layer("chosen_because", str, "measurements for which auto chose them"),
+)
+
+LINKS: tuple[Column, ...] = (
+    identity("run_id", str, "the run's folder name", deterministic=False),
+    identity("epoch", float, "epochs finished at this evaluation"),
+    identity("step", int, "optimizer steps done at this evaluation"),
+    identity("source", str, "sender: the host or a device"),
+    identity("to", str, "receiver: the host or a device"),
+    num_bytes(
+        "wire",
+        "activation_bytes",
+        "bytes of mini-batches, activations and their gradients per step, mean since the previous row",
+    ),
+)

@@ -33,7 +33,7 @@ from bench.strategies.ddp.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.schedule.layout import leaves
-from collectives.transport.base import Alone
+from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
@@ -184,7 +184,7 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
             offers.append(_offer(payload, key))
             return payload
 
-        reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, Alone())
+        reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, SingleRank())
         numel = sum(layer.numel for layer in layers)
         encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[compressor.component_name] * numel / len(offers)
         found.append(EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers)))

@@ -15,10 +15,9 @@ from typing import Any
 
 from bench.core.files import check_regular
 from bench.core.units import format_rate
-from bench.report.configurations import format_value
+from bench.report.columns import format_value
 from bench.report.plots import style
 from bench.report.plots.kinds import FileKind
-from bench.report.plots.picture import Picture
 from bench.report.plots.results import NotDrawable
 
 _WITHIN = 0.15  # relative error of the band that is drawn
@@ -26,7 +25,7 @@ _DENSE = "bf16"
 _HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in grey, and if there are more pairs than colours
 
 
-def curve(path: Path, methods: style.Methods) -> Picture:
+def curve(path: Path, methods: style.Methods) -> style.Picture:
     """Draw the predicted step time of a pair and of dense gradients against bandwidth, with break-even points."""
     content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
     rates = [point["bandwidth_bps"] for point in content["curve"]]
@@ -56,12 +55,11 @@ def curve(path: Path, methods: style.Methods) -> Picture:
     axes.set_title(f"Predicted step time, {content['world_size']} ranks")
     style.name_axis(axes, "x", "bandwidth of all links", "uplink_bps")
     style.name_axis(axes, "y", "time of a step", "step_time_s", log=True)
-    style.legend(figure, lines)
     even = " and ".join(map(format_rate, content["break_even_bps"])) or "nowhere in the range"
-    return Picture(figure=figure, alt=f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
+    return style.with_legend(figure, lines, f"Predicted step times of {pair} and dense {_DENSE}; break-even: {even}.")
 
 
-def regime_map(path: Path, methods: style.Methods) -> Picture:
+def regime_map(path: Path, methods: style.Methods) -> style.Picture:
     """Draw which pair is fastest by bandwidth and ranks, and its speed-up over dense gradients."""
     cells = _json(path, "regimes", "bench predict --sweep bandwidth=1mbit..10gbit,world_size=2..64 --json")["regimes"]
     rates = sorted({cell["bandwidth_bps"] for cell in cells})
@@ -97,11 +95,10 @@ def regime_map(path: Path, methods: style.Methods) -> Picture:
     axes.set_yticklabels([str(size) for size in sizes])
     axes.set_ylabel("ranks")
     axes.set_title(f"Predicted: the fastest pair, speed-up over dense {_DENSE} (?: outside the validated range)")
-    style.legend(figure, boxes)
-    return Picture(figure=figure, alt=f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
+    return style.with_legend(figure, boxes, f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
 
 
-def predicted_measured(path: Path, methods: style.Methods) -> Picture:
+def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
     """Draw the predicted against the measured step time of each validated configuration, with a band of 15 %."""
     from matplotlib.ticker import LogLocator
 
@@ -139,8 +136,7 @@ def predicted_measured(path: Path, methods: style.Methods) -> Picture:
             f"Predicted against measured step time: {said}; the band is {_WITHIN:.0%} wide to either side", 60
         )
     )
-    style.legend(figure, points)
-    return Picture(figure=figure, alt=f"Predicted against measured step times: {said}.")
+    return style.with_legend(figure, points, f"Predicted against measured step times: {said}.")
 
 
 def _check_above_zero(values: Iterable[float]) -> None:

@@ -40,7 +40,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.ring import Ring
 from collectives.schedule.layout import leaves
-from collectives.transport.base import Alone, Transport
+from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
 from compressors.ddp.hook import ZeroCopyGradients
 from compressors.ddp.reducer import Reducer, reducer_for
@@ -335,7 +335,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Messag
         marks.append(clock())
         return payload
 
-    reducer.reduce(bucket, travel, Alone())
+    reducer.reduce(bucket, travel, SingleRank())
     marks.append(clock())
     return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
 

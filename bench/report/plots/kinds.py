@@ -1,25 +1,29 @@
 """List every kind of picture with its name, its subject and how to read it.
 
-Extensions and third parties add kinds by entry point (group ``bench.plots``): a `Kind`, which draws rows of runs, or a
-`FileKind`, which draws a file of their own.
+Extensions and third parties add kinds by entry point (group ``bench.plots``): a `PictureKind`, which draws rows of
+runs, or a `FileKind`, which draws a file of their own.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import glob
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.core import registry
+from bench.core.files import walk
 from bench.core.registry import PluginError
-from bench.report.plots import accuracy, bandwidth, density, pareto, profile, scaling, step_time, style, target
-from bench.report.plots.picture import Picture
+from bench.report.plots import accuracy, speed, step, style, target
 from bench.report.plots.results import NotDrawable, Results
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Kind:
+class PictureKind:
     """One kind of picture.
 
     Attributes:
@@ -32,9 +36,9 @@ class Kind:
     name: str
     shows: str
     reading: str
-    function: Callable[[Results], Picture]
+    function: Callable[[Results], style.Picture]
 
-    def draw(self, results: Results) -> Picture:
+    def draw(self, results: Results) -> style.Picture:
         """Draw the picture in the common style.
 
         Raises:
@@ -62,9 +66,9 @@ class FileKind:
     reading: str
     made_by: str
     keys: frozenset[str]
-    function: Callable[[Path, style.Methods], Picture]
+    function: Callable[[Path, style.Methods], style.Picture]
 
-    def draw(self, path: Path, methods: style.Methods | None = None) -> Picture:
+    def draw(self, path: Path, methods: style.Methods | None = None) -> style.Picture:
         """Draw the picture in the common style.
 
         Args:
@@ -83,88 +87,90 @@ class FileKind:
 
 _BAND = "Lines are means over seeds, bands reach from the lowest seed to the highest."
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, PictureKind] = {
     kind.name: kind
     for kind in (
-        Kind(
+        PictureKind(
             name="accuracy-time",
             shows="test accuracy against training time",
             reading=f"{_BAND} Higher and further left is better; evaluation and set-up are not counted as time.",
-            function=accuracy.against_time,
+            function=partial(accuracy.draw_curves, cost="train_time_s", what="training time", unit_of="train_time_s"),
         ),
-        Kind(
+        PictureKind(
             name="accuracy-bytes",
             shows="test accuracy against bytes sent per rank",
             reading=f"{_BAND} Higher and further left is better.",
-            function=accuracy.against_bytes,
+            function=partial(
+                accuracy.draw_curves, cost="bytes_sent", what="bytes sent per rank", unit_of="payload_bytes_per_step"
+            ),
         ),
-        Kind(
+        PictureKind(
             name="accuracy-epochs",
             shows="test accuracy against epochs",
             reading=f"{_BAND} Where a curve lies below that of the baseline, compression costs accuracy per epoch.",
-            function=accuracy.against_epochs,
+            function=partial(accuracy.draw_curves, cost="epoch", what="epochs", unit_of="epoch"),
         ),
-        Kind(
+        PictureKind(
             name="target",
             shows="steps to the target accuracy (Kaplan-Meier)",
             reading="The share of seeds that have reached the target. A vertical mark is a seed whose training ended "
             "without reaching it; it counts as a seed that needs longer. Curves are shifted slightly, so that none "
             "hides another.",
-            function=target.draw,
+            function=target.draw_kaplan_meier,
         ),
-        Kind(
+        PictureKind(
             name="step",
             shows="where a step's time goes",
             reading="The upper bar divides the time of a step on one rank. The lower bar shows how long its exchange "
             "was busy, mostly during backward; the part that did not overlap with backward is exposed. There is no "
             "lower bar if the backend does not report the exchange.",
-            function=step_time.draw,
+            function=step.draw_time,
         ),
-        Kind(
+        PictureKind(
             name="pareto",
             shows="accuracy, time and bytes at the end (Pareto front)",
             reading="Points are means, whiskers reach from the lowest seed to the highest. Filled: no other "
             "configuration is at least as good in all three and better in one. Hollow: some other one is.",
-            function=pareto.draw,
+            function=accuracy.draw_pareto,
         ),
-        Kind(
+        PictureKind(
             name="bandwidth",
             shows="speed-up against bandwidth, with break-even points",
             reading="Above 1 a configuration does more samples per second than the baseline on the same link. Whiskers "
             "are 95 % intervals over seeds. A ring marks the bandwidth at which it breaks even, interpolated between "
             "the measured links. With two seeds the whiskers may be longer than the picture.",
-            function=bandwidth.draw,
+            function=speed.draw_over_bandwidth,
         ),
-        Kind(
+        PictureKind(
             name="scaling",
             shows="samples per second against the number of ranks",
             reading="Lines are means over seeds, whiskers reach from the lowest seed to the highest. On the grey line, "
             "twice the ranks process twice the samples per second.",
-            function=scaling.draw,
+            function=speed.draw_over_ranks,
         ),
-        Kind(
+        PictureKind(
             name="profile",
             shows="performance profile over workloads (Dolan and More)",
             reading="The share of workloads on which a method reaches the target within this factor of the fastest "
             "method's time. Each seed counts as a workload, and a missed target is within no factor. Higher and "
             "further left is better.",
-            function=profile.draw,
+            function=target.draw_profile,
         ),
-        Kind(
+        PictureKind(
             name="density",
             shows="share of each layer that was sent, over time",
             reading="Each row is a layer, in the model's order. Each cell covers the steps since the previous "
             "evaluation; the darker it is, the less was sent. Values are means over seeds.",
-            function=density.draw,
+            function=step.draw_density,
         ),
     )
 }
 
 
 @functools.cache
-def kinds() -> dict[str, Kind]:
+def kinds() -> dict[str, PictureKind]:
     """Return the kinds of pictures of rows by name; built-in ones win over added ones of the same name."""
-    added = {kind.name: kind for kind in _added() if isinstance(kind, Kind)}
+    added = {kind.name: kind for kind in _added() if isinstance(kind, PictureKind)}
     return {**KINDS, **{name: kind for name, kind in added.items() if name not in KINDS}}
 
 
@@ -184,3 +190,43 @@ def _added() -> list[object]:
         except PluginError as error:
             registry.warn_once(f"left out: {error}")
     return found
+
+
+_RUN_FILE = "config.json"  # a folder with this file is a run folder
+
+
+def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:
+    """Return every file that can be drawn, with its kind of picture, in the order of the kinds.
+
+    Args:
+        paths: files, folders to search recursively, or glob patterns of these; other files are ignored silently.
+    """
+    if not file_kinds():
+        return []
+    files = {file.absolute(): file for path in paths for file in _candidates(str(path))}
+    keys = [(_keys(file), file) for file in files.values()]
+    return [(kind, file) for kind in file_kinds().values() for found, file in keys if kind.keys <= found]
+
+
+def _candidates(path: str) -> Iterator[Path]:
+    matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207 (absolute ones)
+    for match in map(Path, matches):
+        if match.is_file():
+            yield match
+            continue
+        for folder, folders, names in walk(match):
+            if _RUN_FILE in names:
+                folders.clear()
+                continue
+            files = (folder / name for name in names if name.endswith((".json", ".csv")))
+            yield from filter(Path.is_file, files)  # not a pipe: reading it might never end
+
+
+def _keys(file: Path) -> set[str]:
+    """Return the keys of a file's JSON, or the first line of its CSV."""
+    try:
+        with file.open(encoding="utf-8", newline="") as text:
+            names = next(csv.reader(text), []) if file.suffix == ".csv" else json.load(text)
+    except (OSError, ValueError, RecursionError, csv.Error):
+        return set()  # the reader of runs reports what is wrong with it
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list | dict) else set()

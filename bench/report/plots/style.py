@@ -1,4 +1,4 @@
-"""The common style of all pictures, which are readable in print, in grey and by colour-blind people.
+"""The common style of all pictures, which are readable in print, in grey and by colour-blind people, and their files.
 
 Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that can be
 distinguished with any kind of colour vision.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import html
+import io
 import os
 import re
 import textwrap
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bench.core.errors import UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.core.units import scale_of
 
@@ -144,32 +148,6 @@ def tooltips(artist: Any, *texts: str) -> None:
     _TOOLTIPS_OF[artist.figure].append(texts)
 
 
-def with_tooltips(figure: Figure, svg: str) -> str:
-    """Return the figure's SVG with its tooltips as ``title`` elements, which browsers show."""
-    for number, texts in enumerate(_TOOLTIPS_OF.get(figure, [])):
-        start = svg.find(f'<g id="tooltip-{number}">')
-        if start < 0:
-            continue
-        end = svg.find('<g id="', start + 1)
-        svg = (
-            svg[:start] + _with_titles(svg[start : end if end >= 0 else None], texts) + (svg[end:] if end >= 0 else "")
-        )
-    return svg
-
-
-def _with_titles(group: str, texts: Sequence[str]) -> str:
-    """Return a group of SVG elements with a tooltip for all of it, or one for each of its points."""
-    titles = [f"<title>{html.escape(text)}</title>" for text in texts]
-    tag = "use" if "<use " in group else "path"  # markers of a curve, or cells of a mesh
-    points = re.compile(rf"<{tag} ([^>]*)/>")
-    if len(titles) == 1:
-        return group.replace(">", f">{titles[0]}", 1)
-    if len(points.findall(group)) != len(titles):  # some lie outside the axes
-        return group
-    remaining = iter(titles)
-    return points.sub(lambda point: f"<{tag} {point[1]}>{next(remaining)}</{tag}>", group)
-
-
 def accuracy_axis(axes: Axes) -> None:
     """End a y axis of accuracies at 100 % and label it; call this after everything is drawn."""
     low = float(axes.dataLim.intervaly[0])
@@ -178,14 +156,15 @@ def accuracy_axis(axes: Axes) -> None:
     name_axis(axes, "y", "test accuracy", "test_accuracy")
 
 
-def whiskers(intervals: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+def whiskers(intervals: Sequence[tuple[float, float | None, float | None]]) -> list[list[float]]:
     """Return the distances of low and high from each value, in the form that ``errorbar`` takes.
 
-    They are at least 0, although the mean of equal values may differ from them in the last digit.
+    They are at least 0, although the mean of equal values may differ from them in the last digit. A bound of None has
+    no whisker.
     """
     return [
-        [max(0.0, value - low) for value, low, _ in intervals],
-        [max(0.0, high - value) for value, _, high in intervals],
+        [0.0 if low is None else max(0.0, value - low) for value, low, _ in intervals],
+        [0.0 if high is None else max(0.0, high - value) for value, _, high in intervals],
     ]
 
 
@@ -194,13 +173,14 @@ def wrapped(text: str, width: int) -> str:
     return textwrap.fill(re.sub(r",(?! )", ", ", text), width)
 
 
-def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Add a legend below all axes, in as many columns as fit; the figure grows by its height."""
+def with_legend(figure: Figure, entries: Mapping[str, Any], alt: str) -> Picture:
+    """Return the picture with a legend below all axes, in as many columns as fit; the figure grows by its height."""
     names = [wrapped(name, _WRAP) for name in entries]
     columns = max(1, min(3, _WRAP // (max(map(len, names)) + 7)))
     figure.legend(list(entries.values()), names, loc="outside lower left", ncols=columns)
     lines = sum(name.count("\n") + 1 for name in names[::columns])
     figure.set_figheight(figure.get_figheight() + lines * _LEGEND_LINE_IN)
+    return Picture(figure=figure, alt=alt)
 
 
 def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | None, *, log: bool = False) -> None:
@@ -215,28 +195,16 @@ def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | Non
         column: the column of metrics.csv whose unit the numbers have; None for a factor, which has no unit.
         log: make the axis logarithmic if the numbers span a wide range.
     """
-    limits, set_scale, set_label = (
-        (axes.get_xlim, axes.set_xscale, axes.set_xlabel)
-        if which == "x"
-        else (axes.get_ylim, axes.set_yscale, axes.set_ylabel)
-    )
-    low, high = (axes.dataLim.intervalx if which == "x" else axes.dataLim.intervaly).tolist()
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_data_interval()
     if log and low > 0.0 and high / low > _WIDE_RANGE:
-        set_scale("log")
+        axes.set(**{f"{which}scale": "log"})
     unit = METRICS_BY_NAME[column].unit if column else ""
-    factor, unit = (0.01, "%") if column == "test_accuracy" else scale_of(unit, limits()[1])
+    factor, unit = (0.01, "%") if column == "test_accuracy" else scale_of(unit, axis.get_view_interval()[1])
     if column in _COUNTS:
         axes.locator_params(which, integer=True)
     write_ticks(axes, which, factor)
-    set_label(f"{what} ({unit})" if unit else what)
-
-
-def factor_ticks(axes: Axes) -> None:
-    """Write the ticks of a logarithmic y axis of factors: 0.5, 1, 2, 5 and so on."""
-    from matplotlib.ticker import LogLocator
-
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    write_ticks(axes, "y")
+    axes.set(**{f"{which}label": f"{what} ({unit})" if unit else what})
 
 
 def write_ticks(axes: Axes, which: Literal["x", "y"], factor: float = 1.0) -> None:
@@ -246,3 +214,72 @@ def write_ticks(axes: Axes, which: Literal["x", "y"], factor: float = 1.0) -> No
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / factor:.6g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+# Without date and version of matplotlib, so that equal rows give equal files.
+_UNDATED: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+_DESCRIPTION = {"png": "Description", "svg": "Description", "pdf": "Subject"}
+SUFFIXES = tuple(f".{name}" for name in _UNDATED)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure, and a text for people who cannot see it."""
+
+    figure: Figure
+    alt: str
+
+
+def save(picture: Picture, path: Path) -> None:
+    """Write a picture as PNG, SVG or PDF, by the path's suffix, with its text as the file's description.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    form = path.suffix.lower().removeprefix(".")
+    metadata = _UNDATED[form] | {_DESCRIPTION[form]: picture.alt}
+    try:
+        if form == "svg":
+            path.write_text(_svg(picture, metadata=metadata), encoding="utf-8")
+            return
+        with applied():
+            picture.figure.savefig(path, format=form, metadata=metadata)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
+
+
+def inline_svg(picture: Picture, name: str) -> str:
+    """Return an ``svg`` element to embed in a page, labelled with the text; all its ids begin with ``name``."""
+    svg = re.sub(r"<!--.*?-->", "", _svg(picture, metadata=_UNDATED["svg"], transparent=True), flags=re.DOTALL)
+    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg[svg.index("<svg") :])
+    return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(picture.alt)}"', 1)
+
+
+def _svg(picture: Picture, **options: Any) -> str:
+    """Return the picture as SVG, with its tooltips as ``title`` elements, which browsers show."""
+    buffer = io.StringIO()
+    with applied():
+        picture.figure.savefig(buffer, format="svg", **options)
+    svg = buffer.getvalue()
+    for number, texts in enumerate(_TOOLTIPS_OF.get(picture.figure, [])):
+        before, start, after = svg.partition(f'<g id="tooltip-{number}">')
+        content, end, rest = after.partition('<g id="')
+        svg = before + _with_titles(start + content, texts) + end + rest
+    return svg
+
+
+def _with_titles(group: str, texts: Sequence[str]) -> str:
+    """Return a group of SVG elements with a tooltip for all of it, or one for each of its points."""
+    titles = [f"<title>{html.escape(text)}</title>" for text in texts]
+    tag = "use" if "<use " in group else "path"  # markers of a curve, or cells of a mesh
+    points = re.compile(rf"<{tag} ([^>]*)/>")
+    if len(titles) == 1:
+        return group.replace(">", f">{titles[0]}", 1)
+    if len(points.findall(group)) != len(titles):  # some lie outside the axes
+        return group
+    remaining = iter(titles)
+    return points.sub(lambda point: f"<{tag} {point[1]}>{next(remaining)}</{tag}>", group)

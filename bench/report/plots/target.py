@@ -1,68 +1,70 @@
-"""Draw the share of seeds that have reached the target accuracy against steps; a seed that missed it is censored.
+"""Draw how soon the target accuracy is reached: by seeds (Kaplan-Meier), and by methods over many workloads.
 
 Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", Journal of the American
-Statistical Association 53 (1958).
+Statistical Association 53 (1958); E. D. Dolan and J. J. More, "Benchmarking optimization software with performance
+profiles", Mathematical Programming 91 (2002).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.report.configurations import Configuration
+from bench.report.groups import WORKLOAD, RunGroup
 from bench.report.plots import style
-from bench.report.plots.picture import Picture
-from bench.report.plots.results import NotDrawable, Results
+from bench.report.plots.results import NotDrawable, Results, last_known
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHIFT = 0.008  # share of the height by which curves are shifted, so that equal ones stay visible
 
 
-def draw(results: Results) -> Picture:
+def draw_kaplan_meier(results: Results) -> style.Picture:
     """Draw one rising curve per configuration, with a mark where a seed's training ended before its target."""
     last = float(max(row["step"] or 0 for row in results.rows))
-    seeds = {each.title: steps_to_target(each, last) for each in results.that_ended}
-    seeds = {title: each for title, each in seeds.items() if each}
-    if not seeds:
-        raise NotDrawable("steps to target need a finished run with --target-accuracy")
+    seeds = results.drawable(
+        results.that_ended,
+        lambda group: steps_to_target(group, last),
+        "steps to target need a finished run with --target-accuracy",
+    )
     figure, (axes,) = style.new_figure()
     curves, counts = {}, []
-    looks = results.looks(results.that_ended)
-    for number, (title, each) in enumerate(seeds.items()):
-        reached = share_reached(each)
+    for number, (title, look, each) in enumerate(seeds):
+        waiting = survival(each)
         shift = number * _SHIFT
         missed = [step for step, hit in each if not hit]
         watched_until = max(step for step, _ in each) if missed else last  # unknown beyond
-        steps = [0.0, *reached.quantiles, watched_until]
-        shares = [shift, *(1.0 - reached.probabilities + shift), 1.0 - reached.probabilities[-1] + shift]
-        (curves[title],) = axes.plot(
-            steps, shares, drawstyle="steps-post", **style.line(*looks[title]) | {"marker": ""}
-        )
+        steps = [0.0, *waiting.quantiles, watched_until]
+        shares = [shift, *(1.0 - waiting.probabilities + shift), 1.0 - waiting.probabilities[-1] + shift]
+        (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **style.line(*look) | {"marker": ""})
         style.tooltips(curves[title], f"{title}: {len(each) - len(missed)} of {len(each)} seeds reached the target")
         axes.plot(
             missed,
-            1.0 - reached.evaluate(missed) + shift,
+            1.0 - waiting.evaluate(missed) + shift,
             linestyle="",
             marker="|",
             markersize=11,
-            color=style.color(*looks[title]),
+            color=style.color(*look),
         )
         counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
     axes.set_title("Steps to the target accuracy")
     style.name_axis(axes, "x", "optimizer steps", "step")
-    axes.set_ylim(-0.02, 1.04 + len(seeds) * _SHIFT)
-    axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0])
+    axes.set(ylim=(-0.02, 1.04 + len(seeds) * _SHIFT), yticks=[0.0, 0.25, 0.5, 0.75, 1.0])
     style.name_axis(axes, "y", "seeds that reached the target", "test_accuracy")
-    style.legend(figure, curves)
-    return Picture(figure=figure, alt=f"Kaplan-Meier curves. Seeds that reached the target: {'; '.join(counts)}.")
+    return style.with_legend(
+        figure, curves, f"Kaplan-Meier curves. Seeds that reached the target: {'; '.join(counts)}."
+    )
 
 
-def steps_to_target(configuration: Configuration, last: float) -> list[tuple[float, bool]]:
+def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
     """Return for each seed with a target the step that reached it and True, or its last step and False.
 
     A diverged seed would have missed it with any number of steps, so it counts up to ``last``, the last step of all.
     """
     seeds = []
-    for run in (*configuration.ok, *configuration.diverged):
+    for run in (*group.ok, *group.diverged):
         if run["target_accuracy"] is None:
             continue
         reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
@@ -71,10 +73,70 @@ def steps_to_target(configuration: Configuration, last: float) -> list[tuple[flo
     return seeds
 
 
-def share_reached(seeds: Sequence[tuple[float, bool]]) -> Any:
-    """Return Kaplan and Meier's estimate of the share that has not reached the target, as a function of the step."""
+def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
+    """Return Kaplan and Meier's estimate of the share of seeds that has not reached the target by a step."""
     from scipy import stats
 
     steps = [step for step, _ in seeds]
     missed = [not hit for _, hit in seeds]
     return stats.ecdf(stats.CensoredData.right_censored(steps, missed)).sf
+
+
+def draw_profile(results: Results) -> style.Picture:
+    """Draw for each method the share of workloads on which it is within a factor of the fastest one.
+
+    Each seed of a workload counts as a workload; a missed target is within no factor.
+    """
+    factors = slow_downs(_times(results))
+    looks = results.looks(results.across(*WORKLOAD))
+    figure, (axes,) = style.new_figure()
+    finite = factors.to_numpy()[~factors.isin([math.inf]).to_numpy()]
+    last = max(1.1, float(finite.max()) * 1.05)
+    curves, words = {}, []
+    for title, values in factors.items():
+        reached = sorted(value for value in values if value < math.inf)
+        shares = [(count + 1) / len(values) for count in range(len(reached))]
+        (curves[str(title)],) = axes.plot(
+            [1.0, *reached, last],
+            [0.0, *shares, shares[-1] if shares else 0.0],
+            drawstyle="steps-post",
+            **style.line(*looks[str(title)]),
+        )
+        style.tooltips(curves[str(title)], str(title))
+        words.append(f"{title} is the fastest on {(values == 1.0).mean():.0%}")
+    axes.set_title(f"Performance profile over {len(factors)} workloads")
+    style.name_axis(axes, "x", "time to target / that of the fastest method (factor)", None, log=True)
+    axes.set_ylim(-0.02, 1.04)
+    style.name_axis(axes, "y", "workloads within this factor", "test_accuracy")
+    return style.with_legend(figure, curves, f"Performance profile. Of {len(factors)} workloads, {'; '.join(words)}.")
+
+
+def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
+    """Return the time of each method (column) over the best time of the workload (row).
+
+    Args:
+        times: seconds to target, infinite if it was missed. Rows in which every method missed are dropped.
+    """
+    best = times.min(axis=1)
+    return times[best < math.inf].div(best[best < math.inf], axis=0)
+
+
+def _times(results: Results) -> pd.DataFrame:
+    """Return seconds to target by workload and seed (rows) and method (columns), for workloads of all methods."""
+    import pandas as pd
+
+    columns = {}
+    for group in results.across(*WORKLOAD):
+        runs = last_known(group, diverged=True).dropna(subset=["target_accuracy"])
+        if len(runs):
+            done = runs[list(WORKLOAD)].astype(str).apply(tuple, axis=1)
+            seconds = runs["time_to_target_s"].fillna(math.inf)
+            columns[group.title] = seconds.set_axis(pd.MultiIndex.from_arrays([done, runs["seed"]]))
+    times = pd.DataFrame(columns).dropna()
+    workloads = {workload for workload, _ in times.index}
+    if times.shape[1] < 2 or len(workloads) < 2 or not (times < math.inf).to_numpy().any():
+        raise NotDrawable(
+            "a performance profile needs two methods that ran with --target-accuracy on the same two workloads "
+            "(models, data sets, links, ...)"
+        )
+    return times

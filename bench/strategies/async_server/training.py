@@ -23,7 +23,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup
 from collectives.base import Key
 from collectives.parameter_server.link import RemoteServer, serve
-from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Push, Session, Worker
+from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Push, ServerClient, Session
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.dense import Dense
 from collectives.server import added
@@ -172,7 +172,7 @@ class AsyncWorker:
     def __init__(
         self,
         reducer: PerLayerReducer,
-        server: Worker,
+        server: ServerClient,
         layers: Sequence[Layer],
         links: Iterable[Transport],
         *,
@@ -232,7 +232,7 @@ class AsyncWorker:
         )
 
     def synchronize(self) -> Answer:
-        """Wait until the server has applied every push. See `Worker.synchronize`."""
+        """Wait until the server has applied every push. See `ServerClient.synchronize`."""
         return self._in_thread(self._server.synchronize)
 
     def state_dict(self) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class AsyncTraining(BoundStrategy):
             self._server = make_server(self._parameters, config.world_size, config.timeout_s)
             sessions = {rank: self._server.join(rank) for rank in range(config.world_size)}
             self._server_threads = serve_remote_workers(self._server, sessions, links, numels)
-            server_side: Worker = sessions[root]
+            server_side: ServerClient = sessions[root]
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
         self._worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)

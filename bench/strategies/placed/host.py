@@ -20,7 +20,7 @@ from bench.strategies.base import Batch, BoundStrategy
 from bench.strategies.placed.assignment import Plan
 from bench.strategies.placed.messages import HOST_RANK, as_dicts, hear, receive_all_, send_all, send_tensor, tell
 from bench.strategies.placed.stage import Stage
-from collectives.base import BoundCollective, Collective, Downlink
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, unpack
 from collectives.schedule.layout import Layout
 from collectives.server import added
@@ -272,7 +272,7 @@ class HostSum(Collective):
         return collective
 
     @override
-    def bind(self, transport: Transport, downlink: Downlink | None = None) -> BoundHostSum:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundHostSum:
         return BoundHostSum(self, transport)
 
     @override
@@ -290,13 +290,13 @@ class BoundHostSum(BoundCollective):
     options: HostSum
 
     @override
-    def sum_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         to_host, packed = self.options.to_host, payload.pack().cpu()
         tell(to_host, HOST_RANK, {"sum": op, "nbytes": packed.numel()})
         to_host.send(packed, HOST_RANK).wait()
         answer = torch.empty(hear(to_host, HOST_RANK)["nbytes"], dtype=torch.uint8)
         to_host.receive_into(answer, HOST_RANK).wait()
-        return unpack(answer.to(packed.device))
+        return PendingSum.done(unpack(answer.to(packed.device)))
 
 
 def serve_sum(transport: Transport, ranks: Sequence[int], asked: Sequence[dict[str, Any]]) -> None:

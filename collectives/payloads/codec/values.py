@@ -11,10 +11,9 @@ import torch
 from collectives.kernels.loop import Float, FloatArray, Int, Loop, also_on_gpus, array
 
 LENGTH = 2**16
-Stretch = slice
 
 
-def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iterator[Stretch]:
+def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iterator[slice]:
     """Yield slices that cover 0..numel in order: short enough for the cache on a CPU, a single one on a GPU.
 
     Args:

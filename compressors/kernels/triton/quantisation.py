@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.loop import Parts, launch
-from collectives.payloads.codec.triton.philox import shared_tile
+from collectives.payloads.codec.triton import shared_tile
 from compressors.kernels.quantisation import divisors
 from compressors.kernels.triton.selection import sum_of_magnitudes
 from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative_tile, row_maxima, row_sums, store_bytes

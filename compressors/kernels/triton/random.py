@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.loop import launch
-from collectives.payloads.codec.triton.philox import random_tile, uniform
+from collectives.payloads.codec.triton import random_tile, uniform
 
 TILE = 4096
 

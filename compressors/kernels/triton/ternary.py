@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.loop import launch
-from collectives.payloads.codec.triton.philox import shared_tile, uniform
+from collectives.payloads.codec.triton import shared_tile, uniform
 from collectives.payloads.codes import Codes
 from compressors.kernels.ternary import LEVELS
 from compressors.kernels.triton.tiles import pack_tile, store_bytes

@@ -97,7 +97,7 @@ def written_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 def two_means(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     mask = torch.rand(x.numel(), generator=generator(seed)) < 0.5
-    return added(TwoMeans.from_mask(mask.to(x.device), -0.1, 0.3), x, seed)
+    return added(TwoMeans(x.numel(), -0.1, 0.3, pack_bits(mask.to(x.device), 1)), x, seed)
 
 
 def values_of(x: torch.Tensor, seed: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from collectives.transport import failure_detector
-from collectives.transport.failure_detector import FailureDetector, Verdict
+from collectives.transport.failure_detector import Diagnosis, FailureDetector
 
 HERE = "127.0.0.1"
 
@@ -34,16 +34,16 @@ def join() -> Iterator[Join]:
 def test_a_running_rank_answers_and_an_ended_one_does_not(join: Join) -> None:
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
-    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
+    assert first.find_lost("g", [0, 1], 1) == Diagnosis(late=1)
     second.stop()
-    assert first.find_lost("another", [0, 1], 1) == Verdict(lost=(1,))
+    assert first.find_lost("another", [0, 1], 1) == Diagnosis(lost=(1,))
 
 
 def test_where_all_answer_and_nobody_was_waited_for_nobody_is_late(join: Join) -> None:
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
-    assert first.find_lost("g", [0, 1], None) == Verdict()
-    assert second.find_lost("g", [0, 1], 0) == Verdict(late=0)
+    assert first.find_lost("g", [0, 1], None) == Diagnosis()
+    assert second.find_lost("g", [0, 1], 0) == Diagnosis(late=0)
 
 
 def test_the_late_rank_is_the_one_that_waits_for_nobody(join: Join) -> None:
@@ -51,8 +51,8 @@ def test_the_late_rank_is_the_one_that_waits_for_nobody(join: Join) -> None:
     detectors = [join(store, rank) for rank in range(4)]
     for rank in (1, 2):
         detectors[rank]._announce("g", rank + 1)
-    assert detectors[0].find_lost("g", [0, 1, 2, 3], 1) == Verdict(late=3)
-    assert detectors[0].find_lost("another", [0, 1, 2, 3], 1) == Verdict(late=1)
+    assert detectors[0].find_lost("g", [0, 1, 2, 3], 1) == Diagnosis(late=3)
+    assert detectors[0].find_lost("another", [0, 1, 2, 3], 1) == Diagnosis(late=1)
 
 
 def test_who_waits_in_a_circle_names_one_of_it(join: Join) -> None:
@@ -60,7 +60,7 @@ def test_who_waits_in_a_circle_names_one_of_it(join: Join) -> None:
     detectors = [join(store, rank) for rank in range(3)]
     for rank in (1, 2):
         detectors[rank]._announce("g", (rank + 1) % 3)
-    assert detectors[0].find_lost("g", [0, 1, 2], 1) == Verdict(late=2)
+    assert detectors[0].find_lost("g", [0, 1, 2], 1) == Diagnosis(late=2)
 
 
 def test_whom_others_announce_a_little_later_still_counts(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,27 +68,27 @@ def test_whom_others_announce_a_little_later_still_counts(join: Join, monkeypatc
     store = HashStore()
     first, second, _ = [join(store, rank) for rank in range(3)]
     monkeypatch.setattr(failure_detector.time, "sleep", lambda _: second._announce("g", 2))
-    assert first.find_lost("g", [0, 1, 2], 1) == Verdict(late=2)
+    assert first.find_lost("g", [0, 1, 2], 1) == Diagnosis(late=2)
 
 
 def test_the_first_verdict_stands(join: Join) -> None:
     """Rank 0 finds rank 2 lost and leaves; rank 1 must not take rank 0 for the one that was lost."""
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
-    assert first.find_lost("g", [0, 1, 2], 2) == Verdict(lost=(2,))
+    assert first.find_lost("g", [0, 1, 2], 2) == Diagnosis(lost=(2,))
     first.stop()
-    assert second.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(2,))
+    assert second.find_lost("g", [0, 1, 2], 0) == Diagnosis(lost=(2,))
 
 
 def test_who_is_late_stays_so_when_those_that_found_out_have_left(join: Join) -> None:
     """Rank 1 finds rank 2 late and leaves; rank 0 waited for it and must not call it lost. Rank 2 sees both gone."""
     store = HashStore()
     first, second, late = [join(store, rank) for rank in range(3)]
-    assert second.find_lost("g", [0, 1, 2], 2) == Verdict(late=2)
+    assert second.find_lost("g", [0, 1, 2], 2) == Diagnosis(late=2)
     second.stop()
-    assert first.find_lost("g", [0, 1, 2], 1) == Verdict(late=2)
+    assert first.find_lost("g", [0, 1, 2], 1) == Diagnosis(late=2)
     first.stop()
-    assert late.find_lost("g", [0, 1, 2], 0) == Verdict(lost=(0, 1))
+    assert late.find_lost("g", [0, 1, 2], 0) == Diagnosis(lost=(0, 1))
 
 
 class FarStore:
@@ -112,7 +112,7 @@ def test_round_trips_do_not_grow_with_the_number_of_ranks(join: Join, monkeypatc
     for rank in range(num_ranks - 1):
         detectors[rank]._announce("g", rank + 1)
     monkeypatch.setattr(detectors[0], "_store", FarStore("gradwire/failure_detector", store))
-    assert detectors[0].find_lost("g", range(num_ranks), 1) == Verdict(late=num_ranks - 1)
+    assert detectors[0].find_lost("g", range(num_ranks), 1) == Diagnosis(late=num_ranks - 1)
 
 
 def test_a_rank_that_has_not_joined_is_lost_and_keeps_nobody_from_joining(join: Join) -> None:
@@ -120,8 +120,8 @@ def test_a_rank_that_has_not_joined_is_lost_and_keeps_nobody_from_joining(join: 
     first, second = join(store, 0), join(store, 1)
     first.publish(3)
     second.publish(3)
-    assert first.find_lost("g", [0, 1], 1) == Verdict(late=1)
-    assert first.find_lost("another", [0, 1, 2], 1) == Verdict(lost=(2,))
+    assert first.find_lost("g", [0, 1], 1) == Diagnosis(late=1)
+    assert first.find_lost("another", [0, 1, 2], 1) == Diagnosis(lost=(2,))
 
 
 class UnreachableStore(HashStore):
@@ -145,12 +145,12 @@ class LostStore(HashStore):
 
 
 @pytest.fixture
-def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verdict | None]:
+def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Diagnosis | None]:
     """What rank 0 finds out, given every rank's machine (None: it has not joined) and what it hears from them."""
 
     def ask(
         machines: Sequence[str | None], heard: dict[int, bool], waited_for: int | None, *, has_store: bool = False
-    ) -> Verdict | None:
+    ) -> Diagnosis | None:
         detector = join(HashStore(), 0)
         for rank, machine in enumerate(machines[1:], start=1):
             if machine is not None:
@@ -171,18 +171,18 @@ def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verdict | 
 @pytest.mark.parametrize(
     ("machines", "heard", "waited_for", "verdict"),
     [
-        ((HERE, "b", "c"), {1: True}, 1, Verdict(lost=(2,))),
-        ((HERE, "b", "c"), {}, 1, Verdict(lost=(1, 2), is_cut_off=True)),
-        ((HERE, "b", "c"), {1: False}, 1, Verdict(lost=(1, 2))),  # b refuses, so the link works
-        ((HERE, "b"), {}, 1, Verdict(lost=(1,), is_split=True)),
-        ((HERE, "b"), {1: False}, 1, Verdict(lost=(1,))),
-        ((HERE, HERE, "b", "b"), {1: True}, 1, Verdict(lost=(2, 3), is_split=True)),
-        ((HERE, HERE, "b", "c"), {1: True}, 1, Verdict(lost=(2, 3), is_cut_off=True)),
-        ((HERE, HERE), {1: False}, 1, Verdict(lost=(1,))),
-        ((HERE, "b", "c"), {1: True, 2: True}, 2, Verdict(late=2)),
-        ((HERE, "b", "c"), {1: True, 2: True}, None, Verdict()),
-        ((HERE, "b", None), {}, 1, Verdict(lost=(1,), is_split=True)),
-        ((HERE, "b", None), {1: True}, 1, Verdict(late=1)),
+        ((HERE, "b", "c"), {1: True}, 1, Diagnosis(lost=(2,))),
+        ((HERE, "b", "c"), {}, 1, Diagnosis(lost=(1, 2), is_cut_off=True)),
+        ((HERE, "b", "c"), {1: False}, 1, Diagnosis(lost=(1, 2))),  # b refuses, so the link works
+        ((HERE, "b"), {}, 1, Diagnosis(lost=(1,), is_split=True)),
+        ((HERE, "b"), {1: False}, 1, Diagnosis(lost=(1,))),
+        ((HERE, HERE, "b", "b"), {1: True}, 1, Diagnosis(lost=(2, 3), is_split=True)),
+        ((HERE, HERE, "b", "c"), {1: True}, 1, Diagnosis(lost=(2, 3), is_cut_off=True)),
+        ((HERE, HERE), {1: False}, 1, Diagnosis(lost=(1,))),
+        ((HERE, "b", "c"), {1: True, 2: True}, 2, Diagnosis(late=2)),
+        ((HERE, "b", "c"), {1: True, 2: True}, None, Diagnosis()),
+        ((HERE, "b", None), {}, 1, Diagnosis(lost=(1,), is_split=True)),
+        ((HERE, "b", None), {1: True}, 1, Diagnosis(late=1)),
         ((HERE, "b", None), {1: True}, 2, None),
         ((HERE, "b", None), {1: True}, None, None),
         ((HERE, None, None), {}, 1, None),
@@ -192,8 +192,8 @@ def test_without_the_store_pings_tell_the_lost_the_late_and_the_unknown(
     machines: Sequence[str | None],
     heard: dict[int, bool],
     waited_for: int | None,
-    verdict: Verdict | None,
-    ask: Callable[..., Verdict | None],
+    verdict: Diagnosis | None,
+    ask: Callable[..., Diagnosis | None],
 ) -> None:
     assert ask(machines, heard, waited_for) == verdict
 
@@ -201,17 +201,21 @@ def test_without_the_store_pings_tell_the_lost_the_late_and_the_unknown(
 @pytest.mark.parametrize(
     ("machines", "heard", "verdict"),
     [
-        ((HERE, "b", "c"), {}, Verdict(lost=(1, 2), is_cut_off=True)),
-        ((HERE, "b"), {}, Verdict(lost=(1,), is_split=True)),
-        ((HERE, "b"), {1: False}, Verdict(lost=(1,))),
-        ((HERE, "b", "c"), {1: True}, Verdict(lost=(2,))),
-        ((HERE, None), {}, Verdict(lost=(1,))),
-        ((HERE, HERE), {}, Verdict(lost=(1,))),
-        ((HERE, HERE, "b"), {1: True}, Verdict(lost=(2,), is_split=True)),  # rank 1 says nothing of this machine's link
+        ((HERE, "b", "c"), {}, Diagnosis(lost=(1, 2), is_cut_off=True)),
+        ((HERE, "b"), {}, Diagnosis(lost=(1,), is_split=True)),
+        ((HERE, "b"), {1: False}, Diagnosis(lost=(1,))),
+        ((HERE, "b", "c"), {1: True}, Diagnosis(lost=(2,))),
+        ((HERE, None), {}, Diagnosis(lost=(1,))),
+        ((HERE, HERE), {}, Diagnosis(lost=(1,))),
+        (
+            (HERE, HERE, "b"),
+            {1: True},
+            Diagnosis(lost=(2,), is_split=True),
+        ),  # rank 1 says nothing of this one's link
     ],
 )
 def test_with_the_store_pings_tell_whose_link_it_is_and_who_never_joined(
-    machines: Sequence[str | None], heard: dict[int, bool], verdict: Verdict, ask: Callable[..., Verdict | None]
+    machines: Sequence[str | None], heard: dict[int, bool], verdict: Diagnosis, ask: Callable[..., Diagnosis | None]
 ) -> None:
     assert ask(machines, heard, 1, has_store=True) == verdict
 
@@ -223,9 +227,9 @@ def test_what_a_rank_that_is_cut_off_believes_does_not_stand_for_others(
     first, second, _ = [join(store, rank) for rank in range(3)]
     monkeypatch.setattr(failure_detector, "ping_all", lambda *_: {})
     monkeypatch.setattr(first._ping_server, "address", ("another machine", 1))
-    assert first.find_lost("g", range(3), 1) == Verdict(lost=(1, 2), is_split=True)
+    assert first.find_lost("g", range(3), 1) == Diagnosis(lost=(1, 2), is_split=True)
     monkeypatch.undo()
-    assert second.find_lost("g", range(3), 2) == Verdict(late=2)
+    assert second.find_lost("g", range(3), 2) == Diagnosis(late=2)
 
 
 def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
@@ -238,11 +242,11 @@ def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
         detector.publish(0)
         monkeypatch.setattr(detector, "_store", LostStore())
     lost.stop()
-    heard: list[Verdict | None] = []
+    heard: list[Diagnosis | None] = []
     monkeypatch.setattr(
         failure_detector.time,
         "sleep",
         lambda seconds: heard.append(second._ping([0, 1], 1, all_joined=False)) if seconds == 0.2 else None,
     )
-    assert first.find_lost("g", range(3), 0) == Verdict(lost=(0,))
-    assert heard == [Verdict(lost=(0,))]
+    assert first.find_lost("g", range(3), 0) == Diagnosis(lost=(0,))
+    assert heard == [Diagnosis(lost=(0,))]

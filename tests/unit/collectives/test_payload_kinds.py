@@ -165,7 +165,6 @@ def test_codebooks(codebook: str, bits: int, values: list[float]) -> None:
     assert find_codebook(codebook).values(bits).tolist() == values
     codes = torch.arange(2**bits)
     payload = Codes.from_codes(codes, codebook=codebook, bits=bits, scales=torch.tensor([0.5]))
-    assert payload.codes.tolist() == codes.tolist()
     assert payload.to_dense().tolist() == [value / 2 for value in values]
 
 

@@ -85,7 +85,7 @@ GOLDEN: dict[str, tuple[Payload, str]] = {
         "5747 08 01 0000 0000 04000000 03000000  0000003f 00000000  003c 0040 003c",
     ),
     "two means": (
-        TwoMeans.from_mask(torch.tensor([True, False, False, True, True]), -0.5, 1.0),
+        TwoMeans(5, -0.5, 1.0, torch.tensor([0b11001], dtype=torch.uint8)),
         "5747 0a 00 0000 0000 05000000 05000000  000000bf 0000803f  19",
     ),
     "bundle": (
@@ -151,7 +151,6 @@ def test_group_sparse_at_full_size() -> None:
     indices = torch.cat([local, torch.tensor([73])])
     payload = GroupSparse(numel, 1024, 10, torch.ones(indices.numel(), dtype=HALF), indices)
     assert payload.num_groups == full_groups + 1
-    assert payload.last_k == 1
     assert payload.nbytes == payload.pack().numel() == 16 + 8 + full_groups * 325 // 10 + 2 + 2
     assert 1_063_900 < 3 * payload.nbytes < 1_064_100
 

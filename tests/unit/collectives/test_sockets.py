@@ -18,7 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from collectives.transport.base import TransportError, WakeupEvent, wait_all
 from collectives.transport.rendezvous import MeetingError, connect_all, interface_host
-from collectives.transport.sockets import Connection, Connections, Incoming, SocketTransport
+from collectives.transport.sockets import Connection, Connections, SocketReceive, SocketTransport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def over_sockets(fn: Callable[[SocketTransport], T], world_size: int, timeout_s:
     def run(backend: MemoryTransport) -> T:
         sockets = connect_all(store, backend.rank, world_size, HOST, timeout_s)
         connections = {peer: Connection(sock) for peer, sock in sockets.items()}
-        transport = SocketTransport(Connections(backend, connections), backend, range(world_size))
+        transport = SocketTransport(Connections(backend, connections), backend)
         try:
             return fn(transport)
         finally:
@@ -48,7 +48,7 @@ def pair(timeout_s: float = 20.0) -> tuple[SocketTransport, socket.socket]:
     """Rank 0 of two, and the bare other end of its connection."""
     here, there = tcp_pair()
     backend = MemoryWires(2, timeout_s).transport(0)
-    return SocketTransport(Connections(backend, {1: Connection(here)}), backend, range(2)), there
+    return SocketTransport(Connections(backend, {1: Connection(here)}), backend), there
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -78,8 +78,8 @@ def test_messages_of_every_length_arrive_in_the_order_in_which_they_were_sent() 
     def exchange(transport: SocketTransport) -> bool:
         peer = 1 - transport.rank
         sent = [torch.full((length,), index, dtype=torch.uint8) for index, length in enumerate(lengths)]
-        incoming = transport.send_receive([(message, peer) for message in sent], [(10**9, peer) for _ in sent])
-        return all(torch.equal(came, message) for came, message in zip(incoming.wait(), sent, strict=True))
+        wait = transport.send_receive([(message, peer) for message in sent], [(10**9, peer) for _ in sent])
+        return all(torch.equal(came, message) for came, message in zip(wait(), sent, strict=True))
 
     assert over_sockets(exchange, 2) == [True, True]
 
@@ -88,7 +88,7 @@ def test_payload_bytes_and_messages_are_counted_and_nothing_else() -> None:
     def exchange(transport: SocketTransport) -> list[tuple[int, int, bool]]:
         peer, room = 1 - transport.rank, torch.empty(9, dtype=torch.float64)
         wait_all(transport.post([(torch.ones(5, dtype=torch.bfloat16), peer)], [(room, peer)]))
-        transport.send_receive([(torch.ones(7, dtype=torch.uint8), peer)], [(100, peer)]).wait()
+        transport.send_receive([(torch.ones(7, dtype=torch.uint8), peer)], [(100, peer)])()
         transport.barrier()
         transport.all_reduce_(torch.ones(4))
         counted = transport.traffic
@@ -131,9 +131,9 @@ def test_what_is_under_way_arrives_before_the_backend_takes_over() -> None:
 
 def test_the_kernel_says_nothing_before_a_message_is_complete() -> None:
     here, there = tcp_pair()
-    here_end, message = Connection(here), Incoming(1000)
+    here_end, message = Connection(here), SocketReceive(1, lambda *_: None, 1000)
     with there:
-        here_end.receive(message)
+        here_end.incoming.append(message)
         there.sendall(struct.pack("<Q", 1000))
         assert is_readable(here_end)
         here_end.move(select.POLLIN)

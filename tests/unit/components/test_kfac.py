@@ -17,7 +17,7 @@ from bench.optimizers.kfac import Kfac
 from bench.optimizers.kronecker import KroneckerLayer
 from collectives.base import Collective
 from collectives.options import incompatibility
-from collectives.transport.base import Alone, Transport
+from collectives.transport.base import SingleRank, Transport
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import reducer_for
 from compressors.layer import layers_of
@@ -168,7 +168,7 @@ def test_steps_are_those_of_the_published_package(transfer: str, kl_clip: float)
     published = PublishedKfac(copy.deepcopy(model).double(), every=2, damping=0.01, kl_clip=kl_clip)
     start = [parameter.detach().clone() for parameter in model.parameters()]
     text = f"kfac:inner=sgd:momentum=0,update_every=2,damping=0.01,kl_clip={kl_clip},transfer={transfer}"
-    optimizer = bound(text, model, Alone())
+    optimizer = bound(text, model, SingleRank())
     for index, (x, y) in enumerate(itertools.islice(batches(0), 6)):
         backward(model, (x, y))
         optimizer.step()
@@ -266,7 +266,7 @@ def test_a_step_that_is_left_out_changes_nothing(inner: str) -> None:
     def run(left_out: tuple[int, ...]) -> list[torch.Tensor]:
         model = make_model()
         model[2].momentum = 0.0  # running statistics of the normalisation follow every forward
-        optimizer = bound(f"kfac:update_every=3,inner={inner}", model, Alone())
+        optimizer = bound(f"kfac:update_every=3,inner={inner}", model, SingleRank())
         own = batches(0)
         for index in range(7):
             if index in left_out:
@@ -282,7 +282,7 @@ def test_other_parameters_pass_through_and_so_does_all_until_there_are_factors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make_model()
-    optimizer = bound("kfac", model, Alone())
+    optimizer = bound("kfac", model, SingleRank())
     backward(model, next(batches(0)))
     before = [cast(torch.Tensor, parameter.grad).clone() for parameter in model.parameters()]
     optimizer.step()
@@ -291,7 +291,7 @@ def test_other_parameters_pass_through_and_so_does_all_until_there_are_factors(
 
     monkeypatch.setattr(KroneckerLayer, "input_moment", lambda self, x: torch.full([self.sizes[0]] * 2, torch.nan))
     model = make_model()
-    optimizer = bound("kfac", model, Alone())
+    optimizer = bound("kfac", model, SingleRank())
     backward(model, next(batches(0)))
     optimizer.step()
     assert all(torch.equal(cast(torch.Tensor, p.grad), g) for p, g in zip(model.parameters(), before, strict=True))
@@ -302,7 +302,7 @@ def test_the_step_is_shortened_by_the_rate_of_the_schedule() -> None:
     moved = []
     for lr in (0.01, 0.1):
         model = make_model()
-        optimizer = bound("kfac:inner=sgd:momentum=0,kl_clip=1e-6", model, Alone(), lr=1.0)
+        optimizer = bound("kfac:inner=sgd:momentum=0,kl_clip=1e-6", model, SingleRank(), lr=1.0)
         optimizer.param_groups[0]["lr"] = lr
         backward(model, next(batches(0)))
         before = model[4].weight.detach().clone()
@@ -312,7 +312,7 @@ def test_the_step_is_shortened_by_the_rate_of_the_schedule() -> None:
 
 
 def test_any_optimizer_may_stand_behind_it() -> None:
-    optimizer = bound("kfac:inner=adam", make_model(), Alone())
+    optimizer = bound("kfac:inner=adam", make_model(), SingleRank())
     assert isinstance(optimizer, torch.optim.Adam)
 
 

@@ -13,7 +13,7 @@ from collectives.kernels.library import reference_path
 from collectives.options import build
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
-from collectives.transport.base import Alone
+from collectives.transport.base import SingleRank
 from compressors.base import Compressor
 from compressors.ddp.reducer import PerLayerReducer, reducer_for
 from compressors.ddp.report import Bucket
@@ -68,7 +68,7 @@ def messages_and_residuals(spec: str) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
     for index in range(6):
         bucket = Bucket(layers=LAYERS, gradients=[gradient(layer, index, 0) for layer in LAYERS], step=step_at(index))
-        message = reducer.message(bucket, Alone())
+        message = reducer.message(bucket, SingleRank())
         assert isinstance(message, Payload)
         reducer.commit()
         seen += [message.pack(), *reducer.state_dict()["residuals"].values()]
@@ -118,7 +118,7 @@ def test_what_is_written_past_the_caches_arrives(spec: str) -> None:
             bucket = Bucket(
                 layers=LONG, gradients=[part.clone() if index else part for part in parts], step=step_at(index)
             )
-            reducer.reduce(bucket, lambda payload, key: payload, Alone())
+            reducer.reduce(bucket, lambda payload, key: payload, SingleRank())
             reducer.commit()
         return [*parts, *reducer.state_dict()["residuals"].values()]
 
@@ -139,7 +139,7 @@ def test_a_class_that_derives_from_one_to_encode_in_its_own_way_does(base: type[
     for index in range(2):
         gradients = [gradient(layer, index, 0) for layer in LAYERS]
         bucket = Bucket(layers=LAYERS, gradients=gradients, step=step_at(index))
-        message = reducer.message(bucket, Alone())
+        message = reducer.message(bucket, SingleRank())
         assert isinstance(message, Payload)
         assert same(message.to_dense(), torch.cat(gradients))
         reducer.commit()
@@ -158,7 +158,7 @@ def second_step(
             seen.append(payload.pack().clone())
             return PendingSum.done(payload)
 
-        reducer.start(bucket, start_sum, Alone()).finish()
+        reducer.start(bucket, start_sum, SingleRank()).finish()
         reducer.commit()
     return [seen[-1], *reducer.state_dict()["residuals"].values()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collectives.base import Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
-from collectives.transport.base import Alone
+from collectives.transport.base import SingleRank
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.none import NoCompression
@@ -31,7 +31,7 @@ def test_a_message_lies_where_the_last_one_lay_once_that_is_summed() -> None:
         return PendingSum.done(payload)
 
     for index in range(3):
-        reducer.start(bucket_at(index), start_sum, Alone()).finish()
+        reducer.start(bucket_at(index), start_sum, SingleRank()).finish()
         reducer.commit()
     assert len({address(payload) for payload in sent}) == 1
 

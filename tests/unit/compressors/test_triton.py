@@ -10,7 +10,7 @@ from collectives.kernels.library import reference_path, serving
 from collectives.options import build, component_names
 from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.transport.base import Alone
+from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
@@ -81,7 +81,7 @@ def messages(name: str, device: str) -> list[bytes]:
     for index in range(2):
         gradient = torch.randn(3000, generator=torch.Generator().manual_seed(index)).to(device)
         step = Step(index=index, epoch=0, rank=0, world_size=1, seed=1)
-        message = reducer.message(Bucket(layers=[layer], gradients=[gradient], step=step), Alone())
+        message = reducer.message(Bucket(layers=[layer], gradients=[gradient], step=step), SingleRank())
         assert message is not None
         sent.append(message.pack().cpu().numpy().tobytes())
         reducer.commit()

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.schema.cells import from_cell, to_cells
-from bench.core.schema.collectives import COLLECTIVES
-from bench.core.schema.column import Column
-from bench.core.schema.layers import LAYERS
-from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
+from bench.core.schema.column import Column, from_cell, to_cells
+from bench.core.schema.measurements import COLLECTIVES
+from bench.core.schema.metrics import LAYERS, METRICS, METRICS_BY_NAME
 
 # As the documentation lists them; what is added later stands in its group.
 GROUPS = {
@@ -95,13 +93,13 @@ def from_cells(cells: Mapping[str, str]) -> dict[str, Any]:
 
 @given(st.fixed_dictionaries({}, optional={column.name: VALUES[column.type] for column in METRICS}))
 def test_cells_bring_the_same_values_back(values: Mapping[str, Any]) -> None:
-    read = from_cells(to_cells(values))
+    read = from_cells(to_cells(values, METRICS))
     assert {name: value for name, value in read.items() if value is not None} == dict(values)
     assert set(read) == set(METRICS_BY_NAME)
 
 
 def test_nothing_is_an_empty_cell() -> None:
-    cells = to_cells({"lr": None, "test_loss": math.nan, "augment": True})
+    cells = to_cells({"lr": None, "test_loss": math.nan, "augment": True}, METRICS)
     assert (cells["lr"], cells["test_loss"], cells["seed"]) == ("", "", "")
     assert cells["augment"] == "true"
     assert from_cells({"lr": ""}) == {"lr": None}
@@ -109,7 +107,7 @@ def test_nothing_is_an_empty_cell() -> None:
 
 def test_a_value_without_a_column_is_a_bug() -> None:
     with pytest.raises(KeyError, match="learning_rate"):
-        to_cells({"learning_rate": 0.1})
+        to_cells({"learning_rate": 0.1}, METRICS)
 
 
 @pytest.mark.parametrize(("column", "cell"), [("seed", "one"), ("lr", "fast"), ("augment", "maybe")])

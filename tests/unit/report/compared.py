@@ -28,4 +28,4 @@ def cells(comparison: Comparison, row: int) -> dict[str, str]:
 
 
 def titles(comparison: Comparison) -> list[str]:
-    return [row.configuration.title for row in comparison.rows]
+    return [row.group.title for row in comparison.rows]

@@ -52,7 +52,7 @@ def test_a_wall_clock_that_alone_is_noisy_is_told_by_cpu_time(tmp_path: Path) ->
 def test_runs_that_shared_their_cores_with_other_programs_are_named(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *TOPK])
     assert not any("other programs" in sentence for sentence in caveats(comparison))
-    for run, share in zip(comparison.rows[1].configuration.runs, (0.05, 0.34, None), strict=True):
+    for run, share in zip(comparison.rows[1].group.runs, (0.05, 0.34, None), strict=True):
         run.rows[-1]["other_cpu_share"] = share
         vars(run).pop("last_known")  # as read from a file with the column
     (sentence,) = [text for text in caveats(comparison) if "other programs" in text]
@@ -102,7 +102,7 @@ def test_what_weakens_a_comparison_is_said(tmp_path: Path, change: dict[str, Any
 def test_of_several_dense_rows_one_is_the_baseline_and_that_is_said(tmp_path: Path) -> None:
     other = fake_seeds([1300.0, 1310.0, 1290.0], lr=0.2)
     assert not any("--baseline" in sentence for sentence in caveats(compared(tmp_path, [*DENSE, *TOPK])))
-    said = caveats(compared(tmp_path, [*DENSE, *other, *TOPK]))
+    said = list(caveats(compared(tmp_path, [*DENSE, *other, *TOPK])))
     assert "2 rows use none; the baseline is none + native, lr=0.05 (--baseline chooses another)" in said
 
 
@@ -110,7 +110,7 @@ def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> N
     whole = {"step": 100, "train_time_s": 10.0}  # 640 samples per second
     dense = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in DENSE]
     late = [row | whole | {"samples_per_s": 1280.0 + row["seed"]} for row in TOPK]
-    said = caveats(compared(tmp_path, [*dense, *late]))
+    said = list(caveats(compared(tmp_path, [*dense, *late])))
     assert any("averaged over the whole run, the speed-up was: topk 1.00x" in text for text in said)
     steady = [row | whole | {"samples_per_s": 640.0 + row["seed"]} for row in TOPK]
     assert not any("the speed-up was" in text for text in caveats(compared(tmp_path, [*dense, *steady])))
@@ -135,7 +135,7 @@ def test_bytes_that_fell_while_the_density_warmed_up_are_told_of_the_whole(tmp_p
 def test_a_last_part_of_a_few_steps_is_pointed_out(tmp_path: Path) -> None:
     for last, expected in ((104, True), (190, False)):
         rows = in_parts(TOPK, (100, 100.0), (last, 100.0))
-        said = caveats(compared(tmp_path, [*DENSE, *rows]))
+        said = list(caveats(compared(tmp_path, [*DENSE, *rows])))
         assert any("less than a tenth of the one before" in text for text in said) is expected
 
 
@@ -151,7 +151,7 @@ def test_steps_that_were_counted_anew_make_no_interval(tmp_path: Path) -> None:
     """A run that went on with more ranks counts its samples in their steps: 40, then 30."""
     before, after = in_parts(TOPK, (20, 400.0), (40, 100.0)), in_parts(TOPK, (30, 100.0))
     anew = [*before, *[row | {"resumes": 1, "world_size": 4} for row in after]]
-    said = caveats(compared(tmp_path, [*DENSE, *anew]))
+    said = list(caveats(compared(tmp_path, [*DENSE, *anew])))
     assert not any("less than a tenth" in text or "bytes per step" in text for text in said)
 
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.core.schema.collectives import COLLECTIVES
-from bench.core.schema.compressors import COMPRESSORS
-from bench.core.schema.layers import LAYERS
-from bench.core.schema.metrics import METRICS
+from bench.core.schema.measurements import COLLECTIVES, COMPRESSORS
+from bench.core.schema.metrics import LAYERS, METRICS
 from bench.report.columns_doc import document
 
 PAGE = Path(__file__).parents[3] / "docs" / "columns.md"

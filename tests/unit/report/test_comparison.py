@@ -29,40 +29,6 @@ def test_one_row_per_configuration_and_the_direction_is_baseline_to_candidate(tm
     assert cells(exchanged, 1)["verdict"] == "slower"
 
 
-def test_the_cells_of_a_row(tmp_path: Path) -> None:
-    row = cells(compared(tmp_path, [*DENSE, *TOPK]), 1)
-    assert row == {
-        "compressor": "topk:ratio=0.01",
-        "collective": "allgather",
-        "seeds": "3/3 ok",
-        "samples/s [95% CI]": "1577 [1495, 1659]",
-        "speed-up vs none [95% CI]": "1.31x [1.25, 1.37]",
-        "verdict": "faster",
-        "accuracy % ± sd": "97.4 ± 0.6",
-        "accuracy vs baseline points [95% CI]": "-0.4 [-1.5, +0.8] unclear",
-        "time to target": "8 s",
-        "payload per step": "20 kB",
-        "compression vs fp32": "50x",
-        "wire bytes per step": "-",
-        "step time": "50 ms",
-        "CPU time per step": "-",
-        "exposed per step": "1 ms",
-        "in sync": "yes",
-    }
-    assert cells(compared(tmp_path, [*DENSE, *TOPK]), 0)["payload per step"] == "~1 MB"  # by formula, not counted
-
-
-def test_an_interval_of_two_seeds_does_not_reach_below_zero(tmp_path: Path) -> None:
-    assert cells(compared(tmp_path, fake_seeds([100.0, 200.0])), 0)["samples/s [95% CI]"] == "150 [0, 785]"
-
-
-def test_what_all_rows_share_stands_above_the_table(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*fake_seeds([1.0], hosts=1), *topk_seeds([1.0], lr=0.1, hosts=1)])
-    assert comparison_table(comparison).subtitle == (
-        "dataset=digits model=small_cnn optimizer=sgd world_size=2 batch_size=32 epochs=2"
-    )
-
-
 def test_time_metrics_do_not_flip_the_direction(tmp_path: Path) -> None:
     rows = [fake_row(seed=s, step_time_s=0.2 + s / 1000) for s in (1, 2, 3)]
     rows += [fake_row(seed=s, step_time_s=0.1 + s / 1000, compressor="bf16") for s in (1, 2, 3)]
@@ -182,15 +148,6 @@ def test_unknown_or_undirected_columns_are_refused(tmp_path: Path) -> None:
         compared(tmp_path, DENSE, metric="encode_s")
 
 
-def test_the_tuning_budget_stands_beside_the_result(tmp_path: Path) -> None:
-    tuned = topk_seeds([1577.0, 1544.0, 1610.0], rates_tried=6)
-    comparison = compared(tmp_path, [*fake_seeds([1204.0, 1190.0, 1221.0], rates_tried=3), *tuned])
-    assert [cells(comparison, row)["rates tried"] for row in (0, 1)] == ["3", "6"]
-    untuned = compared(tmp_path, [*fake_seeds([1204.0, 1190.0], rates_tried=0), *topk_seeds([1577.0, 1544.0])])
-    assert "rates tried" not in cells(untuned, 0)
-    assert comparison.rows[1].configuration.title == "topk:ratio=0.01 + allgather"  # no setting that tells them apart
-
-
 def test_failed_runs_stay_in_the_table_and_never_in_the_figures(tmp_path: Path) -> None:
     failed = topk_seeds([9999.0], [0.1], status="failed", error="rank 1 was killed by SIGKILL")[0] | {
         "seed": 4,
@@ -243,7 +200,7 @@ def test_names_hold_what_tells_rows_apart_and_data_every_setting_that_differs(tm
         "topk:ratio=0.01 + allgather, lr=0.1",
         "none + native, lr=0.2",
     ]
-    assert [row.configuration.short for row in comparison.rows] == ["none, lr=0.05", "topk", "none, lr=0.2"]
+    assert [row.group.short for row in comparison.rows] == ["none, lr=0.05", "topk", "none, lr=0.2"]
     raw = {key for cell in comparison_table(comparison).rows[0] for key in cell.raw}
     assert {"lr", "bucket_mb", "uplink_bps"} <= raw
 
@@ -261,41 +218,13 @@ def test_a_configuration_without_a_finished_run_is_failed(tmp_path: Path) -> Non
     assert cells(comparison, 1)["seeds"] == "0/2 ok"
 
 
-def test_missed_targets_stay_in_the_table(tmp_path: Path) -> None:
-    sparse = topk_seeds([1500.0] * 3)
-    sparse[0]["time_to_target_s"] = None
-    never = topk_seeds([1500.0] * 3, compressor="randomk", time_to_target_s=None)
-    comparison = compared(tmp_path, [*DENSE, *sparse, *never], metric="time_to_target_s")
-    assert cells(comparison, 1)["time to target [95% CI]"] == "miss (2/3)"  # what it spent is not known
-    assert cells(comparison, 2)["time to target [95% CI]"] == "miss (0/3)"
-    assert {row.verdict for row in comparison.candidates} == {"unclear"}  # never faster by missing
-    assert any("topk (1 of 3 seeds); randomk" in sentence for sentence in caveats(comparison))
-
-
-def test_without_a_target_nothing_was_missed(tmp_path: Path) -> None:
-    rows = fake_seeds([1.0, 2.0], target_accuracy=None, time_to_target_s=None)
-    comparison = compared(tmp_path, rows)
-    assert cells(comparison, 0)["time to target"] == "-"
-    assert not any("missed" in sentence for sentence in caveats(comparison))
-
-
-def test_all_missing_the_target_is_a_table_not_an_error(tmp_path: Path) -> None:
-    rows = fake_seeds([1.0, 2.0], time_to_target_s=None)
-    assert cells(compared(tmp_path, rows, metric="time_to_target_s"), 0)["time to target [95% CI]"] == "miss (0/2)"
-
-
-def test_replicas_out_of_sync_show_in_their_row(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0], replicas_in_sync=False)])
-    assert [cells(comparison, row)["in sync"] for row in (0, 1)] == ["yes", "NO"]
-
-
 def test_a_file_without_optional_columns_is_compared_by_what_it_has(tmp_path: Path) -> None:
     needed = ("run_id", "config_id", "seed", "compressor", "collective", "status", "samples_per_s")
     rows = [{name: row[name] for name in needed} for row in [*DENSE, *TOPK]]
     comparison = compared(tmp_path, rows)
     assert comparison.rows[1].verdict == "faster"
     assert cells(comparison, 1)["accuracy % ± sd"] == "-"
-    assert caveats(comparison) == []
+    assert list(caveats(comparison)) == []
 
 
 DIVERGED = {"status": "failed", "error": "the loss is nan at step 7; training has diverged: try a lower --lr"}
@@ -330,10 +259,3 @@ def test_without_a_row_in_fp32_that_in_bf16_is_the_baseline_and_without_both_it_
     comparison = compare(stored(tmp_path, [*sparse, *topk_seeds([1.0], compressor="sign")]), metric="test_accuracy")
     assert comparison.ambiguity is not None
     assert comparison.ambiguity.startswith("no row uses none or bf16 or torch_bf16, so the baseline is topk")
-
-
-def test_groups_of_configurations_keep_their_names_in_data(tmp_path: Path) -> None:
-    comparison = compare(stored(tmp_path, [*fake_seeds([1.0, 2.0]), *topk_seeds([1.0])]), by=["config_id"])
-    raw = [{key: value for cell in row for key, value in cell.raw.items()} for row in comparison_table(comparison).rows]
-    assert [row["config_id"] for row in raw] == [row.configuration.label["config_id"] for row in comparison.rows]
-    assert None not in [row["config_id"] for row in raw]

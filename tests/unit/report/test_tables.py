@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from bench.report.tables import Cell, Column, Table, print_rich, to_csv, to_json, to_markdown, to_text
+from bench.report.tables import Table, TableCell, TableColumn, print_rich, to_csv, to_json, to_markdown, to_text
 
 SPEC = "group_topk:group_size=512,ratio=0.01,value_dtype=bf16"
 
@@ -18,18 +18,18 @@ def table(num_columns: int = 6, spec: str = SPEC) -> Table:
         title="speed",
         subtitle="world_size=2",
         columns=[
-            Column(heading="compressor", align="left", priority=0),
-            *(Column(heading=f"heading {i}\n[95% CI]", priority=2 if i == 1 else 1) for i in range(num_columns)),
-            Column(heading="empty"),
+            TableColumn(heading="compressor", align="left", priority=0),
+            *(TableColumn(heading=f"heading {i}\n[95% CI]", priority=2 if i == 1 else 1) for i in range(num_columns)),
+            TableColumn(heading="empty"),
         ],
         rows=[
             [
-                Cell(text=name, raw={"compressor": name}),
+                TableCell(text=name, raw={"compressor": name}),
                 *(
-                    Cell(text=f"{i}.31x [1.22, 1.40]", raw={f"x{i}": 1.31, f"x{i}_low": None, "sync": True})
+                    TableCell(text=f"{i}.31x [1.22, 1.40]", raw={f"x{i}": 1.31, f"x{i}_low": None, "sync": True})
                     for i in range(num_columns)
                 ),
-                Cell(raw={"empty": math.nan}),
+                TableCell(raw={"empty": math.nan}),
             ]
             for name in ("none", spec)
         ],
@@ -85,7 +85,7 @@ def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, no_
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
-    styled = Table(title="t", columns=[Column(heading="v")], rows=[[Cell(text="faster", style="green")]])
+    styled = Table(title="t", columns=[TableColumn(heading="v")], rows=[[TableCell(text="faster", style="green")]])
     buffer = io.StringIO()
     print_rich(styled, Console(file=buffer, force_terminal=True, color_system="standard", width=80))
     assert ("\x1b[32m" in buffer.getvalue()) != no_color
@@ -120,5 +120,5 @@ def test_json_has_the_same_values_typed() -> None:
 
 
 def test_a_table_of_names_only() -> None:
-    shown = Table(title="t", columns=[Column(heading="name", priority=0)], rows=[[Cell(text="a")]])
+    shown = Table(title="t", columns=[TableColumn(heading="name", priority=0)], rows=[[TableCell(text="a")]])
     assert "a" in to_text(shown)

@@ -14,7 +14,7 @@ from bench.core.errors import UsageError
 from bench.report.caveats import caveats
 from bench.report.comparison import Comparison, compare
 from bench.report.comparison_table import comparison_table
-from bench.report.configurations import Configuration
+from bench.report.groups import RunGroup
 from bench.report.store import collect_runs
 from bench.report.targets import BYTES, TIME, Need, Target, find_target, gain, mean_need, needs
 from tests.testing.fake_rows import fake_row, fake_seeds, stored
@@ -29,8 +29,8 @@ def curve(seed: int, *accuracies: float, pace: float = 1.0, **values: Any) -> li
     ]
 
 
-def configuration(tmp_path: Path, *rows: dict[str, Any]) -> Configuration:
-    return Configuration(label={"compressor": "none"}, runs=collect_runs(stored(tmp_path, rows)))
+def group(tmp_path: Path, *rows: dict[str, Any]) -> RunGroup:
+    return RunGroup(label={"compressor": "none"}, runs=collect_runs(stored(tmp_path, rows)))
 
 
 def seeds(*amounts: float, budget: float = math.inf) -> list[Need]:
@@ -47,7 +47,7 @@ def heading_to_text(comparison: Comparison, row: int) -> dict[str, str]:
 
 
 def test_the_first_evaluation_at_the_target_counts(tmp_path: Path) -> None:
-    runs = configuration(tmp_path, *curve(1, 0.5, 0.9, 0.8, 0.95), *curve(2, 0.5, 0.6, 0.7, 0.8))
+    runs = group(tmp_path, *curve(1, 0.5, 0.9, 0.8, 0.95), *curve(2, 0.5, 0.6, 0.7, 0.8))
     target = Target(accuracy=0.9)
     assert needs(runs, TIME, target) == [
         Need(seed=1, amount=2.0, budget=4.0),
@@ -58,7 +58,7 @@ def test_the_first_evaluation_at_the_target_counts(tmp_path: Path) -> None:
 def test_bytes_are_those_of_gradients_and_state_up_to_the_target(tmp_path: Path) -> None:
     rows = curve(1, 0.5, 0.9, 0.95, payload_bytes_per_step=100.0, state_bytes_per_step=5.0)
     rows[0]["payload_bytes_per_step"] = 1000.0  # warm-up sends more
-    assert needs(configuration(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == [
+    assert needs(group(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == [
         Need(seed=1, amount=10 * 1005.0 + 10 * 105.0, budget=10 * 1005.0 + 20 * 105.0)
     ]
 
@@ -68,7 +68,7 @@ def test_the_target_that_the_run_was_given_needs_no_evaluations(tmp_path: Path) 
         fake_row(seed=1, target_accuracy=0.9, time_to_target_s=3.0, train_time_s=9.0),
         fake_row(seed=2, target_accuracy=0.9, time_to_target_s=None, train_time_s=9.5),
     ]
-    found = needs(configuration(tmp_path, *rows), TIME, Target())
+    found = needs(group(tmp_path, *rows), TIME, Target())
     assert found == [Need(seed=1, amount=3.0, budget=9.0), Need(seed=2, amount=None, budget=9.5)]
 
 
@@ -190,7 +190,7 @@ def test_one_evaluation_says_little_of_the_time_to_another_target(tmp_path: Path
 @pytest.mark.parametrize("text", ["", "worst", "0", "1.1", "nan", "best", "best-"])
 def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"is not a target; write a share such as 0\.9, or best-1"):
-        find_target(text, configuration(tmp_path, fake_row()))
+        find_target(text, group(tmp_path, fake_row()))
 
 
 def diverged(seed: int, **values: Any) -> list[dict[str, Any]]:
@@ -203,7 +203,7 @@ def diverged(seed: int, **values: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("metric", [TIME, BYTES])
 def test_who_diverged_would_have_missed_with_any_budget(tmp_path: Path, metric: str) -> None:
     runs = [curve(1, 0.5, 0.95, 0.96), diverged(2), curve(3, 0.1, 0.2, 0.3, status="failed", error="rank 1 was killed")]
-    known = needs(configuration(tmp_path, *itertools.chain(*runs)), metric, Target(accuracy=0.9))
+    known = needs(group(tmp_path, *itertools.chain(*runs)), metric, Target(accuracy=0.9))
     assert [(need.seed, need.amount is None, need.budget == math.inf) for need in known] == [
         (1, False, False),
         (2, True, True),
@@ -228,7 +228,7 @@ def test_by_the_time_to_a_target_who_reached_it_more_often_stands_first(tmp_path
     dense = [curve(seed, 0.5, 0.95, pace=20.0, compressor="none") for seed in (1, 2, 3)]
     rows = stored(tmp_path, list(itertools.chain(*dense, *once, *always)))
     comparison = compare(rows, metric=TIME, targets=["0.9"], sort=TIME)
-    assert [row.configuration.label["compressor"] for row in comparison.candidates] == ["topk", "sign"]
+    assert [row.group.label["compressor"] for row in comparison.candidates] == ["topk", "sign"]
 
 
 def test_bytes_are_not_known_where_steps_were_counted_anew(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_bytes_are_not_known_where_steps_were_counted_anew(tmp_path: Path) -> No
     for step, ranks in ((15, 4), (30, 1)):
         rows = curve(1, 0.5, 0.95)
         rows[1] |= {"step": step, "world_size": ranks}
-        assert needs(configuration(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == []
-        assert needs(configuration(tmp_path, *rows), TIME, Target(accuracy=0.9))[0].amount == 2.0
+        assert needs(group(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == []
+        assert needs(group(tmp_path, *rows), TIME, Target(accuracy=0.9))[0].amount == 2.0
 
 
 def test_what_is_counted_as_missed_is_in_the_same_cells_whether_bytes_are_known_or_not(tmp_path: Path) -> None:

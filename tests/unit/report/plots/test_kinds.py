@@ -10,8 +10,8 @@ from matplotlib.text import Text
 
 from bench.report.plots import style
 from bench.report.plots.kinds import KINDS
-from bench.report.plots.picture import SUFFIXES, inline_svg, save
 from bench.report.plots.results import NotDrawable, Results
+from bench.report.plots.style import SUFFIXES, inline_svg, save
 from tests.testing.fake_results import everything, fake_run, results
 from tests.testing.fake_rows import fake_row
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.core.errors import UsageError
-from bench.report.page.page import page, to_html
+from bench.report.page import page, to_html
 from tests.testing.fake_results import everything, fake_run, results
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
 
@@ -133,7 +133,7 @@ def test_each_link_is_judged_by_itself(tmp_path: Path) -> None:
         *topk_seeds([600, 610, 620], uplink_bps=1e9, target_accuracy=None, config_id="topk, fast"),
     ]
     content = page(results(tmp_path, rows), [], [])
-    assert [(part.label, part.answer) for part in content.parts] == [
+    assert [(section.label, section.answer) for section in content.sections] == [
         (
             "uplink_bps=10 Mbit/s",
             "Yes: topk:ratio=0.01 + allgather is faster than none + native, and not less accurate.",
@@ -157,8 +157,8 @@ def test_the_verdict_is_the_comparisons(candidate: dict[str, object], answer: st
         *fake_seeds([100, 101, 102], target_accuracy=None),
         *topk_seeds(**{"target_accuracy": None, **candidate}),  # type: ignore[arg-type]
     ]
-    (part,) = page(results(tmp_path, rows), [], []).parts
-    assert re.match(answer, part.answer)
+    (section,) = page(results(tmp_path, rows), [], []).sections
+    assert re.match(answer, section.answer)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_whether_compression_pays_is_told_of_rows_that_compress_beside_one_that_
     rows: list[dict[str, Any]], answer: str, tmp_path: Path
 ) -> None:
     rows = [row | {"target_accuracy": None} for row in rows]
-    (part,) = page(results(tmp_path, rows), [], []).parts
-    assert part.answer == answer
+    (section,) = page(results(tmp_path, rows), [], []).sections
+    assert section.answer == answer
 
 
 def test_the_evidence_names_factor_and_points(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_the_evidence_names_factor_and_points(tmp_path: Path) -> None:
         *topk_seeds([300, 301, 302], [0.90, 0.91, 0.905], target_accuracy=None),
         *topk_seeds([300], compressor="sign", target_accuracy=None, status="failed"),
     ]
-    (part,) = page(results(tmp_path, rows), [], []).parts
-    assert part.evidence == [
+    (section,) = page(results(tmp_path, rows), [], []).sections
+    assert section.evidence == [
         "topk:ratio=0.01 + allgather: faster, 2.98x [2.92x, 3.05x]; accuracy lower, -7.0 [-8.1, -5.9] percentage "
         "points.",
         "sign + allgather: no run ended well.",
@@ -202,8 +202,8 @@ def test_the_evidence_names_factor_and_points(tmp_path: Path) -> None:
 
 
 def test_a_single_configuration_is_compared_with_nothing(tmp_path: Path) -> None:
-    (part,) = page(results(tmp_path, fake_run([0.95])), [], []).parts
-    assert part.answer == "There is only none + native, and nothing to compare it with."
+    (section,) = page(results(tmp_path, fake_run([0.95])), [], []).sections
+    assert section.answer == "There is only none + native, and nothing to compare it with."
 
 
 def test_runs_too_short_to_time_are_judged_by_accuracy(tmp_path: Path) -> None:
@@ -211,8 +211,8 @@ def test_runs_too_short_to_time_are_judged_by_accuracy(tmp_path: Path) -> None:
         fake_row(compressor=name, target_accuracy=None, time_to_target_s=None, samples_per_s=None)
         for name in ("none", "topk")
     ]
-    (part,) = page(results(tmp_path, rows), [], []).parts
-    assert part.answer == "These runs do not show whether topk + native is more accurate than none + native."
+    (section,) = page(results(tmp_path, rows), [], []).sections
+    assert section.answer == "These runs do not show whether topk + native is more accurate than none + native."
 
 
 def test_a_baseline_that_no_row_fits_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Draw the speed-up over the baseline against the link's bandwidth, with break-even points."""
+"""Draw how speed depends on the link, with break-even points, and on the number of ranks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.core.errors import UsageError
-from bench.report import comparison as baselines
-from bench.report.comparison import BASELINES_OF_SPEED
-from bench.report.configurations import Configuration, format_value
+from bench.report.columns import format_value
+from bench.report.comparison import BASELINES_OF_SPEED, choose_baseline
+from bench.report.groups import WORKLOAD, RunGroup
 from bench.report.plots import style
-from bench.report.plots.picture import Picture
-from bench.report.plots.results import NotDrawable, Results
-from bench.report.selection import WORKLOAD
+from bench.report.plots.results import NotDrawable, Results, last_known
 from bench.report.statistics import Effect, improvement
 from bench.report.store import Run
 
 _WORKLOAD = [name for name in WORKLOAD if name not in ("uplink_bps", "downlink_bps")]
 _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because intervals of two seeds would be far longer
 
-Gains = list[tuple[float, Effect]]  # bandwidth in bit/s and the speed-up there, the slowest link first
 
-
-def draw(results: Results) -> Picture:
+def draw_over_bandwidth(results: Results) -> style.Picture:
     """Draw one curve per configuration; its break-even points are in the legend and on the line of no speed-up."""
     groups = results.across("uplink_bps", "downlink_bps")
     bandwidths = sorted({value for group in groups for value in group.values("uplink_bps")})
@@ -40,6 +36,8 @@ def draw(results: Results) -> Picture:
     beside = " / ".join(dict.fromkeys(baseline.title for _, baseline in baselines_of))
     if not gains:
         raise NotDrawable(f"speed-up against bandwidth needs links on which both {beside} and another ran")
+    from matplotlib.ticker import LogLocator
+
     figure, (axes,) = style.new_figure()
     axes.axhline(1.0, color=style.INK, linewidth=0.9)
     curves, words = {}, []
@@ -50,7 +48,7 @@ def draw(results: Results) -> Picture:
         curve = axes.errorbar(
             [bandwidth for bandwidth, _ in each],
             [effect.value for _, effect in each],
-            yerr=style.whiskers([_interval(effect) for _, effect in each]),
+            yerr=style.whiskers([(effect.value, effect.low, effect.high) for _, effect in each]),
             **style.line(*looks[title]),
             elinewidth=0.8,
             capsize=2,
@@ -70,17 +68,14 @@ def draw(results: Results) -> Picture:
         )
         curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
         words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
-    axes.set_xscale("log")
-    axes.set_title(f"Speed-up over {style.wrapped(beside, 60)}")
-    axes.set_xticks(bandwidths)
+    axes.set(xscale="log", title=f"Speed-up over {style.wrapped(beside, 60)}", xticks=bandwidths)
     style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
-    values = [effect.value for each in gains.values() for _, effect in each]
-    axes.set_yscale("log")
-    axes.set_ylim(min(*values, 1.0) / _MARGIN, max(*values, 1.0) * _MARGIN)
-    style.factor_ticks(axes)
+    values = [1.0, *(effect.value for each in gains.values() for _, effect in each)]
+    axes.set(yscale="log", ylim=(min(values) / _MARGIN, max(values) * _MARGIN))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    style.write_ticks(axes, "y")
     axes.set_ylabel("speed-up in samples per second (factor)")
-    style.legend(figure, curves)
-    return Picture(figure=figure, alt=f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
+    return style.with_legend(figure, curves, f"Curves of speed-up, slowest to fastest link: {'; '.join(words)}.")
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
@@ -93,25 +88,26 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
     return crossings + [bandwidth for bandwidth, gain in points if gain == 1.0]
 
 
-def _baselines(groups: Sequence[Configuration], wanted: str | None) -> list[tuple[Configuration, Configuration]]:
+def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[RunGroup, RunGroup]]:
     """Return each configuration with the baseline of its workload, ignoring the links.
 
     Raises:
         UsageError: no row matches the wanted baseline.
     """
-    baselines.choose(groups, wanted, BASELINES_OF_SPEED)
-    alike: dict[tuple[Any, ...], list[Configuration]] = {}
+    choose_baseline(groups, wanted, BASELINES_OF_SPEED)
+    alike: dict[tuple[Any, ...], list[RunGroup]] = {}
     for group in groups:
         alike.setdefault(tuple(group.runs[0][name] for name in _WORKLOAD), []).append(group)
     found = []
     for of_one in alike.values():
         with contextlib.suppress(UsageError):  # this workload lacks the baseline
-            baseline, _ = baselines.choose(of_one, wanted, BASELINES_OF_SPEED)
+            baseline, _ = choose_baseline(of_one, wanted, BASELINES_OF_SPEED)
             found += [(group, baseline) for group in of_one]
     return found
 
 
-def _gains(baseline: Configuration, group: Configuration) -> Gains:
+def _gains(baseline: RunGroup, group: RunGroup) -> list[tuple[float, Effect]]:
+    """Return the bandwidth in bit/s and the speed-up over each link, the slowest link first."""
     gains = []
     links = {_link(run) for run in group.ok if run["uplink_bps"] is not None}
     for link in sorted(links, key=lambda link: (link[0], link[1] or 0.0)):
@@ -128,7 +124,40 @@ def _link(run: Run) -> tuple[Any, Any]:
     return run["uplink_bps"], run["downlink_bps"]
 
 
-def _interval(effect: Effect) -> tuple[float, float, float]:
-    """Return the value and its bounds; an unknown bound is the value itself."""
-    low, high = (effect.value if bound is None else bound for bound in (effect.low, effect.high))
-    return effect.value, low, high
+def draw_over_ranks(results: Results) -> style.Picture:
+    """Draw one curve per configuration, and the line of perfect scaling."""
+    groups = results.across("world_size", "hosts", "ranks_per_host", "replicas", "threads")
+    curves = results.drawable(groups, _speeds, "scaling needs a configuration that ran with two values of --world-size")
+    figure, (axes,) = style.new_figure()
+    drawn: dict[str, Any] = {}
+    words = []
+    for number, (title, look, curve) in enumerate(curves):
+        sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
+        spread = [(mean, min(speeds), max(speeds)) for mean, speeds in zip(means, curve.values(), strict=True)]
+        drawn[title] = axes.errorbar(
+            sizes, means, yerr=style.whiskers(spread), **style.line(*look), elinewidth=0.8, capsize=2
+        )
+        style.tooltips(
+            drawn[title].lines[0],
+            *(f"{title}: {mean:,.0f} samples/s, {size:.0f} ranks" for size, mean in zip(sizes, means, strict=True)),
+        )
+        words.append(f"{title} {means[-1] / means[0]:.2f}x from {sizes[0]:.0f} to {sizes[-1]:.0f} ranks")
+        if number == 0:
+            ideal = [means[0] * size / sizes[0] for size in sizes]
+            (line,) = axes.plot(sizes, ideal, color=style.GREY, linewidth=0.9)
+    drawn[f"in proportion to the ranks, from {curves[0][0]}"] = line
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({size for _, _, curve in curves for size in curve}))
+    axes.set_title("Samples per second against the number of ranks")
+    style.name_axis(axes, "x", "ranks", "world_size")
+    axes.set_ylim(bottom=0.0)
+    style.name_axis(axes, "y", "speed", "samples_per_s")
+    return style.with_legend(figure, drawn, f"Curves of samples per second against ranks: {'; '.join(words)}.")
+
+
+def _speeds(group: RunGroup) -> dict[float, list[float]]:
+    """Return the samples per second of every seed, by world size; nothing if there is only one size."""
+    known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
+    sizes = sorted(known["world_size"].astype(float).unique().tolist())
+    speeds = {size: known.loc[known["world_size"] == size, "samples_per_s"].tolist() for size in sizes}
+    return speeds if len(speeds) > 1 else {}

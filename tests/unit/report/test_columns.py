@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.report.configurations import (
+from bench.report.columns import (
     format_bound,
     format_factor,
     format_interval,

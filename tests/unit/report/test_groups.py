@@ -1,3 +1,5 @@
+"""Choosing runs, and grouping them by workload and into the rows of a comparison."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,7 +10,7 @@ from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.comparison import compare
-from bench.report.selection import ALSO_OPTIONS, Condition, parse_conditions, select
+from bench.report.groups import ALSO_OPTIONS, Condition, by_workload, parse_conditions, select
 from bench.report.store import collect_runs
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 
@@ -71,7 +73,7 @@ def test_rows_are_put_in_order_the_best_first_and_the_unknown_last(tmp_path: Pat
         (None, ["sign", "topk", "qsgd"]),
     ):
         comparison = compare(stored(tmp_path, rows), metric="step_time_s", sort=sort)
-        assert [row.configuration.label["compressor"] for row in comparison.candidates] == expected
+        assert [row.group.label["compressor"] for row in comparison.candidates] == expected
 
 
 def test_what_names_a_column_and_an_option_of_the_component_before_is_the_option() -> None:
@@ -86,7 +88,7 @@ def test_rows_are_put_in_order_by_bytes_to_target(tmp_path: Path) -> None:
     rows = [*fake_seeds([1.0, 1.0]), *topk_seeds([1.0, 1.0], compressor="sign", payload_bytes_per_step=50_000.0)]
     rows += topk_seeds([1.0, 1.0], compressor="topk")
     comparison = compare(stored(tmp_path, rows), sort="bytes_to_target", targets=["0.9"])
-    assert [row.configuration.label["compressor"] for row in comparison.rows] == ["none", "topk", "sign"]
+    assert [row.group.label["compressor"] for row in comparison.rows] == ["none", "topk", "sign"]
 
 
 def test_names_of_columns_that_are_options_too_are_known() -> None:
@@ -96,3 +98,31 @@ def test_names_of_columns_that_are_options_too_are_known() -> None:
         name for kind in kinds for each in registry.entries(kind) for name in registry.load(kind, each).option_names()
     }
     assert options & set(METRICS_BY_NAME) == ALSO_OPTIONS
+
+
+def test_methods_on_one_workload_stay_together(tmp_path: Path) -> None:
+    rows = [fake_row(), fake_row(compressor="topk"), fake_row(lr=0.1), fake_row(seed=2)]
+    (only,) = by_workload(stored(tmp_path, rows))
+    assert (only[0], len(only[1])) == ("", 4)
+
+
+def test_what_tells_workloads_apart_is_said_once(tmp_path: Path) -> None:
+    rows = [
+        fake_row(uplink_bps=rate, downlink_bps=rate, model=model, world_size=size, threads=4 // size, seed=seed)
+        for seed, (rate, model, size) in enumerate([(1e7, "linear", 2), (1e8, "linear", 2), (None, "linear", 4)])
+    ]
+    assert [(label, len(rows)) for label, rows in by_workload(stored(tmp_path, rows))] == [
+        ("world_size=2, uplink_bps=10 Mbit/s", 1),
+        ("world_size=2, uplink_bps=100 Mbit/s", 1),
+        ("world_size=4, uplink_bps=-", 1),
+    ]
+
+
+def test_a_run_is_of_the_workload_that_it_ended_with(tmp_path: Path) -> None:
+    rows = [
+        fake_row(run_id="a", world_size=2, status="running", step=1),
+        fake_row(run_id="a", world_size=4, step=2),
+        fake_row(run_id="b", world_size=4, compressor="topk"),
+    ]
+    (only,) = by_workload(stored(tmp_path, rows))
+    assert (only[0], len(only[1])) == ("", 3)

@@ -1,0 +1,256 @@
+"""Choose runs (``--where``) and group them: by workload, or into the rows of a comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.core.errors import NothingToCompare, UsageError
+from bench.core.schema.column import from_cell
+from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
+from bench.report.columns import NOTHING, find_column, format_value
+from bench.report.statistics import MeanEstimate, estimate
+from bench.report.store import Row, Run, collect_runs, grouped
+
+# Settings that define the work; all other settings define the method.
+WORKLOAD = (
+    "model", "dataset", "train_size", "test_size", "holdout_size", "batch_size", "epochs", "steps", "target_accuracy",
+    "partition", "world_size", "hosts", "ranks_per_host", "replicas", "device", "threads", "uplink_bps", "downlink_bps",
+    "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
+)  # fmt: skip
+
+_NO_SETTING = {"run_id", "digest", "config_id", "name", "seed", "rates_tried"}
+# Columns that say how a run was set up, except the seed and labels.
+SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
+
+_ALWAYS = ("compressor", "collective")
+COMPONENTS = (*_ALWAYS, "strategy")
+DENSE = ("none", "bf16", "fp16", "torch_bf16", "torch_fp16")  # compressors that send every element in 16 or 32 bits
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """The runs of one row of a comparison: of one configuration, or of one group of ``--by``.
+
+    Attributes:
+        label: the columns in which rows may differ, with this row's values.
+        named_by: the columns of the label that are needed to distinguish the rows; None: all.
+        short: the shortest unique name, such as ``topk``.
+        runs: one run per seed (``store.one_per_seed``).
+    """
+
+    label: dict[str, Any]
+    named_by: Sequence[str] | None = None
+    short: str = ""
+    runs: list[Run]
+
+    @property
+    def title(self) -> str:
+        """A text that distinguishes the row from the others, such as ``topk:ratio=0.01 + allgather, lr=0.1``."""
+        is_whole = self.named_by is not None and self.label.keys() >= set(self.named_by)
+        return self.named(self.named_by if self.named_by is not None and is_whole else self.label)
+
+    def named(self, columns: Iterable[str]) -> str:
+        """Return the values of these columns of the label in one text."""
+        return _name(self.label, columns)
+
+    @functools.cached_property
+    def ok(self) -> list[Run]:
+        """The successful runs: only their figures count."""
+        return [run for run in self.runs if run.ended_well]
+
+    @functools.cached_property
+    def diverged(self) -> list[Run]:
+        """The runs whose training diverged; they have no final accuracy."""
+        return [run for run in self.runs if run.diverged]
+
+    @property
+    def is_dense(self) -> bool:
+        """True if all runs send every element in 16 or 32 bits."""
+        return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
+
+    def values(self, column: str) -> list[float]:
+        """Return the known values of a column, one per successful run.
+
+        An exposed exchange that is longer than its step is not known: two timers contradict each other, as in rows of
+        older versions.
+        """
+        known = [run for run in self.ok if run[column] is not None]
+        if column == "exposed_s":
+            known = [run for run in known if run["step_time_s"] is None or run[column] <= run["step_time_s"]]
+        return [float(run[column]) for run in known]
+
+    def estimate(self, column: str) -> MeanEstimate | None:
+        """Return the mean over seeds with its interval, or None if no seed has a value."""
+        return estimate(self.values(column))
+
+    def distinct(self, column: str) -> list[Any]:
+        """Return the distinct known values of a column over all runs, in order of appearance."""
+        return [value for value in dict.fromkeys(run[column] for run in self.runs) if value is not None]
+
+
+def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
+    """Group runs into the rows of a comparison, in order of appearance.
+
+    Args:
+        runs: one per configuration and seed.
+        by: columns to group by; empty: group by ``config_id`` and label by compressor, collective, the strategy if any
+            run has an unusual one, and every setting that differs between runs.
+    """
+    groups = list(grouped(runs, lambda run: tuple(run[name] for name in by or ["config_id"])).values())
+    names = by or _label_columns(runs, groups)
+    labels = [{name: group[0][name] for name in names} for group in groups]
+    needed = by or _distinguishing(labels, names, always=COMPONENTS)
+    shorts = _short_names(labels, needed)
+    return [
+        RunGroup(label=label, named_by=needed, short=short, runs=group)
+        for label, short, group in zip(labels, shorts, groups, strict=True)
+    ]
+
+
+def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
+    """Return the columns that distinguish the groups; if settings are not enough, add the name or ``config_id``."""
+    unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
+    always = COMPONENTS if unusual else _ALWAYS
+    names = [*always, *(name for name in SETTINGS if name not in always and len({run[name] for run in runs}) > 1)]
+    for last_resort in ("name", "config_id"):
+        if len({tuple(group[0][name] for name in names) for group in groups}) == len(groups):
+            break
+        if len({run[last_resort] for run in runs}) > 1:
+            names.append(last_resort)
+    return names
+
+
+def _distinguishing(
+    records: Sequence[Mapping[str, Any] | Run], names: Iterable[str], always: Collection[str] = ()
+) -> list[str]:
+    """Return those names whose values distinguish records that earlier names do not, and those in ``always``."""
+    needed: list[str] = []
+    num_apart = 1
+    for name in names:
+        apart = len({tuple(record[each] for each in (*needed, name)) for record in records})
+        if name in always or apart > num_apart:
+            needed.append(name)
+            num_apart = apart
+    return needed
+
+
+def _name(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool = True) -> str:
+    values = {name: format_value(name, label[name]) for name in names}
+    specs = " + ".join(
+        value if with_options else value.partition(":")[0] for name, value in values.items() if name in COMPONENTS
+    )
+    others = [f"{name}={value}" for name, value in values.items() if name not in COMPONENTS]
+    return ", ".join([specs, *others] if specs else others)
+
+
+def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> list[str]:
+    """Return each label's first unique name among: compressor, components, settings, or all of these."""
+    settings = [name for name in needed if name not in COMPONENTS]
+    components = [name for name in needed if name in COMPONENTS]
+    varied = [name for name in components if len({label[name] for label in labels}) > 1]
+    choices = (components[:1], components, [] if varied else settings, [*components[:1], *settings], needed)
+    forms = [[_name(label, names, with_options=False) for label in labels] for names in choices]
+    forms.append([_name(label, needed) for label in labels])
+    return [
+        next((form[i] for form in forms if form[i] and form.count(form[i]) == 1), forms[-1][i])
+        for i in range(len(labels))
+    ]
+
+
+def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Return the rows of each workload, in order of appearance; a run belongs to the workload of its last row.
+
+    Returns:
+        Pairs of the settings that distinguish the workload from the others, empty if it is the only one, and its rows.
+    """
+    runs = collect_runs(rows)
+    workloads = grouped(runs, lambda run: tuple(run[name] for name in WORKLOAD)).values()
+    names = _distinguishing(runs, WORKLOAD)
+    return [
+        (
+            ", ".join(f"{name}={format_value(name, group[0][name])}" for name in names),
+            [row for run in group for row in run.rows],
+        )
+        for group in workloads
+    ]
+
+
+# Names of columns that are also options of some component.
+ALSO_OPTIONS = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A value that a column must have; None: the cell is empty. A component's name alone matches any options."""
+
+    column: str
+    value: Any
+
+    def holds(self, run: Run) -> bool:
+        """Return True if the run meets the condition."""
+        found = run[self.column]
+        return bool(found == self.value) or (isinstance(found, str) and found.partition(":")[0] == self.value)
+
+
+def parse_conditions(text: str) -> list[Condition]:
+    """Read conditions such as ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``.
+
+    A part that names no column is an option of the component before it, as is a part that names both a column and an
+    option of that component. To mean the column, write its condition before the component.
+
+    Raises:
+        UsageError: a part names no column, or its value does not have the column's type.
+    """
+    parts: list[str] = []
+    for part in text.split(","):
+        name = part.partition("=")[0].strip()
+        is_option = name not in METRICS_BY_NAME or (name in ALSO_OPTIONS and parts and name in _options(parts[-1]))
+        if parts and ":" in parts[-1] and is_option:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return [_condition(part) for part in parts]
+
+
+def _options(condition: str) -> Collection[str]:
+    """Return the options of the component in a condition like ``compressor=topk:ratio=0.01``; empty if unknown."""
+    from bench.core import registry
+
+    column, _, value = condition.partition("=")
+    kinds = {each.singular: kind for kind, each in registry.KINDS.items()}
+    kind, name = kinds.get(column.strip()), value.partition(":")[0].strip()
+    if kind is None or name not in registry.entries(kind):
+        return ()
+    return registry.load(kind, name).option_names()  # imports torch
+
+
+def _condition(text: str) -> Condition:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise UsageError(f"'{text}' is not a condition; write --where COLUMN=VALUE, such as dataset=digits")
+    column = find_column(name)
+    try:  # tables show an empty cell as NOTHING
+        return Condition(column=column.name, value=from_cell("" if value == NOTHING else value, column.type))
+    except ValueError as error:
+        raise UsageError(f"--where {text}: {error}") from None
+
+
+def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
+    """Return the runs that meet every condition.
+
+    Raises:
+        NothingToCompare: no run meets a condition; the message lists the values that exist.
+    """
+    kept = list(runs)
+    for condition in conditions:
+        found = dict.fromkeys(run[condition.column] for run in kept)
+        kept = [run for run in kept if condition.holds(run)]
+        if not kept:
+            listing = ", ".join(format_value(condition.column, value) for value in found)
+            raise NothingToCompare(
+                f"no run has {condition.column} {format_value(condition.column, condition.value)}; there are: {listing}"
+            )
+    return kept

@@ -1,1 +1,0 @@
-"""The HTML report of `bench report`: its contents and its template."""

@@ -1,1 +1,0 @@
-"""Triton versions of functions in the parent package: each module has its namesake's functions and their kernels."""

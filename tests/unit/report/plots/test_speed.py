@@ -1,0 +1,81 @@
+"""Speed over links and ranks, against numbers worked by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.report.plots import speed
+from tests.testing.fake_results import everything, fake_run, results
+
+
+def test_break_even_lies_on_a_straight_line_between_logarithms() -> None:
+    # 4x at 10 Mbit/s, 1/2 at 1000 Mbit/s: logarithms 2 and -1, so two thirds of the way, which is 10 x 100^(2/3).
+    assert speed.break_even([(1e7, 4.0), (1e9, 0.5)]) == [pytest.approx(1e7 * 100 ** (2 / 3))]
+
+
+@pytest.mark.parametrize(
+    ("points", "crossings"),
+    [([(1e7, 2.0), (1e8, 1.5)], []), ([(1e7, 2.0), (1e8, 1.0), (1e9, 0.5)], [1e8]), ([(1e7, 1.0), (1e8, 3.0)], [1e7])],
+)
+def test_break_even_points_are_only_those_measured_or_enclosed(
+    points: list[tuple[float, float]], crossings: list[float]
+) -> None:
+    assert speed.break_even(points) == crossings
+
+
+def test_speed_up_is_over_the_baseline_on_the_same_link(tmp_path: Path) -> None:
+    rows, _ = everything()
+    two_ranks = [row for row in rows if row["world_size"] == 2]
+    picture = speed.draw_over_bandwidth(results(tmp_path, two_ranks))
+    assert "2.00x to 0.50x, 31.6 Mbit/s" in picture.alt
+    turned = speed.draw_over_bandwidth(results(tmp_path, two_ranks, baseline="topk"))
+    assert "0.50x to 2.00x, 31.6 Mbit/s" in turned.alt
+
+
+def test_speed_up_is_over_the_baseline_of_the_same_workload(tmp_path: Path) -> None:
+    rows = [
+        row
+        for ranks, factor in ((2, 1.0), (8, 4.0))
+        for compressor, gain in (("none", 1.0), ("topk", 1.5))
+        for link in (1e7, 1e8)
+        for row in fake_run(
+            [0.95],
+            compressor=compressor,
+            world_size=ranks,
+            uplink_bps=link,
+            downlink_bps=link,
+            samples_per_s=100.0 * factor * gain,
+            config_id=f"{compressor}{ranks}{link}",
+        )
+    ]
+    picture = speed.draw_over_bandwidth(results(tmp_path, rows))
+    assert picture.alt.count("1.50x to 1.50x") == 2
+    assert "none" not in picture.alt
+
+
+def test_links_that_differ_one_way_only_are_points_of_their_own(tmp_path: Path) -> None:
+    rows = [
+        row
+        for compressor, factor in (("none", 1.0), ("topk", 2.0))
+        for uplink, downlink in ((1e7, 1e7), (1e7, 1e8), (1e8, 1e8))
+        for row in fake_run(
+            [0.95],
+            compressor=compressor,
+            uplink_bps=uplink,
+            downlink_bps=downlink,
+            samples_per_s=100.0 * (factor if downlink == 1e7 else 1.0),
+            config_id=f"{compressor}{uplink}{downlink}",
+        )
+    ]
+    dense, sparse = results(tmp_path, rows).across("uplink_bps", "downlink_bps")
+    gains = [(rate, effect.value) for rate, effect in speed._gains(dense, sparse)]
+    assert [rate for rate, _ in gains] == [1e7, 1e7, 1e8]
+    assert [gain for _, gain in gains] == pytest.approx([2.0, 1.0, 1.0])
+
+
+def test_scaling_is_within_one_configuration(tmp_path: Path) -> None:
+    rows = [row for row in everything()[0] if row["uplink_bps"] == 1e8]
+    picture = speed.draw_over_ranks(results(tmp_path, rows))
+    assert picture.alt.count("2.00x from 2 to 4 ranks") == 2
