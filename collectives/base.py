@@ -179,7 +179,7 @@ class BoundCollective:
     def __init__(self, options: Collective, transport: Transport) -> None:
         self.options = options
         self.transport = transport
-        self._scratch = Scratch()
+        self._scratch: Scratch = {}
         self._rounds: dict[Layout, list[Round]] = {}  # each bucket's layout comes back at every step
 
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:

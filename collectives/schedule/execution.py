@@ -15,7 +15,7 @@ from collectives.schedule.layout import Layout, leaves
 from collectives.schedule.rounds import Message, Piece, Place, Round
 from collectives.transport import messages
 from collectives.transport.base import Pending, Receive, ReduceOp, Transport, wait_all
-from collectives.transport.messages import combine_
+from collectives.transport.messages import bound_nbytes, combine_
 
 # (first element in the wire tensor, rounding errors of the sums from there on, fp32)
 WireLost = Callable[[int, torch.Tensor], None]
@@ -48,18 +48,8 @@ def lost_on_wire(payload: Payload) -> WireLost | None:
 EAGER_BYTES = 16 << 20
 
 
-class Scratch:
-    """Reuse receive buffers from call to call: touching new pages costs as much as adding the message."""
-
-    def __init__(self) -> None:
-        self._kept: dict[torch.dtype, torch.Tensor] = {}
-
-    def take(self, numel: int, like: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialised tensor [numel] like `like`; it overwrites what earlier calls returned."""
-        kept = self._kept.get(like.dtype)
-        if kept is None or kept.numel() < numel or kept.device != like.device:
-            kept = self._kept[like.dtype] = like.new_empty(numel)
-        return kept[:numel]
+# Receive buffers, reused from call to call: touching new pages costs as much as adding the message.
+Scratch = dict[torch.dtype, torch.Tensor]
 
 
 def run_in_place(
@@ -115,7 +105,9 @@ def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_ea
     needs = [sum(message.numel for message in round_.receives if message.effect != "replace") for round_ in rounds]
     most = max(needs, default=0)
     starts = [0, *itertools.accumulate(needs)] if is_eager else [index % 2 * most for index in range(len(rounds))]
-    memory = scratch.take(sum(needs) if is_eager else 2 * most, wire)
+    numel, memory = sum(needs) if is_eager else 2 * most, scratch.get(wire.dtype)
+    if memory is None or memory.numel() < numel or memory.device != wire.device:
+        memory = scratch[wire.dtype] = wire.new_empty(numel)
     buffers = []
     for round_, start in zip(rounds, starts, strict=False):
         row = []
@@ -177,7 +169,7 @@ class PackedPieces:
     def post(self, round_: Round) -> Callable[[], list[torch.Tensor]]:
         """Start sending and receiving the messages of a round; return what waits for them, for `apply`."""
         sends = [(self._pack(message), message.peer) for message in round_.sends]
-        receives = [(self._bound(message), message.peer) for message in round_.receives]
+        receives = [(bound_nbytes(message.numel, self._num_leaves), message.peer) for message in round_.receives]
         return self._transport.send_receive(sends, receives)
 
     def apply(self, round_: Round, wait: Callable[[], list[torch.Tensor]]) -> None:
@@ -197,14 +189,12 @@ class PackedPieces:
                 else:
                     self._collected.setdefault(place, {})[message.peer] = part
 
-    def _bound(self, message: Message) -> int:
-        return messages.bound_nbytes(message.numel, self._num_leaves)
-
     def _pack(self, message: Message) -> torch.Tensor:
         pieces = message.pieces
         if pieces not in self._packed:
             payload = together([self[piece.place] for piece in pieces])
-            self._packed[pieces] = packed = messages.pack(payload, self._transport, self._bound(message))
+            bound = bound_nbytes(message.numel, self._num_leaves)
+            self._packed[pieces] = packed = messages.pack(payload, self._transport, bound)
             is_result = len(pieces[0].terms) == self._transport.world_size
             if is_result and any(piece.place not in self._complete for piece in pieces):  # completed on this rank
                 self._replace(pieces, unpack(packed))  # the owner decodes the same bytes as all others
