@@ -21,10 +21,9 @@ import torch
 
 from bench.core import spec
 from bench.core.topology import Topology
-from bench.extensions.place.calibration import CalibratedTimes, PlacedNetwork, Sample
-from bench.extensions.place.network import network_of
-from bench.extensions.place.node_by_node import measure
-from bench.extensions.place.shared_memory import measured_link
+from bench.extensions.place.calibration import CalibratedTimes, PlacedNetwork, Sample, measure
+from bench.extensions.place.catalog import measured_link
+from bench.extensions.place.operations import network_of
 from bench.strategies.placed.assignment import assign, trace
 
 NUM_CLASSES = 10

@@ -31,9 +31,9 @@ import numpy as np
 import torch
 
 from bench.extensions.predict.calibration import FP32_BYTES
-from bench.extensions.predict.job_links import ACK_SHARE, FRAME_PER_PAYLOAD
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.links.flows import Flows
+from bench.extensions.predict.flows import Flows
+from bench.extensions.predict.links import Links
+from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.base import Model
 from bench.models.resnet import ResNet18, ResNet50
 from collectives import options
@@ -81,9 +81,9 @@ METHODS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rows = table()
-    with asked.out.open("w", newline="", encoding="utf-8") as file:
+    with arguments.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

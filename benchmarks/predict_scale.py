@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.links.flows import Flows
-from bench.micro.encoding import buckets_of
+from bench.extensions.predict.flows import Flows
+from bench.extensions.predict.links import Links
+from bench.micro.compressors_worker import buckets_of
 from bench.models.resnet import ResNet50
 from collectives import options
 from collectives.base import Collective
@@ -48,16 +48,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True)
     parser.add_argument("--one", nargs=2, metavar=("COLLECTIVE", "NODES"))
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(simulated(asked.one[0], int(asked.one[1]))))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(simulated(arguments.one[0], int(arguments.one[1]))))
         return
     rows = []
     for collective, nodes in [*((name, 4096) for name in ALL), *((name, 10_000) for name in LARGEST)]:
-        command = [sys.executable, __file__, "--out", asked.out, "--one", collective, str(nodes)]
+        command = [sys.executable, __file__, "--out", arguments.out, "--one", collective, str(nodes)]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         print(rows[-1])
-    with Path(asked.out).open("w", newline="", encoding="utf-8") as file:
+    with Path(arguments.out).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)

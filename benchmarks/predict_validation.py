@@ -58,16 +58,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RUNS / "validation.csv")
     parser.add_argument("--draw", action="store_true", help="only write the configurations")
     parser.add_argument("--others", action="store_true", help="servers that nobody waits for, slow ranks, traces")
-    asked = parser.parse_args()
-    if asked.draw:
+    arguments = parser.parse_args()
+    if arguments.draw:
         for path in FILES.glob("*-uneven*.toml"):
             path.unlink()
         for path, text in drawn().items():
             path.write_text(text, encoding="utf-8")
         return
     RUNS.mkdir(parents=True, exist_ok=True)
-    rows = [row for name in ([OTHERS] if asked.others else MODELS) for row in validated(name)]
-    with asked.out.open("w", newline="", encoding="utf-8") as file:
+    rows = [row for name in ([OTHERS] if arguments.others else MODELS) for row in validated(name)]
+    with arguments.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

@@ -1,28 +1,270 @@
-"""The process that measures for `bench compressors`: `python -m bench.micro.compressors_worker FOLDER`.
+"""Measure compressors on gradients: `bench compressors` runs `python -m bench.micro.compressors_worker FOLDER`.
 
-What to measure stands in the folder's `config.json`; what it found goes, line by line, to `progress.jsonl`.
+What to measure stands in the folder's `config.json`; results go, line by line, to `progress.jsonl`. Gradients are made
+up, or recorded while a model trains in this process.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import math
+import statistics
 import sys
-from typing import cast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from bench.core import spec
 from bench.core.config.measurements import CompressorsConfig
 from bench.core.environment import origin_columns
-from bench.core.errors import BenchError
+from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.datasets.base import Dataset
-from bench.micro.encoding import WARMUP_TURNS, Encoding
-from bench.micro.gradients import recorded, synthetic
-from bench.micro.turns import in_turns
+from bench.datasets.base import Dataset, normalise
+from bench.micro.interleave import interleave
 from bench.models.base import Model
+from bench.optimizers.torch_optimizers import Sgd
+from bench.train import data
+from bench.train.clock import device_time
 from bench.train.rank import end_process, rank_main, set_up_device
-from compressors.layer import layers_of
+from collectives.base import Key
+from collectives.payloads.base import Payload, unpack
+from collectives.transport.base import SingleRank
+from compressors.base import FP32_BYTES, Compressor
+from compressors.ddp.encode_group import group_layers
+from compressors.ddp.reducer import reducer_for
+from compressors.ddp.report import Bucket
+from compressors.layer import Layer, Step, layers_of
+
+SMALLEST_SCALE = 1e-3
+STEPS_BEFORE = 5
+BATCH_SIZE = 32
+
+
+def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tensor]:
+    """Heavy-tailed noise around a mean that stays, each layer at a scale of its own between 0.001 and 1.
+
+    Args:
+        layers: whose shapes to fill.
+        count: how many gradients.
+        seed: the same seed gives the same gradients.
+
+    Returns:
+        fp32 [numel of all layers], in the given order.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    scales = SMALLEST_SCALE ** torch.rand(len(layers), generator=generator)
+    means = [0.3 * torch.randn(layer.numel, generator=generator) for layer in layers]
+
+    def one(mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(len(mean), generator=generator)
+        return noise.mul_(noise.abs()).add_(mean).mul_(scale)
+
+    return [torch.cat([one(mean, scale) for mean, scale in zip(means, scales, strict=True)]) for _ in range(count)]
+
+
+def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer], count: int) -> list[torch.Tensor]:
+    """The gradients of `count` training steps, after a few steps that let the first shock pass.
+
+    Args:
+        config: data set and seed.
+        model: trained (mutated), with SGD at its default rate.
+        layers: of the model.
+        count: how many gradients.
+
+    Returns:
+        fp32 [numel of all layers], in the given order, on the model's device.
+
+    Raises:
+        RunFailed: a gradient is not finite.
+    """
+    parameters = [cast(nn.Parameter, layer.weight) for layer in layers]
+    optimizer = Sgd().build(parameters, Sgd.default_lr)
+    gradients = []
+    for index, (x, y) in enumerate(_batches(config, parameters[0].device, STEPS_BEFORE + count)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        gradient = torch.cat([cast(torch.Tensor, p.grad).flatten() for p in parameters])
+        if not bool(torch.isfinite(gradient).all()):
+            raise RunFailed(f"the gradient of training step {index} is not finite; try another --seed or --model")
+        if index >= STEPS_BEFORE:
+            gradients.append(gradient)
+        optimizer.step()
+    return gradients
+
+
+def _batches(
+    config: CompressorsConfig, device: torch.device, count: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """`count` batches: fp32 [batch, 3, 32, 32] and int64 [batch]."""
+    dataset = cast(Dataset, spec.build("datasets", config.dataset))
+    size = min(count * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
+    train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)
+    indices = data.shard(size, 0, 1, config.seed)
+    per_epoch = data.steps_per_epoch(size, 1, BATCH_SIZE)
+    for epoch in range(-(-count // per_epoch)):
+        num_steps = min(per_epoch, count - epoch * per_epoch)
+        for chosen in data.batches(indices, BATCH_SIZE, num_steps, seed=config.seed, rank=0, epoch=epoch):
+            images = normalise(train.images[chosen].to(device), dataset.mean, dataset.std)
+            yield images, train.labels[chosen].to(device)
+
+
+WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
+
+
+@dataclasses.dataclass(kw_only=True)
+class Turn:
+    """What one pass over a gradient took and gave.
+
+    Attributes:
+        encode_s: until the last message is packed; momentum, residual and earlier rounds included.
+        decode_s: from there until the update lies in the gradient's place.
+        packed_bytes: messages with their headers.
+        num_entries: elements that were transmitted.
+        given, error, product: |x|^2, |x - C(x)|^2 and <x, C(x)>, x being what was to be sent.
+        sent: |C(x)|^2.
+    """
+
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    packed_bytes: int = 0
+    num_entries: int = 0
+    given: float = 0.0
+    error: float = 0.0
+    product: float = 0.0
+    sent: float = 0.0
+
+
+class Encoding:
+    """A compressor at work on gradients of some layers.
+
+    Args:
+        config: of the measurement.
+        compressor: spec text.
+        layers: in model order.
+    """
+
+    def __init__(self, config: CompressorsConfig, compressor: str, layers: Sequence[Layer]) -> None:
+        self.name = compressor
+        self._config = config
+        self._compressor = cast(Compressor, spec.build("compressors", compressor))
+        self._reducer = reducer_for(self._compressor)
+        self._alone = SingleRank()
+        self._layers = layers
+        limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
+        self._buckets = buckets_of(layers, limit)
+        self._units = [unit for bucket in self._buckets for unit in group_layers(self._compressor, bucket)]
+        self._turns: list[Turn] = []
+        self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in self._units if not unit.dense}
+        self._num_passes = 0
+
+    def take_turn(self, gradient: torch.Tensor) -> None:
+        """Pass over a gradient, fp32 [numel of all layers]; the first few passes are not counted."""
+        work = gradient.clone()
+        turn = self._pass(work)
+        if self._num_passes > WARMUP_TURNS:
+            self._compare(turn, gradient, work)
+            self._turns.append(turn)
+
+    def row(self) -> dict[str, Any]:
+        """The columns of `COMPRESSORS`, but for what all rows share."""
+        numel = sum(layer.numel for layer in self._layers)
+        encode_s = statistics.median(turn.encode_s for turn in self._turns)
+        decode_s = statistics.median(turn.decode_s for turn in self._turns)
+        packed_bytes = statistics.fmean(turn.packed_bytes for turn in self._turns)
+        return {
+            "compressor": self.name,
+            "numel": numel,
+            "dense_bytes": FP32_BYTES * numel,
+            "packed_bytes": packed_bytes,
+            "compression_ratio": FP32_BYTES * numel / packed_bytes,
+            "bits_per_element": 8 * packed_bytes / numel,
+            "effective_density": statistics.fmean(turn.num_entries / numel for turn in self._turns),
+            "relative_error": statistics.fmean(_ratio(t.error, t.given) ** 0.5 for t in self._turns),
+            "cosine": statistics.fmean(_ratio(t.product, (t.given * t.sent) ** 0.5) for t in self._turns),
+            "contraction_seen": max(map(statistics.fmean, self._squares.values()), default=0.0),
+            "contraction_proved": self._proved(),
+            "encode_s": encode_s,
+            "encode_Bps": FP32_BYTES * numel / encode_s,
+            "decode_s": decode_s,
+            "decode_Bps": FP32_BYTES * numel / decode_s,
+        }
+
+    def _pass(self, work: torch.Tensor) -> Turn:
+        """Replace a gradient by what arrives of it."""
+        config = self._config
+        views = self._by_layer(work)
+        step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=config.seed, warmup=False)
+        turn = Turn()
+        for layers in self._buckets:
+            bucket = Bucket(layers=layers, gradients=[views[layer.id] for layer in layers], step=step)
+            started = packed_at = device_time(work.device)
+
+            def travel(payload: Payload, key: Key) -> Payload:
+                """Pack and unpack a message, of which there may be several."""
+                nonlocal packed_at
+                packed = payload.pack()
+                turn.packed_bytes += packed.numel()
+                packed_at = device_time(packed.device)
+                return unpack(packed)
+
+            self._reducer.reduce(bucket, travel, self._alone)
+            turn.encode_s += packed_at - started
+            turn.decode_s += device_time(work.device) - packed_at
+            turn.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
+        self._reducer.commit()
+        self._num_passes += 1
+        return turn
+
+    def _compare(self, turn: Turn, gradient: torch.Tensor, update: torch.Tensor) -> None:
+        """What was to be sent is the gradient or, where the rest is kept, what arrived and the rest together."""
+        given, arrived = self._by_layer(gradient), self._by_layer(update)
+        kept = self._reducer.state_dict()["residuals"]
+        for unit in self._units:
+            unit_given, unit_error = 0.0, 0.0
+            for layer in unit.layers:
+                sent = arrived[layer.id].double()
+                lost = kept[layer.id].double() if layer.id in kept else given[layer.id] - sent
+                x = sent + lost
+                unit_given += float(x @ x)
+                unit_error += float(lost @ lost)
+                turn.product += float(x @ sent)
+                turn.sent += float(sent @ sent)
+            turn.given += unit_given
+            turn.error += unit_error
+            if not unit.dense:
+                self._squares[unit.key].append(_ratio(unit_error, unit_given))
+
+    def _proved(self) -> float | None:
+        bounds = [self._compressor.contraction_bound(unit.layer) for unit in self._units if not unit.dense]
+        known = [bound for bound in bounds if bound is not None]
+        return max(known, default=0.0) if len(known) == len(bounds) else None
+
+    def _by_layer(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
+        parts = torch.split(flat, [layer.numel for layer in self._layers])
+        return {layer.id: part for layer, part in zip(self._layers, parts, strict=True)}
+
+
+def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
+    """Buckets as DDP lays them: from the last layer to the first, each closed as soon as it reaches the limit."""
+    buckets: list[list[Layer]] = [[]]
+    nbytes = 0
+    for layer in reversed(layers):
+        if nbytes >= limit_bytes:
+            buckets.append([])
+            nbytes = 0
+        buckets[-1].append(layer)
+        nbytes += FP32_BYTES * layer.numel
+    return buckets
+
+
+def _ratio(part: float, whole: float) -> float:
+    """0 where there is nothing of either."""
+    return part / whole if whole else 0.0
+
 
 NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
 
@@ -43,7 +285,7 @@ def run(config: CompressorsConfig, folder: RunFolder) -> None:
         gradients = [gradient.to(device) for gradient in synthetic(layers, count, config.seed)]
 
     encodings = [Encoding(config, compressor, layers) for compressor in config.compressor_specs]
-    for repeat, encoding in in_turns(encodings, WARMUP_TURNS + config.repeats):
+    for repeat, encoding in interleave(encodings, WARMUP_TURNS + config.repeats):
         encoding.take_turn(gradients[repeat % count])
         if repeat >= WARMUP_TURNS:
             append_json_line(folder.progress, {"turn": encoding.name})

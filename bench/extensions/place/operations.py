@@ -1,4 +1,4 @@
-"""What each operation of a traced network computes and moves, from shapes alone: nothing is computed.
+"""Count what each operation of a traced network computes and moves, from shapes alone.
 
 Matrix products and convolutions are counted by torch.utils.flop_counter; every other operation counts one flop per
 element of its largest tensor. Memory is read and written once per tensor; a view moves nothing.
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
+from bench.core import spec
 from bench.core.errors import UsageError
-from bench.strategies.placed.assignment import Work, parameters_of, work_of
+from bench.datasets.base import IMAGE_SIZE
+from bench.models.base import Model, check_images
+from bench.strategies.placed.assignment import Work, parameters_of, trace, work_of
+from collectives.options import incompatibility
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,3 +137,19 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, tuple | list):
         for part in value:
             yield from _tensors(part)
+
+
+def network_of(
+    model: str, *, num_classes: int, batch_size: int, image_size: int = IMAGE_SIZE
+) -> tuple[fx.GraphModule, list[Operation]]:
+    """Return the network of a model and what its operations do with one mini-batch of square colour images.
+
+    Raises:
+        UsageError: there is no such model, it has no one graph, or it cannot take images of this size.
+    """
+    with torch.device("meta"):
+        network = cast(Model, spec.build("models", model)).build(num_classes)
+        traced = trace(network)
+        if reason := incompatibility(check_images, network, model, image_size):
+            raise UsageError(f"{reason}; use another --model or --image-size")
+        return traced, operations_of(traced, torch.empty(batch_size, 3, image_size, image_size))

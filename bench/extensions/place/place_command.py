@@ -69,10 +69,10 @@ def place(
     from bench.strategies.placed.catalog import SHM, folders
 
     figures = Catalog.read(folders(catalog))
-    from bench.extensions.place.network import network_of
+    from bench.extensions.place.catalog import measured_link
+    from bench.extensions.place.operations import network_of
     from bench.extensions.place.output import print_costs
     from bench.extensions.place.placements import Comparison
-    from bench.extensions.place.shared_memory import measured_link
 
     traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size, image_size=image_size)
     comparison = Comparison(traced, operations, topology, activations=activations, batch_size=batch_size)

@@ -11,9 +11,7 @@ from torch import fx
 from bench.core.topology import Device, Link, Topology
 from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.operations import Operation
-from bench.extensions.place.schedule import Task, critical_path, makespan, serial_sum
-from bench.extensions.place.step import directions, step_tasks
-from bench.extensions.place.times import CatalogTimes
+from bench.extensions.place.step import CatalogTimes, Task, critical_path, directions, makespan, serial_sum, step_tasks
 from bench.strategies.placed.assignment import ActivationPolicy, assign
 from bench.strategies.placed.catalog import check_kinds
 

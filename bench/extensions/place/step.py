@@ -1,17 +1,135 @@
-"""One training step as tasks on devices and links.
+"""Model one training step as tasks on devices and links, scheduled in the order of a list.
 
 The host deals a mini-batch to every pool, values and their gradients pass from device to device, pools add their
 gradients, and every device changes its own parameters.
+
+Tasks take what they use in the order of the list, as real devices work through their part of a program: one that is
+listed later never passes one that is listed earlier. Every end is therefore built from the tasks' lengths by sums and
+maxima alone, so that a longer task never makes the whole shorter (which schedulers that choose as they go do not
+promise: Graham, "Bounds on multiprocessing timing anomalies", 1969), and the whole lies between the longest chain of
+tasks and their sum.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol
 
-from bench.core.topology import Link, Topology
+from typing_extensions import override
+
+from bench.core.topology import Device, Link, Topology
+from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.operations import Operation
-from bench.extensions.place.schedule import Purpose, Task
-from bench.extensions.place.times import Times
+
+# What an optimizer with one moment reads and writes for one byte of parameters: parameter, gradient and moment are
+# read, parameter and moment written.
+UPDATE_TRAFFIC = 5
+
+
+class Times(Protocol):
+    """Where the lengths of tasks come from."""
+
+    def forward(self, operation: Operation, device: Device) -> float:
+        """Return the seconds of an operation's forward pass."""
+
+    def backward(self, operation: Operation, device: Device) -> float:
+        """Return the seconds of its backward pass."""
+
+    def update(self, parameters: Sequence[int], device: Device) -> float:
+        """Return the seconds in which an optimizer changes parameters of these lengths in bytes."""
+
+    def transfer(self, route: Sequence[Link], nbytes: int) -> float:
+        """Return the seconds of a transfer over some links, one after the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogTimes(Times):
+    """An operation takes what its arithmetic or its memory traffic takes, whichever is longer, and its launch.
+
+    Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009); a transfer is the
+    usual latency + bytes / rate.
+    """
+
+    catalog: Catalog
+
+    @override
+    def forward(self, operation: Operation, device: Device) -> float:
+        if not operation.nbytes:
+            return 0.0
+        kind = self.catalog.devices[device.kind]
+        share: float = getattr(kind.efficiency, operation.work)
+        arithmetic_s = operation.flops / (kind.flops_per_s * share)
+        return max(arithmetic_s, operation.nbytes / kind.memory_bytes_per_s) + kind.launch_s
+
+    @override
+    def backward(self, operation: Operation, device: Device) -> float:
+        return operation.gradients * self.forward(operation, device)
+
+    @override
+    def update(self, parameters: Sequence[int], device: Device) -> float:
+        kind = self.catalog.devices[device.kind]
+        return UPDATE_TRAFFIC * sum(parameters) / kind.memory_bytes_per_s + kind.launch_s
+
+    @override
+    def transfer(self, route: Sequence[Link], nbytes: int) -> float:
+        kinds = [self.catalog.links[link.kind] for link in route]
+        return sum(kind.latency_s for kind in kinds) + nbytes / min(kind.bytes_per_s for kind in kinds)
+
+
+Purpose = Literal["compute", "batch", "values", "sum"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """One operation on a device, or one transfer over the links of a route.
+
+    Attributes:
+        name: unique.
+        seconds: how long it takes.
+        uses: devices or directions of links that are its own while it lasts.
+        after: names of the tasks, earlier in the list, that must have ended.
+        purpose: an operation; or a transfer of a mini-batch, of activations and their gradients, or of sums of
+            gradients.
+        nbytes: of a transfer.
+    """
+
+    name: str
+    seconds: float
+    uses: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    purpose: Purpose = "compute"
+    nbytes: int = 0
+
+
+def end_times(tasks: Sequence[Task]) -> dict[str, float]:
+    """Return when each task ends."""
+    ends: dict[str, float] = {}
+    free_at: dict[str, float] = {}
+    for task in tasks:
+        start = max(
+            max((ends[name] for name in task.after), default=0.0),
+            max((free_at.get(name, 0.0) for name in task.uses), default=0.0),
+        )
+        ends[task.name] = start + task.seconds
+        free_at.update((name, ends[task.name]) for name in task.uses)
+    return ends
+
+
+def makespan(tasks: Sequence[Task]) -> float:
+    """Return when the last task ends."""
+    return max(end_times(tasks).values(), default=0.0)
+
+
+def critical_path(tasks: Sequence[Task]) -> float:
+    """Return the length of the longest chain of tasks: the makespan if nothing had to share anything."""
+    return makespan([dataclasses.replace(task, uses=()) for task in tasks])
+
+
+def serial_sum(tasks: Sequence[Task]) -> float:
+    """Return the time in which one task after the other would be done."""
+    return sum(task.seconds for task in tasks)
+
 
 LABEL_NBYTES = 8
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.core.errors import UsageError
-from bench.extensions.predict.arrays import Floats
 from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.simulated_server import AsyncSetting, Played, Simulation, StepWork
+from bench.extensions.predict.server_simulation import AsyncSetting, Played, Simulation, StepWork
 from collectives.parameter_server.link import CONTROL_BYTES
 
 MOST_RANKS = 512

@@ -12,7 +12,7 @@ from bench.cli.commands import MODEL, Command
 from bench.cli.options import takes
 from bench.core.config.job import OUTPUT
 from bench.core.files import check_writable
-from bench.extensions.predict.calibrate_options import CalibrateConfig
+from bench.extensions.predict.options import CalibrateConfig
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -36,7 +36,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 @takes(CalibrateConfig)
 def calibrate(
-    asked: CalibrateConfig,
+    options: CalibrateConfig,
     out: Annotated[Path, typer.Option(help="The file to write.", metavar="FILE", rich_help_panel=OUTPUT)] = Path(
         "calibration.json"
     ),
@@ -48,9 +48,9 @@ def calibrate(
     from bench.launch.refusals import without_torch
 
     with ForkServer(WORKER) as server:
-        without_torch(check, asked)
-        server.warm_up(asked.threads)
-        config = server.call(resolve, asked)
+        without_torch(check, options)
+        server.warm_up(options.threads)
+        config = server.call(resolve, options)
         kept = KeptParts(out, config)
         if kept.parts:
             print(f"going on with {len(kept.parts)} part(s) that are kept in {kept.path}", file=sys.stderr)
@@ -60,7 +60,7 @@ def calibrate(
     print(f"wrote {out}", file=sys.stderr)
     if calibration.cut:
         print(
-            f"note: --budget {asked.budget} was too short to repeat everything as often as planned: "
+            f"note: --budget {options.budget} was too short to repeat everything as often as planned: "
             f"{', '.join(calibration.cut)}; a longer one makes predictions more precise",
             file=sys.stderr,
         )

@@ -20,9 +20,8 @@ from bench.core.environment import usable_cores
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import check_writable
 from bench.core.run_folder import read_json, write_json
-from bench.extensions.predict.calibrate_options import CalibrateConfig
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, VERSION, Calibration
-from bench.extensions.predict.measurable import cannot_be_calibrated
+from bench.extensions.predict.options import CalibrateConfig
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import choose_backend, hosts_supported
 from bench.launch.jobs import torchrun
@@ -37,8 +36,32 @@ if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer
     from compressors.base import Compressor
 
+
+def cannot_be_calibrated(compressor: Compressor) -> str | None:
+    """Why what a compressor takes cannot be measured on one rank, or does not follow from it; one sentence."""
+    from compressors.base import MultiRound, OwnHook, TorchHook
+
+    text = spec.short_text(compressor)
+    obstacles = (
+        (isinstance(compressor, TorchHook), "encodes inside PyTorch's own hook, out of sight; leave it out"),
+        (
+            isinstance(compressor, OwnHook),
+            "encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say",
+        ),
+        (
+            compressor.needs_all_ranks and not isinstance(compressor, MultiRound),
+            "has ranks agree with each other before they encode, which is not part of the model; use other options",
+        ),
+        (
+            compressor.one_bucket,
+            "wants the whole model as one bucket, which is not how the others are measured; use other options",
+        ),
+    )
+    return next((f"{text} {reason}" for applies, reason in obstacles if applies), None)
+
+
 WORKER = "bench.extensions.predict.calibration_worker"
-FORWARDING = "bench.extensions.predict.forwarding_worker"
+FORWARDING = "bench.extensions.predict.message_costs"
 # Ranks per core while several ranks compute at once, and most such ranks.
 CROWDED = 2
 MOST_AT_ONCE = 16

@@ -12,6 +12,7 @@ from bench.core import environment, spec
 from bench.core.errors import UsageError
 from bench.core.units import format_seconds, parse_duration
 from bench.datasets.base import Dataset
+from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import (
     LOCAL,
     VERSION,
@@ -24,9 +25,8 @@ from bench.extensions.predict.calibration import (
     MessageCosts,
     MessageProfile,
 )
-from bench.extensions.predict.checking import BASELINE
-from bench.extensions.predict.measurable import cannot_be_calibrated
-from bench.extensions.predict.predict_options import PredictConfig
+from bench.extensions.predict.options import PredictConfig
+from bench.extensions.predict.request import BASELINE
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.ddp.ddp import Ddp

@@ -9,34 +9,34 @@ from bench.core import environment
 from bench.core.units import format_rate, format_seconds
 from bench.extensions.predict.calibration import Calibration, Validated
 from bench.extensions.predict.estimate import Estimate
-from bench.extensions.predict.predict_options import PredictConfig
-from bench.extensions.predict.request import Asked
+from bench.extensions.predict.options import PredictConfig
+from bench.extensions.predict.request import PredictionRequest
 
 NOT_CHECKED = "Not yet checked against real runs on this machine"
 
 
-def latency_note(config: PredictConfig, asked: Asked) -> list[str]:
+def latency_note(config: PredictConfig, request: PredictionRequest) -> list[str]:
     """Return that latency is taken as 0, where no option or file said so."""
-    if len(asked.hosts) == 1 or config.latency is not None or any(host.latency_s for host in asked.hosts):
+    if len(request.hosts) == 1 or config.latency is not None or any(host.latency_s for host in request.hosts):
         return []
     how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
     return [f"Latency is taken as 0, because none is given; {how} (half the time that ping shows)"]
 
 
-def notes(calibration: Calibration, asked: Asked, *, range_too: bool = True) -> list[str]:
+def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bool = True) -> list[str]:
     """Return what a user should know before trusting a prediction, one sentence each.
 
     Args:
         calibration: of the parts.
-        asked: what was predicted.
+        request: what was predicted.
         range_too: also say how it differs from the runs that predictions were checked against.
     """
     said = _origin(calibration)
-    if any(host.jitter_s or host.loss for host in asked.hosts):
+    if any(host.jitter_s or host.loss for host in request.hosts):
         said.append("jitter and loss are not part of the model, and left out")
-    if range_too and (reason := outside(calibration, asked)):
+    if range_too and (reason := outside(calibration, request)):
         said.append(f"{NOT_CHECKED}: {reason}")
-    if error := _known_error(calibration, asked):
+    if error := _known_error(calibration, request):
         said.append(error)
     return said
 
@@ -56,9 +56,9 @@ def _origin(calibration: Calibration) -> list[str]:
     return said
 
 
-def range_notes(calibration: Calibration, ways: Sequence[Asked]) -> list[str]:
+def range_notes(calibration: Calibration, ways: Sequence[PredictionRequest]) -> list[str]:
     """Return how many of several predictions are unlike the runs that predictions were checked against."""
-    reasons = [reason for asked in ways if (reason := outside(calibration, asked))]
+    reasons = [reason for request in ways if (reason := outside(calibration, request))]
     if not reasons:
         return []
     some = "" if len(reasons) == len(ways) else f" for {len(reasons)} of {len(ways)} predictions"
@@ -66,12 +66,12 @@ def range_notes(calibration: Calibration, ways: Sequence[Asked]) -> list[str]:
     return [f"{NOT_CHECKED}{some}{same}"]
 
 
-def _known_error(calibration: Calibration, asked: Asked) -> str | None:
+def _known_error(calibration: Calibration, request: PredictionRequest) -> str | None:
     """Return how far such step times from this calibration were off; None where none was measured."""
-    errors = [abs(cell.error) for cell in _alike(calibration, asked)]
+    errors = [abs(cell.error) for cell in _alike(calibration, request)]
     if not errors:
         return None
-    elsewhere = asked.shared_cores != calibration.cores
+    elsewhere = request.shared_cores != calibration.cores
     where = f", whose ranks shared {calibration.cores} core(s) as these do not" if elsewhere else ""
     return (
         f"Such step times were checked against {len(errors)} real run(s){where}: off by "
@@ -79,9 +79,9 @@ def _known_error(calibration: Calibration, asked: Asked) -> str | None:
     )
 
 
-def _alike(calibration: Calibration, asked: Asked) -> list[Validated]:
+def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validated]:
     """What was measured with the same strategy, trigger and straggler, on links that change likewise."""
-    as_asked = asked.strategy, asked.trigger, asked.straggler_text, asked.link_trace
+    as_asked = request.strategy, request.trigger, request.straggler_text, request.link_trace
     return [
         cell
         for cell in calibration.validated
@@ -89,33 +89,33 @@ def _alike(calibration: Calibration, asked: Asked) -> list[Validated]:
     ]
 
 
-def outside(calibration: Calibration, asked: Asked) -> str | None:
+def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
     """Why a prediction is further than any that was held against a measurement; None where it is not."""
     if isinstance(calibration, Estimate):
         return "this is a rough estimate"
     if not calibration.validated:
         return "bench predict --validate does that"
-    as_asked = asked.strategy, asked.trigger, asked.straggler_text
+    as_asked = request.strategy, request.trigger, request.straggler_text
     if not any((cell.strategy, cell.trigger, cell.straggler) == as_asked for cell in calibration.validated):
-        beside = "without a straggler" if asked.straggler is None else f"with the straggler {asked.straggler}"
-        return f"{asked.strategy} {beside}, trigger {asked.trigger}, was not measured"
-    if not (checked := _alike(calibration, asked)):
-        return f"links that follow {asked.link_trace or 'no trace'} were not measured"
-    name = asked.collective.partition(":")[0]
-    if (asked.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
-        return f"{asked.compressor} on {name} was not measured"
+        beside = "without a straggler" if request.straggler is None else f"with the straggler {request.straggler}"
+        return f"{request.strategy} {beside}, trigger {request.trigger}, was not measured"
+    if not (checked := _alike(calibration, request)):
+        return f"links that follow {request.link_trace or 'no trace'} were not measured"
+    name = request.collective.partition(":")[0]
+    if (request.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
+        return f"{request.compressor} on {name} was not measured"
     sizes = [cell.world_size for cell in checked]
-    if not min(sizes) <= asked.world_size <= max(sizes):
-        return f"{asked.world_size} ranks; {min(sizes)} to {max(sizes)} were measured"
-    if asked.ranks_per_host not in {cell.ranks_per_host for cell in checked}:
-        return f"{asked.ranks_per_host} rank(s) on a host were not measured"
+    if not min(sizes) <= request.world_size <= max(sizes):
+        return f"{request.world_size} ranks; {min(sizes)} to {max(sizes)} were measured"
+    if request.ranks_per_host not in {cell.ranks_per_host for cell in checked}:
+        return f"{request.ranks_per_host} rank(s) on a host were not measured"
     rates = [cell.bandwidth_bps for cell in checked if cell.bandwidth_bps is not None]
-    if asked.slowest_bps is None and len(rates) == len(checked):
+    if request.slowest_bps is None and len(rates) == len(checked):
         return "links that are not limited were not measured"
-    if asked.slowest_bps is not None and not (rates and min(rates) <= asked.slowest_bps <= max(rates)):
+    if request.slowest_bps is not None and not (rates and min(rates) <= request.slowest_bps <= max(rates)):
         measured = f"{format_rate(min(rates))} to {format_rate(max(rates))}" if rates else "only links without a limit"
-        return f"{format_rate(asked.slowest_bps)}; {measured} were measured"
-    latency = max(host.latency_s for host in asked.hosts)
+        return f"{format_rate(request.slowest_bps)}; {measured} were measured"
+    latency = max(host.latency_s for host in request.hosts)
     if latency > max(cell.latency_s for cell in checked):
         return f"a latency of {format_seconds(latency)}, longer than any that was measured"
     return None

@@ -14,14 +14,14 @@ from rich.markup import escape
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.extensions.predict.asynchronous import AsyncPrediction
-from bench.extensions.predict.checking import BASELINE
-from bench.extensions.predict.curve import Curve
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.regimes import Regime
-from bench.extensions.predict.request import Asked
+from bench.extensions.predict.ranking import Curve, Regime
+from bench.extensions.predict.request import BASELINE, PredictionRequest
 
 
-def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool) -> None:
+def print_step(
+    checked: PredictionRequest, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool
+) -> None:
     """What a step takes, on stdout."""
     if as_json:
         print_json(row | {"notes": said})
@@ -52,7 +52,7 @@ def print_step(checked: Asked, prediction: Prediction, row: dict[str, Any], said
     print(*said, sep="\n")
 
 
-def print_ranking(checked: Asked, rows: list[dict[str, Any]], said: list[str], *, as_json: bool) -> None:
+def print_ranking(checked: PredictionRequest, rows: list[dict[str, Any]], said: list[str], *, as_json: bool) -> None:
     """Print compressors on stdout, the fastest first."""
     if as_json:
         print_json({"ranking": rows, "notes": said})
@@ -82,7 +82,7 @@ def print_ranking(checked: Asked, rows: list[dict[str, Any]], said: list[str], *
     print(*said, sep="\n")
 
 
-def _heading(checked: Asked, *, of_all: bool = False) -> str:
+def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
     """Return one line that names the predicted job; with `of_all` it names no compressor."""
     where = checked.collective if checked.waits else checked.strategy
     pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
@@ -128,7 +128,9 @@ def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
     return said
 
 
-def print_curve(checked: Asked, curve: Curve, said: list[str], same: dict[str, Any], *, as_json: bool) -> None:
+def print_curve(
+    checked: PredictionRequest, curve: Curve, said: list[str], same: dict[str, Any], *, as_json: bool
+) -> None:
     """What it takes at each rate, beside dense gradients in 16 bits, on stdout; `same`: at every rate."""
     said = [*said, *_verdict(checked, curve)]
     if as_json:
@@ -160,7 +162,7 @@ def print_curve(checked: Asked, curve: Curve, said: list[str], same: dict[str, A
     print(*said, sep="\n")
 
 
-def _verdict(checked: Asked, curve: Curve) -> list[str]:
+def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
     """Where it is faster than dense gradients in 16 bits; nothing of these themselves."""
     if checked.compressor == BASELINE:
         return []

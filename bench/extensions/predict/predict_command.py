@@ -14,14 +14,13 @@ from bench.cli.commands import MODEL, Command
 from bench.cli.options import AsJson, takes
 from bench.core.errors import UsageError
 from bench.core.units import format_seconds
-from bench.extensions.predict.losses import Losses
-from bench.extensions.predict.predict_options import VALIDATION, WHAT, PredictConfig
+from bench.extensions.predict.options import VALIDATION, WHAT, Losses, PredictConfig
 
 if TYPE_CHECKING:
     from bench.extensions.predict.calibration import Calibration
     from bench.extensions.predict.prediction import Prediction
-    from bench.extensions.predict.request import Asked
-    from bench.extensions.predict.validating import Cell
+    from bench.extensions.predict.request import PredictionRequest
+    from bench.extensions.predict.validation import Cell
     from bench.launch.sweeps.state import SweepState
     from compressors.base import Compressor
 
@@ -69,7 +68,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 @takes(PredictConfig)
 def predict(
-    asked: PredictConfig,
+    options: PredictConfig,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -119,25 +118,25 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
-    _check_together(asked, sweep, steps_from, validate)
+    _check_together(options, sweep, steps_from, validate)
     _check_validation(validate, runs, table)
-    known = _known(asked, calibration)
+    known = _known(options, calibration)
     calibration = calibration or CALIBRATION
     if validate is not None and validate.is_dir():
         _hold_against_finished(known, calibration, validate, table, as_json=as_json)
     elif validate is not None:
         _validate(known, calibration, validate, runs, table, as_json=as_json)
-    elif sweep is None and not asked.compressor:
-        _rank(known, asked, as_json=as_json)
+    elif sweep is None and not options.compressor:
+        _rank(known, options, as_json=as_json)
     elif sweep is None:
-        _predict_one(known, asked, steps_from or [], as_json=as_json)
-    elif "," in sweep or not asked.compressor:
-        _predict_map(known, asked, sweep, as_json=as_json)
+        _predict_one(known, options, steps_from or [], as_json=as_json)
+    elif "," in sweep or not options.compressor:
+        _predict_map(known, options, sweep, as_json=as_json)
     else:
-        _predict_curve(known, asked, sweep, as_json=as_json)
+        _predict_curve(known, options, sweep, as_json=as_json)
 
 
-def _known(asked: PredictConfig, path: Path | None) -> Calibration:
+def _known(options: PredictConfig, path: Path | None) -> Calibration:
     """The parts of a step: a calibration, or an estimate where the time of a step is given.
 
     Raises:
@@ -146,14 +145,14 @@ def _known(asked: PredictConfig, path: Path | None) -> Calibration:
     from bench.core import spec
     from bench.extensions.predict.calibration import Calibration
 
-    if asked.step_time is not None:
+    if options.step_time is not None:
         if path is not None:
             raise UsageError("--step-time is for an estimate without a calibration; leave out --calibration")
         from bench.extensions.predict.estimate import estimated
 
-        return estimated(asked)
+        return estimated(options)
     if path is None and not CALIBRATION.exists():
-        named = f"--model {asked.model} " if asked.model else ""
+        named = f"--model {options.model} " if options.model else ""
         raise UsageError(
             f"there is no {CALIBRATION} here; measure a model with `bench calibrate {named}--out {CALIBRATION}`, or "
             f"give {named}--step-time 120ms for a rough estimate"
@@ -163,31 +162,31 @@ def _known(asked: PredictConfig, path: Path | None) -> Calibration:
     wanted = measured | {
         name: spec.short_text(spec.build(room, text))
         for name, room in (("model", "models"), ("dataset", "datasets"))
-        if (text := getattr(asked, name)) is not None
+        if (text := getattr(options, name)) is not None
     }
-    wanted["batch_size"] = asked.batch_size or known.batch_size
+    wanted["batch_size"] = options.batch_size or known.batch_size
     for name, value in wanted.items():
         if value != measured[name]:
-            options = " ".join(f"--{key.replace('_', '-')} {text}" for key, text in wanted.items())
+            flags = " ".join(f"--{key.replace('_', '-')} {text}" for key, text in wanted.items())
             raise UsageError(
                 f"{path or CALIBRATION} was measured with {name} {measured[name]}, which says nothing of {value}; run "
-                f"`bench calibrate {options} --out other.json`, or give --step-time 120ms for a rough estimate"
+                f"`bench calibrate {flags} --out other.json`, or give --step-time 120ms for a rough estimate"
             )
     return known
 
 
 def _check_together(
-    asked: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
+    options: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
 ) -> None:
     """Refuse options that leave each other no room."""
-    if validate is not None and (sweep is not None or steps_from or asked != PredictConfig()):
+    if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
         raise UsageError(f"{validate} says what is predicted; leave out what else says it")
-    if sweep is not None and (asked.bandwidth or asked.uplink or asked.downlink or asked.network):
+    if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
         raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
-    if sweep is not None and (steps_from or asked.losses):
+    if sweep is not None and (steps_from or options.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
-    if not asked.compressor and (steps_from or asked.losses):
+    if not options.compressor and (steps_from or options.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
 
@@ -200,33 +199,33 @@ def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> 
         raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
 
 
-def _refuse_early(asked: PredictConfig, known: Calibration) -> None:
+def _refuse_early(options: PredictConfig, known: Calibration) -> None:
     """Refuse what shows without torch."""
     from bench.launch.refusals import without_torch
 
     def check_here() -> None:
-        from bench.extensions.predict.checking import check
+        from bench.extensions.predict.request import check
 
-        check(asked, known)
+        check(options, known)
 
     without_torch(check_here)
 
 
-def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
+def _predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
     """One compressor at one rate, on its fastest collective unless one is named."""
-    _refuse_early(asked, known)
-    from bench.extensions.predict.checking import asked_of_options
-    from bench.extensions.predict.columns import columns
-    from bench.extensions.predict.lost_hosts import with_losses
+    _refuse_early(options, known)
     from bench.extensions.predict.notes import latency_note, notes
     from bench.extensions.predict.output import print_step
-    from bench.extensions.predict.ways import fastest, ways_of
+    from bench.extensions.predict.ranking import fastest, ways_of
+    from bench.extensions.predict.request import request_from_options
+    from bench.extensions.predict.step import columns
+    from bench.extensions.predict.time_to_target import with_losses
 
-    ways = ways_of(known, asked_of_options(asked))
+    ways = ways_of(known, request_from_options(options))
     best = fastest(known, ways)
-    checked, prediction = best.asked, best.prediction
-    said = [*notes(known, checked), *latency_note(asked, checked)]
-    if best.asked != ways[0]:
+    checked, prediction = best.request, best.prediction
+    said = [*notes(known, checked), *latency_note(options, checked)]
+    if best.request != ways[0]:
         said.append(
             f"The fastest of {len(ways)} collectives is shown; bench run takes {ways[0].collective} unless you add "
             f"--collective {best.collective}"
@@ -234,83 +233,82 @@ def _predict_one(known: Calibration, asked: PredictConfig, steps_from: list[Path
     row = columns(checked, prediction, known)
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
-    if asked.losses:
-        row |= with_losses(Losses.parse(asked.losses), checked, prediction, row.get("time_to_target_s"))
+    if options.losses:
+        row |= with_losses(Losses.parse(options.losses), checked, prediction, row.get("time_to_target_s"))
     said += _pays(known, checked, prediction, row)
     print_step(checked, prediction, row, said, as_json=as_json)
 
 
-def _rank(known: Calibration, asked: PredictConfig, *, as_json: bool) -> None:
+def _rank(known: Calibration, options: PredictConfig, *, as_json: bool) -> None:
     """Every calibrated compressor at one rate."""
-    from bench.extensions.predict.checking import BASELINE, asked_of_options
-    from bench.extensions.predict.columns import columns
     from bench.extensions.predict.notes import latency_note, notes, range_notes
     from bench.extensions.predict.output import print_ranking
-    from bench.extensions.predict.ways import MOST_TRIED, dense_ways, fastest, ranked
+    from bench.extensions.predict.ranking import MOST_TRIED, dense_ways, fastest, ranked
+    from bench.extensions.predict.request import BASELINE, request_from_options
+    from bench.extensions.predict.step import columns
 
-    job = asked_of_options(asked)
+    job = request_from_options(options)
     ways, left_out = ranked(known, job)
     dense = fastest(known, dense_ways(known, job)) if BASELINE in known.encoded else None
     rows = [
-        columns(way.asked, way.prediction, known)
+        columns(way.request, way.prediction, known)
         | ({"times_as_fast": way.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
         for way in ways
     ]
-    said = [*dict.fromkeys(note for way in ways for note in notes(known, way.asked, range_too=False))]
-    said += [*range_notes(known, [way.asked for way in ways]), *latency_note(asked, ways[0].asked)]
+    said = [*dict.fromkeys(note for way in ways for note in notes(known, way.request, range_too=False))]
+    said += [*range_notes(known, [way.request for way in ways]), *latency_note(options, ways[0].request)]
     if not job.collective and job.waits and job.world_size > MOST_TRIED:
         said.append(f"Among more than {MOST_TRIED} ranks each is taken on the collective that a run would choose")
     said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
-    print_ranking(ways[0].asked, rows, said, as_json=as_json)
+    print_ranking(ways[0].request, rows, said, as_json=as_json)
 
 
-def _predict_curve(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
+def _predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
     """One compressor over a range of rates."""
-    _refuse_early(asked, known)
-    from bench.extensions.predict.checking import asked_of_options, check
-    from bench.extensions.predict.columns import same_everywhere
-    from bench.extensions.predict.curve import parse_sweep, sweep
+    _refuse_early(options, known)
     from bench.extensions.predict.notes import latency_note, notes
     from bench.extensions.predict.output import print_curve
+    from bench.extensions.predict.ranking import parse_sweep, sweep
+    from bench.extensions.predict.request import check, request_from_options
+    from bench.extensions.predict.step import same_everywhere
 
     rates = parse_sweep(text)
-    checked = check(asked, known)
-    curve = sweep(known, asked_of_options(asked), rates)
-    said = list(dict.fromkeys(said for way in (curve.pair[0], curve.pair[-1]) for said in notes(known, way.asked)))
-    said += latency_note(asked, checked)
+    checked = check(options, known)
+    curve = sweep(known, request_from_options(options), rates)
+    said = list(dict.fromkeys(said for way in (curve.pair[0], curve.pair[-1]) for said in notes(known, way.request)))
+    said += latency_note(options, checked)
     print_curve(checked, curve, said, same_everywhere(checked, known), as_json=as_json)
 
 
-def _predict_map(known: Calibration, asked: PredictConfig, text: str, *, as_json: bool) -> None:
+def _predict_map(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
     """Which pair is fastest where: over the rate, and over numbers of ranks where the text has some."""
-    from bench.extensions.predict.checking import BASELINE, check
-    from bench.extensions.predict.columns import same_everywhere
-    from bench.extensions.predict.curve import parse_sweep
     from bench.extensions.predict.notes import NOT_CHECKED, latency_note, notes
     from bench.extensions.predict.output import print_map
-    from bench.extensions.predict.regimes import parse_world_sizes, regimes
+    from bench.extensions.predict.ranking import parse_sweep, parse_world_sizes, regimes
+    from bench.extensions.predict.request import BASELINE, check
+    from bench.extensions.predict.step import same_everywhere
 
     rates_text, comma, sizes_text = text.partition(",")
     if comma:
-        _check_map(asked, text)
-    if asked.collective:
+        _check_map(options, text)
+    if options.collective:
         raise UsageError(
-            f"--sweep tries all collectives; name a --compressor, or leave out --collective {asked.collective}"
+            f"--sweep tries all collectives; name a --compressor, or leave out --collective {options.collective}"
         )
-    checked = check(dataclasses.replace(asked, compressor=BASELINE), known)
+    checked = check(dataclasses.replace(options, compressor=BASELINE), known)
     jobs = [checked]
     if comma:
         sizes = parse_world_sizes(sizes_text.partition("=")[2])
         jobs = [dataclasses.replace(checked, hosts=checked.hosts[:1] * size) for size in sizes]
     found = regimes(known, jobs, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE))
     beyond = sum(each.outside is not None for each in found)
-    said = [*notes(known, checked, range_too=False), *latency_note(asked, checked)]
+    said = [*notes(known, checked, range_too=False), *latency_note(options, checked)]
     if beyond:
         said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
     print_map(found, said, same_everywhere(checked, known), as_json=as_json)
 
 
-def _check_map(asked: PredictConfig, text: str) -> None:
+def _check_map(options: PredictConfig, text: str) -> None:
     """Refuse options that a map over numbers of ranks sets."""
     if text.partition(",")[2].partition("=")[0].strip() != "world_size":
         raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
@@ -319,14 +317,14 @@ def _check_map(asked: PredictConfig, text: str) -> None:
     )  # fmt: skip
     plain = PredictConfig()
     if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
-                 getattr(asked, option.name) != getattr(plain, option.name)]:  # fmt: skip
+                 getattr(options, option.name) != getattr(plain, option.name)]:  # fmt: skip
         raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
 
 
 def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
     """Every configuration is predicted before the first is run."""
     from bench.cli.output.sweep import SweepProgress, say_plan
-    from bench.extensions.predict.validating import cells_of, check_machine
+    from bench.extensions.predict.validation import cells_of, check_machine
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.file import plan_runs, read_sweep
     from bench.launch.sweeps.state import SweepState
@@ -347,8 +345,7 @@ def _validate(known: Calibration, path: Path, file: Path, runs: Path, table: Pat
 
 def _hold_against_finished(known: Calibration, path: Path, folder: Path, table: Path | None, *, as_json: bool) -> None:
     """Nothing is run: what was measured before is predicted now."""
-    from bench.extensions.predict.finished import finished_runs
-    from bench.extensions.predict.validating import cells_of
+    from bench.extensions.predict.validation import cells_of, finished_runs
 
     table = table or folder / TABLE
     _check_kept(path, table)
@@ -370,7 +367,7 @@ def _keep_compared(
 ) -> None:
     """Show predictions beside runs; the calibration remembers how far they were off."""
     from bench.extensions.predict.output import print_validation
-    from bench.extensions.predict.validating import as_rows, compare, with_validated, write_table
+    from bench.extensions.predict.validation import as_rows, compare, with_validated, write_table
 
     compared = compare(cells, agenda)
     rows = as_rows(compared, known)
@@ -379,10 +376,10 @@ def _keep_compared(
     print_validation(rows, as_json=as_json)
 
 
-def _pays(known: Calibration, checked: Asked, prediction: Prediction, row: dict[str, Any]) -> list[str]:
+def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> list[str]:
     """Whether it is faster than dense gradients in 16 bits, where those are calibrated; their step, into the row."""
-    from bench.extensions.predict.checking import BASELINE
-    from bench.extensions.predict.ways import dense_ways, fastest
+    from bench.extensions.predict.ranking import dense_ways, fastest
+    from bench.extensions.predict.request import BASELINE
 
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []
@@ -400,12 +397,12 @@ def _pays(known: Calibration, checked: Asked, prediction: Prediction, row: dict[
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
 
 
-def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Asked, paths: list[Path]) -> str:
+def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
     """Into the row, where runs say it; return on what it rests, or why there is none."""
     if not checked.waits:
         raise UsageError("--steps-from knows steps of ranks that wait for each other; leave out --strategy")
     from bench.core import spec
-    from bench.extensions.predict.needed_steps import needed_steps
+    from bench.extensions.predict.time_to_target import needed_steps
     from bench.report.store import read
 
     needed = needed_steps(read(paths), known, checked.compressor, checked.world_size)

@@ -1,12 +1,12 @@
-"""What a training step takes on given links, put together from measured parts.
+"""Predict a training step on given links from measured parts.
 
 On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
 other, B buckets:
 
-    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `ranks/cores.py` says, the
+    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `contention.py` says, the
                                                        last one later by what exchanging the others takes of these
     encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
-    summed        s_b = flows of the collective's messages, begun at e_b        (`links/flows.py`)
+    summed        s_b = flows of the collective's messages, begun at e_b        (`flows.py`)
     free          s_b where the collective goes on with messages that depend on others, else e_b, and
                   the sums under way are ended one after the other
     told          each rank's word to all whether its gradients were finite, sent at `free` of the last bucket
@@ -14,7 +14,7 @@ other, B buckets:
     end           decoded and told by all ranks, + f update
 
 A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
-between virtual hosts, on the cores that they share. Where rates change over time (`following.py`) a step is
+between virtual hosts, on the cores that they share. Where rates change over time (`trace_replay.py`) a step is
 the mean over the whole trace.
 """
 
@@ -24,21 +24,75 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
-from bench.extensions.predict.arrays import Floats
-from bench.extensions.predict.calibration import BucketParts, Calibration, EncodedBucket, LinearCost, MessageProfile
-from bench.extensions.predict.links.flows import NOTHING, Flows
-from bench.extensions.predict.links.windows import SettlingWindows, Windows
-from bench.extensions.predict.offers import layout_of, lengths_of
-from bench.extensions.predict.ranks.computing import Computing, Job
+from bench.extensions.predict.calibration import (
+    FP32_BYTES,
+    BucketParts,
+    Calibration,
+    EncodedBucket,
+    LeafSize,
+    LinearCost,
+    MessageProfile,
+)
+from bench.extensions.predict.contention import Computing, Job
+from bench.extensions.predict.flows import NOTHING, Flows
+from bench.extensions.predict.links import Floats, SettlingWindows, Windows
 from bench.extensions.predict.trace_replay import Window, follow, steps_for
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
 from collectives.native import Native
 from collectives.options import Incompatible
-from collectives.schedule.layout import Layout
-from collectives.schedule.waves import Lengths, Wave, waves_of
+from collectives.payloads.base import HEADER_BYTES
+from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
+
+
+def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
+    """What is the same of all ranks' messages."""
+    numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
+    return Layout(tuple(map(_leaf, offer.leaves)), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
+
+
+def lengths_of(offer: MessageProfile) -> Lengths:
+    """Bytes of its pieces: each payload's spread evenly over its elements, growing with the ranks whose it is.
+
+    Growth goes on beyond what was measured as it went at last, until the dense form in fp32 is shorter.
+    """
+    offsets = np.cumsum([0, *(leaf.numel for leaf in offer.leaves)])
+    bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
+    filled = np.flatnonzero(np.diff(offsets))
+    firsts, ends = offsets[:-1][filled], offsets[1:][filled]
+
+    def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
+        payloads = np.maximum(1, np.searchsorted(firsts, stop) - np.searchsorted(ends, start, side="right"))
+        one = np.interp(stop, offsets, bodies) - np.interp(start, offsets, bodies)
+        dense = np.maximum(one, FP32_BYTES * (stop - start))
+        nbytes = HEADER_BYTES * payloads + np.minimum(one * grown(offer, terms), dense)
+        return payloads, np.ceil(nbytes - 1e-6).astype(np.int64)
+
+    return Lengths(packed)
+
+
+def grown(offer: MessageProfile, terms: Ints) -> npt.NDArray[np.float64]:
+    """Bytes of the union of so many ranks' messages / bytes of one."""
+    ranks, factors = np.log(list(offer.growth)).T
+    logs = np.interp(np.log(terms), ranks, factors)
+    if len(ranks) > 1:
+        slope = (factors[-1] - factors[-2]) / (ranks[-1] - ranks[-2])
+        logs = logs + slope * np.maximum(0.0, np.log(terms) - ranks[-1])
+    factor: npt.NDArray[np.float64] = np.exp(logs)
+    return factor
+
+
+def _leaf(size: LeafSize) -> Leaf:
+    wire = None
+    if size.wire_numel is not None and size.wire_dtype is not None:
+        wire = size.wire_numel, getattr(torch, size.wire_dtype)
+    return Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)
+
 
 FLAG_BYTES = 8
 """of the word that a gradient was not finite, from each rank to each"""

@@ -1,23 +1,36 @@
-"""What `bench predict` is asked for."""
+"""Turn the options of `bench predict`, or a run, into a checked request, or say in one sentence why it is impossible."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Self
+from pathlib import Path
+from typing import Self, cast
 
+from bench.core import spec
+from bench.core.config.configuration import NOT_GIVEN
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
+from bench.extensions.predict.asynchronous import check_size
+from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import Calibration
-from bench.extensions.predict.predict_options import PredictConfig
+from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictConfig
+from bench.extensions.predict.prediction import check_predictable
 from bench.hosts.cluster import HostLink
+from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
+from bench.optimizers.base import Optimizer
+from bench.strategies.async_server.async_server import AsyncServer
+from bench.strategies.base import Strategy
+from collectives.base import Collective
+from collectives.options import incompatibility
+from compressors.base import Compressor
 
 DDP = "ddp"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class PredictionRequest:
     """What is to be predicted, checked.
 
     Attributes:
@@ -102,7 +115,7 @@ class Asked:
             return self.ranks_per_host * calibration.threads / calibration.cores
         return self.world_size * calibration.threads / self.shared_cores
 
-    def at_rate(self, bandwidth_bps: float) -> Asked:
+    def at_rate(self, bandwidth_bps: float) -> PredictionRequest:
         """The same over links of one rate, up and down.
 
         Raises:
@@ -123,3 +136,124 @@ def waits(strategy: str) -> bool:
 
 def _slowest(rates: Iterable[float | None]) -> float | None:
     return min((rate for rate in rates if rate is not None), default=None)
+
+
+BASELINE = "bf16"
+PREDICTED = (DDP, "async_server")
+"""strategies whose steps can be predicted"""
+
+
+def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
+    """Return what is to be predicted; the collective is the one that a run would choose, where none is named.
+
+    Raises:
+        UsageError: something is unknown, illegal together, not calibrated, or says nothing of its rounds.
+    """
+    return check_request(calibration, request_from_options(config))
+
+
+def request_from_options(config: PredictConfig) -> PredictionRequest:
+    """Return what the options say, uncompressed where they name no compressor, and not checked yet.
+
+    Raises:
+        UsageError: hosts or links contradict each other, or there are too many ranks.
+    """
+    hosts, ranks_per_host = _hosts(config)
+    most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one on each host")
+    if (number := len(hosts) * ranks_per_host) > most:
+        raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
+    config = config.choose(compressor="none")
+    return PredictionRequest.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=config.shared_cores)
+
+
+def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
+    """(each host's link, ranks on each)."""
+    texts = link_texts(config)
+    if config.cluster_file is not None:
+        named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
+        if named or config.ranks_per_host > 1:
+            other = (*named, "--ranks-per-host")[0].replace("_", "-")
+            raise UsageError(f"--cluster and {other} both describe the hosts; put all of it into the file")
+        cluster = cluster_from_toml(Path(config.cluster_file))
+        return cluster.hosts, cluster.ranks_per_host
+    per_host = config.ranks_per_host
+    number = config.hosts or max(1, (config.world_size or 2) // per_host)
+    if config.world_size not in (None, number * per_host):
+        raise UsageError(
+            f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
+        )
+    return (link_of(texts),) * number, per_host
+
+
+def check_request(calibration: Calibration, request: PredictionRequest) -> PredictionRequest:
+    """The pair filled in, as it is written shortest.
+
+    Raises:
+        UsageError: as `check`.
+    """
+    if request.world_size < 2:
+        raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
+    strategy = _strategy(request)
+    compressor = cast(Compressor, spec.build("compressors", request.compressor))
+    text = spec.short_text(compressor)
+    if text not in calibration.encoded:
+        if reason := cannot_be_calibrated(compressor):
+            raise UsageError(reason)
+        raise UsageError(
+            f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
+            "bench calibrate --compressors"
+        )
+    names = [request.collective] if request.collective else strategy.default_collectives(compressor)
+    components = [cast(Collective, spec.build("collectives", name)) for name in names]
+    legal = next((c for c in components if not incompatibility(compressor.check_compatible, c)), components[-1])
+    with spec.usage_errors():
+        compressor.check_compatible(legal)
+        check_predictable(legal)
+        legal.check_ranks(request.world_size)
+        if not request.waits:
+            optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
+            strategy.check_compatible(_as_run(request), compressor, legal, optimizer)
+    return dataclasses.replace(
+        request, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
+    )
+
+
+def check_waits(request: PredictionRequest) -> None:
+    """Refuse a sweep over steps that ranks do not make together.
+
+    Raises:
+        UsageError: the strategy is another than ddp.
+    """
+    if not request.waits:
+        raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {request.strategy}")
+
+
+def _as_run(request: PredictionRequest) -> RunConfig:
+    """What a strategy looks at in a run before it takes it."""
+    return RunConfig(
+        collective=request.collective or NOT_GIVEN,
+        world_size=request.world_size,
+        trigger="async" if request.starts_early else "sync",
+        device="cpu",
+    )
+
+
+def _strategy(request: PredictionRequest) -> Strategy:
+    """When ranks exchange what, where that can be predicted.
+
+    Raises:
+        UsageError: it cannot, among these ranks or on these links.
+    """
+    strategy = cast(Strategy, spec.build("strategies", request.strategy))
+    if strategy.component_name not in PREDICTED:
+        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
+    if isinstance(strategy, AsyncServer):
+        check_size(request.world_size)
+    if request.straggler is not None:
+        request.straggler.check_among(request.world_size)
+    if not request.waits and any(host.uplink_trace or host.downlink_trace for host in request.hosts):
+        raise UsageError(
+            f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
+            "constant one"
+        )
+    return strategy

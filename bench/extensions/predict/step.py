@@ -1,35 +1,104 @@
-"""A step among ranks that wait for each other, or among ranks that ask a server."""
+"""Predict the step that a request describes: its links with what messages cost on them, and the prediction as a row."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+import math
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from bench.core import spec
-from bench.extensions.predict.arrays import Floats
+from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.extensions.predict.asynchronous import predict_async
-from bench.extensions.predict.calibration import Calibration
-from bench.extensions.predict.job_links import links_of
+from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
+from bench.extensions.predict.links import Floats, Links, TraceClock
 from bench.extensions.predict.prediction import Prediction, Setting, predict
-from bench.extensions.predict.request import Asked
-from bench.extensions.predict.simulated_server import AsyncSetting
+from bench.extensions.predict.request import PredictionRequest
+from bench.extensions.predict.server_simulation import AsyncSetting
+from bench.hosts.cluster import Trace, has_real_frames
 from bench.strategies.async_server.async_server import AsyncServer
 from collectives.base import Collective
 
+FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
+"""bytes of a full Ethernet frame / what TCP carries in it, with timestamps"""
+ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
+"""of an acknowledgement, a header without payload, for every second frame: RFC 1122, section 4.2.3.2"""
+MS_PER_S = 1e3
 
-def predicted(calibration: Calibration, asked: Asked) -> Prediction:
+
+def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
+    """Rates in bytes per second of what TCP carries, so that headers of frames are paid for.
+
+    Raises:
+        UsageError: the file of a trace is gone, or another one.
+    """
+    way = _way(calibration, request)
+    framed, acked = (1.0, 0.0) if way == SEGMENTS else (FRAME_PER_PAYLOAD, ACK_SHARE)
+    costs = calibration.messages.get(way, calibration.messages[LOCAL])
+
+    def rates(figures: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.array([math.inf if bps is None else bps / 8 / framed for bps in figures])
+
+    return Links(
+        host_of=np.repeat(np.arange(len(request.hosts)), request.ranks_per_host),
+        up_rate=rates([host.mean_rates[0] for host in request.hosts]),
+        down_rate=rates([host.mean_rates[1] for host in request.hosts]),
+        up_paces=_paces([host.uplink_trace for host in request.hosts]),
+        down_paces=_paces([host.downlink_trace for host in request.hosts]),
+        latency_s=np.array([host.latency_s for host in request.hosts]),
+        ack_share=acked,
+        message_s=costs.message_s + calibration.around_message_s,
+        per_byte_s=costs.per_byte_s,
+        wake_s=costs.wake_s,
+        crowded_wake_s=_crowded_wake_s(calibration, request),
+        carry_byte_s=costs.carry_byte_s,
+        carriers=1 if way == FORWARDED else request.shared_cores or 1,  # the forwarder is one thread
+    )
+
+
+def _crowded_wake_s(calibration: Calibration, request: PredictionRequest) -> float:
+    """It grows with the threads that have their turn before one that wakes; up to one per core there are none."""
+    if request.shared_cores is None:
+        return 0.0
+    known = calibration.crowds[-1].load
+    return calibration.crowded_wake_s * max(0.0, request.load(calibration) - 1) / (known - 1) if known > 1 else 0.0
+
+
+def _way(calibration: Calibration, request: PredictionRequest) -> str:
+    """How messages go: as between virtual hosts where those share cores, else over links of frames.
+
+    Virtual hosts have late frames, where that was measured, and those of traces forwarded.
+    """
+    if request.shared_cores is None or len(request.hosts) == 1:
+        return LOCAL
+    if FORWARDED in calibration.messages and (request.link_trace or any(host.latency_s for host in request.hosts)):
+        return FORWARDED
+    return FRAMES if request.link_trace or has_real_frames(request.hosts) else SEGMENTS
+
+
+def _paces(traces: Sequence[Trace | None]) -> list[TraceClock | None]:
+    """Each trace is read once.
+
+    Raises:
+        UsageError: a file is gone, or another one.
+    """
+    read = {trace: TraceClock(np.array(trace.opportunities()) / MS_PER_S) for trace in dict.fromkeys(traces) if trace}
+    return [None if trace is None else read[trace] for trace in traces]
+
+
+def predicted(calibration: Calibration, request: PredictionRequest) -> Prediction:
     """A step of what was asked for.
 
     Raises:
         UsageError: it is more than can be simulated, or the file of a trace is gone.
     """
-    if not asked.waits:
-        return _predicted_async(calibration, asked)
-    collective = cast(Collective, spec.build("collectives", asked.collective))
-    encoded = calibration.encoded[asked.compressor]
-    plain = asked.compressor == "none" and asked.collective == "native" and asked.starts_early
+    if not request.waits:
+        return _predicted_async(calibration, request)
+    collective = cast(Collective, spec.build("collectives", request.collective))
+    encoded = calibration.encoded[request.compressor]
+    plain = request.compressor == "none" and request.collective == "native" and request.starts_early
     if plain:  # DDP by itself
         encoded = tuple(dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in encoded)
     return predict(
@@ -37,32 +106,73 @@ def predicted(calibration: Calibration, asked: Asked) -> Prediction:
         Setting(
             collective=collective,
             encoded=encoded,
-            links=links_of(calibration, asked),
-            slower=_slower(asked),
-            load=asked.load(calibration),
-            shared_cores=asked.shared_cores,
-            straggler=asked.straggler,
+            links=links_of(calibration, request),
+            slower=_slower(request),
+            load=request.load(calibration),
+            shared_cores=request.shared_cores,
+            straggler=request.straggler,
             in_hook=not plain,
-            starts_early=asked.starts_early,
+            starts_early=request.starts_early,
         ),
     )
 
 
-def _predicted_async(calibration: Calibration, asked: Asked) -> Prediction:
+def _predicted_async(calibration: Calibration, request: PredictionRequest) -> Prediction:
     return predict_async(
         calibration,
         AsyncSetting(
-            strategy=cast(AsyncServer, spec.build("strategies", asked.strategy)),
-            encoded=calibration.encoded[asked.compressor],
-            links=links_of(calibration, asked),
-            slower=_slower(asked),
-            load=asked.load(calibration),
-            shared_cores=asked.shared_cores,
-            straggler=asked.straggler,
+            strategy=cast(AsyncServer, spec.build("strategies", request.strategy)),
+            encoded=calibration.encoded[request.compressor],
+            links=links_of(calibration, request),
+            slower=_slower(request),
+            load=request.load(calibration),
+            shared_cores=request.shared_cores,
+            straggler=request.straggler,
         ),
     )
 
 
-def _slower(asked: Asked) -> Floats:
+def _slower(request: PredictionRequest) -> Floats:
     """By which factor each rank computes more slowly, for its host."""
-    return np.repeat([1 / host.cpu_share for host in asked.hosts], asked.ranks_per_host)
+    return np.repeat([1 / host.cpu_share for host in request.hosts], request.ranks_per_host)
+
+
+OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
+"""what is predicted only where a rate changes over time, the windows only where steps are shorter than the trace"""
+
+
+def columns(request: PredictionRequest, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
+    """A prediction under the names of the columns of `metrics.csv`."""
+    figures = dataclasses.asdict(prediction)
+    return {
+        **_request_columns(request, calibration),
+        **{name: value for name, value in figures.items() if name not in OVER_TIME or value},
+    }
+
+
+def same_everywhere(request: PredictionRequest, calibration: Calibration) -> dict[str, Any]:
+    """What holds for all predictions of a sweep over the rate of the links, under the same names."""
+    swept = ("uplink_bps", "downlink_bps")
+    return {name: value for name, value in _request_columns(request, calibration).items() if name not in swept}
+
+
+def _request_columns(request: PredictionRequest, calibration: Calibration) -> dict[str, Any]:
+    return {
+        "model": calibration.model,
+        "dataset": calibration.dataset,
+        "optimizer": calibration.optimizer,
+        "batch_size": calibration.batch_size,
+        "compressor": request.compressor,
+        "collective": request.collective,
+        "strategy": request.strategy,
+        "trigger": request.trigger,
+        "straggler": request.straggler_text,
+        "world_size": request.world_size,
+        "hosts": len(request.hosts),
+        "ranks_per_host": request.ranks_per_host,
+        "uplink_bps": request.uplink_bps,
+        "downlink_bps": request.downlink_bps,
+        "link_trace": request.link_trace,
+        "latency_s": max(host.latency_s for host in request.hosts),
+        "cpu_share": min(host.cpu_share for host in request.hosts),
+    }

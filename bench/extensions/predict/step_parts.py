@@ -22,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
-from bench.extensions.predict.calibrate_options import CalibrateConfig
 from bench.extensions.predict.calibration import (
     BucketParts,
     CpuContention,
@@ -31,6 +30,7 @@ from bench.extensions.predict.calibration import (
     LinearCost,
     MessageProfile,
 )
+from bench.extensions.predict.options import CalibrateConfig
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.strategies.ddp.ddp import wrap

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.extensions.predict.arrays import Floats
+from bench.extensions.predict.links import Floats
 
 LEAST_STEPS = 16
 MOST_STEPS = 500

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bench.core.topology import Device, Link, Topology
-from bench.extensions.place.calibration import UPDATE, CalibratedTimes, PlacedNetwork, Sample
-from bench.extensions.place.network import network_of
-from bench.extensions.place.node_by_node import NodeByNode, measure
-from bench.extensions.place.operations import Operation, operations_of
+from bench.extensions.place.calibration import UPDATE, CalibratedTimes, NodeByNode, PlacedNetwork, Sample, measure
+from bench.extensions.place.operations import Operation, network_of, operations_of
 from bench.strategies.placed.assignment import assign, trace
 
 TRUE = {("Conv2d", "forward"): (2e-5, 3e-11, 0.0), ("relu", "forward"): (1e-5, 0.0, 4e-10), UPDATE: (5e-4, 1e-5, 0.0)}

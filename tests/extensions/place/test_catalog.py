@@ -12,7 +12,7 @@ from bench.core.errors import UsageError
 from bench.core.topology import ROLES, Device, Host, Link, Topology
 from bench.extensions.place.catalog import Catalog, Efficiency, LinkKind
 from bench.extensions.place.operations import Operation
-from bench.extensions.place.times import CatalogTimes
+from bench.extensions.place.step import CatalogTimes
 from bench.strategies.placed.assignment import Work
 from bench.strategies.placed.catalog import SHIPPED, SHM, check_kinds, folders, read_tables
 

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.extensions.place.schedule import Task, critical_path, end_times, makespan, serial_sum
+from bench.extensions.place.step import Task, critical_path, end_times, makespan, serial_sum
 
 
 @st.composite

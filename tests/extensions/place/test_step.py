@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 from bench.core.topology import Device, Host, Link, Topology
 from bench.extensions.place.catalog import Catalog, DeviceKind, Efficiency, LinkKind
-from bench.extensions.place.network import network_of
-from bench.extensions.place.operations import Operation
+from bench.extensions.place.operations import Operation, network_of
 from bench.extensions.place.placements import Cost, Placement
-from bench.extensions.place.schedule import Task, end_times
-from bench.extensions.place.step import step_tasks
-from bench.extensions.place.times import CatalogTimes
+from bench.extensions.place.step import CatalogTimes, Task, end_times, step_tasks
 from bench.strategies.placed.assignment import Work, assign
 
 ROLES = ("gpu", "fpga", "asic")

@@ -21,14 +21,13 @@ from bench.extensions.predict.calibration import (
     CpuContention,
     MessageCosts,
 )
-from bench.extensions.predict.checking import check
-from bench.extensions.predict.job_links import ACK_SHARE, FRAME_PER_PAYLOAD
-from bench.extensions.predict.links.access import Links
+from bench.extensions.predict.links import Links
 from bench.extensions.predict.notes import notes
-from bench.extensions.predict.predict_options import PredictConfig
-from bench.extensions.predict.simulated_server import AsyncSetting
-from bench.extensions.predict.step import predicted
-from bench.extensions.predict.validating import Compared, cells_of, with_validated
+from bench.extensions.predict.options import PredictConfig
+from bench.extensions.predict.request import check
+from bench.extensions.predict.server_simulation import AsyncSetting
+from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicted
+from bench.extensions.predict.validation import Compared, cells_of, with_validated
 from bench.launch.sweeps.file import PlannedRun
 from bench.strategies.async_server.async_server import AsyncServer
 from tests.testing.calibrations import NUMEL, calibration
@@ -249,7 +248,7 @@ def test_what_was_measured_with_a_strategy_and_a_straggler_says_nothing_of_other
         model="small_cnn", bucket_mb=None, strategy="async_server:staleness=2", collective="server", straggler=SLOW
     )
     (cell,) = cells_of(known, [PlannedRun(settings={}, config=config)])
-    assert cell.asked.strategy == "async_server:staleness=2"
+    assert cell.request.strategy == "async_server:staleness=2"
     assert cast(AsyncPrediction, cell.prediction).staleness_max == 2
     measured = Compared(cell=cell, num_runs=1, measured={"step_time_s": 1.0})
     known = with_validated(known, [measured])

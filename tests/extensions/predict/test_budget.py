@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bench.extensions.predict.budget import Allotment, Budget, Part
+from bench.extensions.predict.calibration_worker import Allotment, Budget, Part
 
 CROWDS = [Part(text=f"round {number}", once_s=1.0, fixed_s=2.0, full=10, least=1) for number in range(4)]
 

@@ -7,10 +7,8 @@ import pytest
 
 from bench.core.config.syntax import Straggler
 from bench.extensions.predict.calibration import CpuContention
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.ranks.computing import Computing, Job
-from bench.extensions.predict.ranks.cores import SharedCores
-from bench.extensions.predict.ranks.crowds import crowd_at, work_alone
+from bench.extensions.predict.contention import Computing, Job, SharedCores, crowd_at, work_alone
+from bench.extensions.predict.links import Links
 from tests.testing.calibrations import calibration
 
 WORK_S = 0.35

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.extensions.predict.checking import asked_of_options, check
 from bench.extensions.predict.estimate import ENCODE_NS, estimated
-from bench.extensions.predict.predict_options import PredictConfig
+from bench.extensions.predict.options import PredictConfig
+from bench.extensions.predict.ranking import ranked
+from bench.extensions.predict.request import check, request_from_options
 from bench.extensions.predict.step import predicted
-from bench.extensions.predict.ways import ranked
 
 NUMEL = 193_178  # of small_cnn, for ten classes
 
@@ -43,8 +43,8 @@ def test_a_step_takes_what_was_given_and_what_its_bytes_take() -> None:
 
 def test_all_methods_whose_cost_is_known_are_ranked() -> None:
     config = asked(bandwidth="10mbit")
-    ways, left_out = ranked(estimated(config), asked_of_options(config))
-    assert {way.asked.compressor.partition(":")[0] for way in ways} == set(ENCODE_NS)
+    ways, left_out = ranked(estimated(config), request_from_options(config))
+    assert {way.request.compressor.partition(":")[0] for way in ways} == set(ENCODE_NS)
     assert left_out == {}
 
 

@@ -13,8 +13,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.rows import RowWriter
 from bench.core.run_folder import write_json
-from bench.extensions.predict.finished import finished_runs
-from bench.extensions.predict.validating import as_rows, cells_of, compare
+from bench.extensions.predict.validation import as_rows, cells_of, compare, finished_runs
 from bench.hosts.cluster import Cluster, HostLink, Trace
 from tests.testing.calibrations import calibration
 from tests.testing.configs import make_config

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
 from bench.extensions.predict.calibration import LinearCost
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.links.flows import Flows
+from bench.extensions.predict.flows import Flows
+from bench.extensions.predict.links import Links
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout

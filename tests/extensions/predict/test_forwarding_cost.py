@@ -9,9 +9,9 @@ from typing import Self
 
 import pytest
 
-from bench.extensions.predict import forwarding_cost
+from bench.extensions.predict import message_costs
 from bench.extensions.predict.calibration import MessageCosts
-from bench.extensions.predict.forwarding_cost import MESSAGE_BYTES, carry_byte_s, forwarded_byte_s
+from bench.extensions.predict.message_costs import MESSAGE_BYTES, carry_byte_s, forwarded_byte_s
 from tests.testing.memory_transport import run_threads
 
 
@@ -51,10 +51,10 @@ def test_what_ranks_lose_beside_messages_is_carried_but_for_what_they_do_for_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four ranks lose half of two cores for 0.1 s, with twelve messages."""
-    monkeypatch.setattr(forwarding_cost, "_Computing", Scripted)
-    monkeypatch.setattr(forwarding_cost, "TURNS", 5)
-    monkeypatch.setattr(forwarding_cost, "REST_S", 0.0)
-    monkeypatch.setattr(forwarding_cost.environment, "usable_cores", lambda: 2)
+    monkeypatch.setattr(message_costs, "_Computing", Scripted)
+    monkeypatch.setattr(message_costs, "TURNS", 5)
+    monkeypatch.setattr(message_costs, "REST_S", 0.0)
+    monkeypatch.setattr(message_costs.environment, "usable_cores", lambda: 2)
     costs = MessageCosts(message_s=1e-4, per_byte_s=1e-9)
     expected = (2 * 0.1 * 0.5 / 12 - 2 * (1e-4 + 1e-9 * MESSAGE_BYTES)) / MESSAGE_BYTES
     assert run_threads(lambda transport: carry_byte_s(transport, costs), 4) == pytest.approx([expected] * 4)
@@ -63,13 +63,13 @@ def test_what_ranks_lose_beside_messages_is_carried_but_for_what_they_do_for_the
 
 
 def test_the_forwarders_time_is_that_of_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding_cost, "ForwarderUse", Busy)
-    monkeypatch.setattr(forwarding_cost, "TURNS", 5)
+    monkeypatch.setattr(message_costs, "ForwarderUse", Busy)
+    monkeypatch.setattr(message_costs, "TURNS", 5)
     assert run_threads(forwarded_byte_s, 3) == pytest.approx([0.01 / (6 * MESSAGE_BYTES)] * 3)
 
 
 def test_a_rank_counts_what_it_computes_until_it_is_told_to_end() -> None:
-    with forwarding_cost._Computing() as computing:
+    with message_costs._Computing() as computing:
         counted_per_s, seconds = computing.per_s(lambda: time.sleep(0.05))
     assert counted_per_s * seconds >= 1
     assert not any(thread.name == "computing" for thread in threading.enumerate())

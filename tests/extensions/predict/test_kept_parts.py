@@ -9,8 +9,8 @@ import pytest
 
 from bench.core.errors import Interrupted, RunFailed
 from bench.extensions.predict import calibrating
-from bench.extensions.predict.calibrate_options import CalibrateConfig
 from bench.extensions.predict.calibrating import KeptParts, execute
+from bench.extensions.predict.options import CalibrateConfig
 
 CONFIG = CalibrateConfig(bucket_mb=1.0, virtual_hosts=False)
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.links.flows import Flows
-from bench.extensions.predict.links.paces import TraceClock
+from bench.extensions.predict.flows import Flows
+from bench.extensions.predict.links import Links, TraceClock
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.layout import Layout

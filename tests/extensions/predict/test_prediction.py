@@ -30,17 +30,14 @@ from bench.extensions.predict.calibration import (
     MessageProfile,
     Validated,
 )
-from bench.extensions.predict.checking import check, check_asked
-from bench.extensions.predict.curve import parse_sweep, sweep
-from bench.extensions.predict.job_links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.extensions.predict.contention import crowd_at
 from bench.extensions.predict.notes import notes
-from bench.extensions.predict.offers import lengths_of
+from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.output import _verdict
-from bench.extensions.predict.predict_options import PredictConfig
-from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.ranks.crowds import crowd_at
-from bench.extensions.predict.step import predicted
-from bench.extensions.predict.ways import dense_ways
+from bench.extensions.predict.prediction import Prediction, lengths_of
+from bench.extensions.predict.ranking import dense_ways, parse_sweep, sweep
+from bench.extensions.predict.request import check, check_request
+from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicted
 from bench.hosts.cluster import HostLink
 from tests.testing.calibrations import SPARSE, calibration
 
@@ -474,7 +471,7 @@ def test_a_rank_alone_is_not_predicted() -> None:
     known = calibration()
     alone = dataclasses.replace(check(PredictConfig(), known), hosts=(HostLink(name="machine"),), collective="tree")
     with pytest.raises(UsageError, match="one rank exchanges nothing"):
-        check_asked(known, alone)
+        check_request(known, alone)
 
 
 @pytest.mark.parametrize(

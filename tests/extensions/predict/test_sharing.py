@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 import simpy
 
-from bench.extensions.predict.arrays import Floats
-from bench.extensions.predict.sharing import FairShareQueue
+from bench.extensions.predict.contention import FairShareQueue
+from bench.extensions.predict.links import Floats
 
 
 def equal_parts(busy: npt.NDArray[np.bool_]) -> Floats:
@@ -41,7 +41,7 @@ def test_one_alone_has_all_of_it() -> None:
 
 
 def test_who_comes_later_takes_a_part_and_leaves_the_rest_sooner() -> None:
-    """Alone until 1, together until 5 when the first's other 2 are done; 1 is left of the second's 3."""
+    """SingleRank until 1, together until 5 when the first's other 2 are done; 1 is left of the second's 3."""
     assert ended([0.0, 1.0], [[3.0], [3.0]]) == [[pytest.approx(5.0)], [pytest.approx(6.0)]]
 
 

@@ -11,8 +11,8 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.links.star import Star, fair_shares
+from bench.extensions.predict.links import Links
+from bench.extensions.predict.server_simulation import Star, fair_shares
 
 HOSTS = st.lists(st.tuples(st.integers(0, 3), st.floats(1, 100)), min_size=1, max_size=6)
 

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 
 from bench.core.errors import UsageError
-from bench.extensions.predict.arrays import Floats
 from bench.extensions.predict.calibration import Validated
-from bench.extensions.predict.checking import check
-from bench.extensions.predict.columns import columns
-from bench.extensions.predict.job_links import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.extensions.predict.links import Floats
 from bench.extensions.predict.notes import notes
-from bench.extensions.predict.predict_options import PredictConfig
+from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.step import predicted
+from bench.extensions.predict.request import check
+from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, columns, predicted
 from bench.extensions.predict.trace_replay import LEAST_STEPS, follow
 from tests.testing.calibrations import calibration
 

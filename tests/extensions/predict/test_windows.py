@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.extensions.predict.links.windows import LEAST_WINDOW_BYTES, SEGMENT_BYTES, SettlingWindows, Windows
+from bench.extensions.predict.links import LEAST_WINDOW_BYTES, SEGMENT_BYTES, SettlingWindows, Windows
 
 ROUND_TRIP_S = 0.1
 ENDS = np.array([0]), np.array([1])

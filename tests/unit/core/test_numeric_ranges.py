@@ -16,8 +16,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.units import parse_duration, parse_rate, parse_size
-from bench.extensions.predict.calibrate_options import CalibrateConfig
-from bench.extensions.predict.predict_options import PredictConfig
+from bench.extensions.predict.options import CalibrateConfig, PredictConfig
 from bench.report.gates import Gate
 from collectives.options import Option, OptionError, Options, options_of
 from tests.testing.invoke import commands, invoke

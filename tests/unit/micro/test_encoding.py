@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bench.core.config.measurements import CompressorsConfig
-from bench.micro.encoding import WARMUP_TURNS, Encoding, buckets_of
-from bench.micro.gradients import recorded, synthetic
+from bench.micro.compressors_worker import WARMUP_TURNS, Encoding, buckets_of, recorded, synthetic
 from compressors.layer import layers_of
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes

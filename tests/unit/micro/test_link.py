@@ -10,8 +10,8 @@ from bench.core.config.measurements import CollectivesConfig
 from bench.core.counters import InterfaceBytes
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.measurement import check_sums
-from bench.micro import link
-from bench.micro.link import Link
+from bench.micro import collectives_worker
+from bench.micro.collectives_worker import Link
 from collectives.transport.base import Transport
 from tests.testing.memory_transport import run_threads
 
@@ -40,7 +40,7 @@ def test_the_busiest_link_sets_the_limit() -> None:
 def test_frames_are_counted_per_sum_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """A barrier passes 7 and 5 bytes here, a sum 100 and 200: of three sums, only theirs are left."""
     passed = {"sent": 1e6, "received": 2e6}
-    monkeypatch.setattr(link, "interface_bytes", lambda: InterfaceBytes(**passed))
+    monkeypatch.setattr(collectives_worker, "interface_bytes", lambda: InterfaceBytes(**passed))
 
     def send(sent: int, received: int) -> None:
         passed["sent"] += sent

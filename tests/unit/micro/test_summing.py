@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.micro.summing import Expected
+from bench.micro.collectives_worker import Expected
 from collectives.native import Native
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload

@@ -1,4 +1,4 @@
-"""Turns: what is measured side by side takes turns, so that all of it sees the machine fast and slow."""
+"""Measure several things alternately, so that each of them sees the machine both when it is fast and when slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_turns(items: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+def interleave(items: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
     """Yield (round, item), every item once per round; each round starts one further, so nobody keeps a neighbour."""
     for round_ in range(rounds):
         start = round_ % len(items)

@@ -1,26 +1,29 @@
-"""`bench predict --validate`: predictions of configurations and what was measured of them, side by side."""
+"""Compare predictions with runs (`bench predict --validate`): those of a sweep file, or finished ones."""
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from bench.core import environment, spec
+from bench.core.config.job import VIRTUAL_HOSTS
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
+from bench.core.files import files_below
 from bench.core.rows import read_rows
+from bench.core.run_folder import RunFolder, read_json
 from bench.extensions.predict.calibration import Calibration, Validated
-from bench.extensions.predict.checking import check_asked
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.request import Asked, waits
-from bench.extensions.predict.step import predicted
+from bench.extensions.predict.request import PredictionRequest, check_request, waits
+from bench.extensions.predict.step import links_of, predicted
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweeps.file import PlannedRun, table_text
-from bench.launch.sweeps.state import SweepState
+from bench.launch.sweeps.state import PastRun, SweepState
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
@@ -39,12 +42,12 @@ class Cell:
 
     Attributes:
         settings: what the file says of it beside `[base]`.
-        asked, prediction: made before it is run.
+        request, prediction: made before it is run.
         runs: planned, one per seed.
     """
 
     settings: str
-    asked: Asked
+    request: PredictionRequest
     prediction: Prediction
     runs: tuple[PlannedRun, ...]
 
@@ -98,19 +101,19 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]
         by_configuration.setdefault(run.config.config_id, []).append(run)
     cells = []
     for of_one in by_configuration.values():
-        asked = asked_of(calibration, of_one[0].config)
+        request = request_of_run(calibration, of_one[0].config)
         cells.append(
             Cell(
                 settings=table_text(of_one[0].settings),
-                asked=asked,
-                prediction=predicted(calibration, asked),
+                request=request,
+                prediction=predicted(calibration, request),
                 runs=tuple(of_one),
             )
         )
     return cells
 
 
-def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
+def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionRequest:
     """What of a run is predicted, checked.
 
     Args:
@@ -139,15 +142,15 @@ def asked_of(calibration: Calibration, config: RunConfig) -> Asked:
     if config.cluster is not None:
         cluster = Cluster.from_dict(config.cluster)
         hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
-    asked = Asked.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
-    asked = check_asked(calibration, asked)
-    compressor = cast(Compressor, spec.build("compressors", asked.compressor))
+    request = PredictionRequest.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
+    request = check_request(calibration, request)
+    compressor = cast(Compressor, spec.build("compressors", request.compressor))
     if config.epochs is not None and _last_interval_begins(config.epochs, config) < compressor.denser_epochs:
         raise UsageError(
-            f"{asked.compressor} sends more in the first {compressor.denser_epochs} epochs, in which its last steps "
+            f"{request.compressor} sends more in the first {compressor.denser_epochs} epochs, in which its last steps "
             "are timed; use --steps, warmup_epochs=0 or more --epochs"
         )
-    return asked
+    return request
 
 
 def _last_interval_begins(epochs: int, config: RunConfig) -> int:
@@ -181,13 +184,13 @@ def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict
     """One row per cell; what was measured under the names of `metrics.csv`, what was predicted with `predicted_`."""
     rows = []
     for each in compared:
-        asked, prediction = each.cell.asked, each.cell.prediction
+        request, prediction = each.cell.request, each.cell.prediction
         rows.append(
             {
                 "model": calibration.model,
-                "compressor": asked.compressor,
-                "collective": asked.collective,
-                "world_size": asked.world_size,
+                "compressor": request.compressor,
+                "collective": request.collective,
+                "world_size": request.world_size,
                 "settings": each.cell.settings,
                 "runs": each.num_runs,
                 "error": each.error,
@@ -224,21 +227,105 @@ def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Ca
     """The calibration, knowing these cells too."""
     cells = [
         Validated(
-            compressor=each.cell.asked.compressor,
-            collective=each.cell.asked.collective,
-            world_size=each.cell.asked.world_size,
-            bandwidth_bps=each.cell.asked.slowest_bps,
-            link_trace=each.cell.asked.link_trace,
-            latency_s=max(host.latency_s for host in each.cell.asked.hosts),
+            compressor=each.cell.request.compressor,
+            collective=each.cell.request.collective,
+            world_size=each.cell.request.world_size,
+            bandwidth_bps=each.cell.request.slowest_bps,
+            link_trace=each.cell.request.link_trace,
+            latency_s=max(host.latency_s for host in each.cell.request.hosts),
             predicted_s=each.cell.prediction.step_time_s,
             measured_s=each.step_time_s,
             error=each.error,
-            strategy=each.cell.asked.strategy,
-            trigger=each.cell.asked.trigger,
-            ranks_per_host=each.cell.asked.ranks_per_host,
-            straggler=each.cell.asked.straggler_text,
+            strategy=each.cell.request.strategy,
+            trigger=each.cell.request.trigger,
+            ranks_per_host=each.cell.request.ranks_per_host,
+            straggler=each.cell.request.straggler_text,
         )
         for each in compared
         if each.step_time_s is not None and each.error is not None
     ]
     return dataclasses.replace(calibration, validated=tuple(dict.fromkeys([*calibration.validated, *cells])))
+
+
+_PAIR = ("compressor", "collective")
+
+
+def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], None]) -> SweepState:
+    """The runs below a folder that this calibration can predict.
+
+    Args:
+        calibration: of the machine on which they were made.
+        folder: one run's, or one that holds some, however deep.
+        tell: is told how many are left out, and why.
+
+    Raises:
+        UsageError: none can be predicted.
+    """
+    configs, past, reasons = {}, {}, collections.Counter[str]()
+    folders = [RunFolder(file.parent) for file in files_below(folder, "metrics.csv")]
+    for run in sorted(folders, key=lambda each: each.run_id):  # the newest stands for its digest
+        found = PastRun(folder=run, summary=read_json(run.status) or {})
+        try:
+            config = _checked(calibration, found)
+        except UsageError as refusal:
+            reasons[str(refusal).partition(";")[0]] += 1  # without what to do about it
+        else:
+            if config.digest in past:
+                reasons["repeated later"] += 1
+            configs[config.digest], past[config.digest] = config, found
+    if not past:
+        raise UsageError(
+            f"{folder} holds no finished run that this calibration predicts{_said(reasons)}; give a folder of runs of "
+            "its model, batch and machine"
+        )
+    if reasons:
+        tell(f"note: {reasons.total()} of {len(folders)} runs are left out{_said(reasons)}")
+    names = _telling_apart(configs.values())
+    runs = [PlannedRun(settings=_settings(config, names), config=config) for config in configs.values()]
+    return SweepState(runs=runs, out=folder, past=past)
+
+
+def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
+    """Its configuration.
+
+    Raises:
+        UsageError: it did not end well, or was made with what the calibration knows nothing of.
+    """
+    if run.state != "done":
+        raise UsageError("not finished" if run.state == "torn" else "failed")
+    try:
+        config = RunConfig.from_json(run.folder.config)
+    except UsageError:
+        raise UsageError("written by another version") from None
+    if config.profile:
+        raise UsageError("slower for --profile")
+    calibrated = {"cpu": f"{calibration.cpu} ({calibration.cores} cores)", "kernels": calibration.kernels}
+    for row in read_rows(run.folder.metrics):
+        for name, known in calibrated.items():
+            if row[name] != known:
+                raise UsageError(f"made with {name} {row[name]}, calibrated with {known}")
+    links_of(calibration, request_of_run(calibration, config))  # reads the traces that they followed
+    return config
+
+
+def _said(reasons: collections.Counter[str]) -> str:
+    """The reasons and how often each was met; those that were met most come first."""
+    texts = [f"{reason} ({count})" for reason, count in reasons.most_common()]
+    return f": {'; '.join(texts)}" if texts else "; give a folder of runs"
+
+
+def _telling_apart(configs: Collection[RunConfig]) -> list[str]:
+    """The pair, and whatever else differs among configurations."""
+    told = [
+        option.name
+        for option in RunConfig.options()
+        if option.flag and option.name != "seed" and (option.recorded.identity or option.flag.panel == VIRTUAL_HOSTS)
+    ]
+    return [name for name in told if name in _PAIR or len({getattr(config, name) for config in configs}) > 1]
+
+
+def _settings(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    if "hosts" in values:
+        values.pop("world_size", None)  # it says nothing more
+    return values

@@ -1,4 +1,10 @@
-"""Find how many steps measured runs took to their target, so that `bench predict` can predict a time to target."""
+"""Predict the time to a target: from the steps that measured runs took to it, and with hosts that fail now and then.
+
+Losses come at a constant rate, independently on every host. The expected time then follows without a simulation: it is
+(e^(T / M) - 1) e^(R / M) M for every T between checkpoints, with restarts of R and M between losses. Source:
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+Systems 22 (2006), with dumps that take no time, as training waits only for a copy in memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.core.errors import UsageError
+from bench.core.units import format_seconds
 from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.options import Losses
+from bench.extensions.predict.prediction import Prediction
+from bench.extensions.predict.request import PredictionRequest
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 
 _THE_SAME = ("model", "dataset", "optimizer", "batch_size")
@@ -110,3 +120,68 @@ def _at(medians: Mapping[int, tuple[float, int]], world_size: int, target: Any) 
         steps=of_low * (of_high / of_low) ** share,
         said=f"steps to {target:.1%}: interpolated between {low} and {high} ranks",
     )
+
+
+def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> float:
+    """Expected time / time without a loss.
+
+    Args:
+        losses_per_s: of all hosts together.
+        checkpoint_s: of training from one checkpoint to the next, what is done since is lost.
+        restart_s: from a loss until training goes on; begins anew where there is another one meanwhile.
+
+    Returns:
+        At least 1; infinite where hardly any checkpoint is ever reached.
+    """
+    per_checkpoint = losses_per_s * checkpoint_s
+    try:
+        return math.expm1(per_checkpoint) / per_checkpoint * math.exp(losses_per_s * restart_s)
+    except OverflowError:
+        return math.inf
+
+
+_HOPELESS = 1e4
+SECONDS_PER_HOUR = 3600.0
+
+
+def with_losses(
+    losses: Losses, request: PredictionRequest, prediction: Prediction, time_to_target_s: float | None
+) -> dict[str, Any]:
+    """Expected times where any host is lost now and then.
+
+    Args:
+        losses: of each host.
+        request: what was predicted.
+        prediction: of it, without losses.
+        time_to_target_s: likewise; None: not known.
+
+    Returns:
+        By name; the time to target is None where that without losses is.
+
+    Raises:
+        UsageError: ranks do not wait for each other, or the training would hardly ever come to an end.
+    """
+    if not request.waits:
+        raise UsageError("--losses knows steps of ranks that wait for each other; leave out --strategy")
+    losses_per_s = len(request.hosts) / losses.every_s
+    checkpoint_s = losses.checkpoint_steps * prediction.step_time_s
+
+    def times_as_long(seconds: float) -> float:
+        return stretch(losses_per_s=losses_per_s, checkpoint_s=seconds, restart_s=losses.restart_s)
+
+    times = times_as_long(checkpoint_s)
+    if times > _HOPELESS:
+        raise UsageError(
+            f"with a loss every {format_seconds(1 / losses_per_s)} among {len(request.hosts)} hosts, checkpoints that "
+            f"are {format_seconds(checkpoint_s)} apart are hardly ever reached; give fewer steps or a shorter restart"
+        )
+    to_target_s = time_to_target_s
+    if time_to_target_s:
+        rest_s = time_to_target_s % checkpoint_s  # since the last checkpoint
+        to_target_s = (time_to_target_s - rest_s) * times + (rest_s * times_as_long(rest_s) if rest_s else 0.0)
+    return {
+        "losses": str(losses),
+        "times_as_long_with_losses": times,
+        "restarts_per_hour": losses_per_s * SECONDS_PER_HOUR,
+        "time_to_target_with_losses_s": to_target_s,
+    }

@@ -10,15 +10,22 @@ Links are queues of fluid. For rank i with `ready` R_i, and the messages m of on
     arrive(m) = max(up(source) + l_source, down(target), carried, alone(m)) + w
     R_target  = max over its m of arrive(m), + s (a k + work(m)) k messages come; R_source = R_source + s a k
 
-`drained` says when a queue of fluid ends (`queues.py`). It too is made of sums and maxima of non-negative
-terms alone, so no faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate
-do not promise that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a
-host is acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes
-to wake a rank up, s how much slower its host is; window(m) is in `windows.py`; work(m) is what is done to the payload
+`drained` says when a queue of fluid ends (below). It too is made of sums and maxima of non-negative terms alone, so no
+faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate do not promise
+that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a host is
+acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes to wake a
+rank up, s how much slower its host is; window(m) is that of `links.Windows`; work(m) is what is done to the payload
 that came: it is unpacked, and some are merged. Nobody waits for room at the other end: what a kernel has taken travels
 while the receiver still computes. On a link whose rate changes, `drained` is reckoned on the link's own clock
-(`paces.py`), and a message comes in parts, each when the uplink has sent what is before it: between
-constant rates the first and the last decide, here the slowest place may be in the middle.
+(`links.TraceClock`), and a message comes in parts, each when the uplink has sent what is before it: between constant
+rates the first and the last decide, here the slowest place may be in the middle.
+
+Queues of fluid that never idle while something waits.
+
+    drained(t, s) = max(free + sum s, max over k of (t_(k) + s_(k) + s_(k+1) + ...)), arrivals in order of time
+
+This is Lindley's recursion, where t are arrivals, s what it takes to serve each, and the queue has other work until
+`free`: it ends when the last busy period, begun by some arrival, has worked off what came since.
 """
 
 from __future__ import annotations
@@ -30,14 +37,106 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.core.errors import UsageError
-from bench.extensions.predict.arrays import Floats
 from bench.extensions.predict.calibration import LinearCost
-from bench.extensions.predict.links.access import Links
-from bench.extensions.predict.links.paces import Paces
-from bench.extensions.predict.links.paths import Paths
-from bench.extensions.predict.links.queues import drained, last_busy_period
-from bench.extensions.predict.links.windows import Windows
+from bench.extensions.predict.links import Floats, Links, Paces, Windows
 from collectives.schedule.waves import Ints, Wave
+
+
+def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
+    """When each queue has done what came; `free` where nothing did.
+
+    Args:
+        queue: to which each message comes.
+        arrival: of its equal parts, float [parts, messages].
+        service: of all of it.
+        free: when each queue is.
+        alone: no queue has two messages.
+    """
+    parts = len(arrival)
+    ends = free.copy()
+    if alone:
+        begin = arrival[0] if parts == 1 else (arrival - service * (np.arange(parts)[:, None] / parts)).max(0)
+        ends[queue] = np.maximum(free[queue], begin) + service
+        return ends
+    queue, arrival, service = np.tile(queue, parts), arrival.ravel(), np.tile(service / parts, parts)
+    count = np.bincount(queue, minlength=len(free))
+    order = np.lexsort((arrival, queue))
+    queue, arrival, service = queue[order], arrival[order], service[order]
+    used = np.flatnonzero(count)
+    firsts = np.concatenate([[0], np.cumsum(count[used])[:-1]])
+    totals = np.add.reduceat(service, firsts)
+    before = np.cumsum(service) - service
+    rest = np.repeat(totals + before[firsts], count[used]) - before
+    ends[used] = np.maximum(np.maximum.reduceat(arrival + rest, firsts), free[used] + totals)
+    return ends
+
+
+def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
+    """When many queues to which the same sources send end, [queues], had they nothing to do before.
+
+    Args:
+        order: of the sources' arrivals, the same at every queue.
+        arrival: float [sources, queues], or [sources, 1].
+        service: float [sources, queues].
+        is_sent: which messages there are, likewise.
+    """
+    rest = service[order][::-1].cumsum(0)[::-1]
+    ends: Floats = np.where(is_sent[order], arrival[order] + rest, 0.0).max(0)
+    return ends
+
+
+class Paths:
+    """What stays the same of waves between the same ranks, which often come again.
+
+    Attributes:
+        alone: no rank sends two messages or receives two, and each has a host of its own.
+        inside: which messages stay within a host; None where none does.
+        leaving, coming: messages that each rank sends and receives.
+        from_hosts, to_hosts: of each message, as what follows.
+        latency_s: between these; 0 within one.
+        round_trip_s: likewise.
+        up_s, down_s: seconds per byte.
+    """
+
+    def __init__(self, sources: Ints, targets: Ints, links: Links) -> None:
+        n = links.num_ranks
+        self.num_hosts = len(links.up_rate)
+        self.sources, self.targets = sources, targets
+        self.leaving, self.coming = (np.bincount(ranks, minlength=n).astype(float) for ranks in (sources, targets))
+        self.from_hosts, self.to_hosts = links.host_of[sources], links.host_of[targets]
+        self.alone = links.one_per_host and self.leaving.max() == self.coming.max() == 1
+        self.inside = None if links.one_per_host else self.from_hosts == self.to_hosts
+        latency_s = links.latency_s[self.from_hosts]
+        self.latency_s = latency_s if self.inside is None else np.where(self.inside, 0.0, latency_s)
+        round_trip_s = latency_s + links.latency_s[self.to_hosts]
+        self.round_trip_s = round_trip_s if self.inside is None else np.where(self.inside, 0.0, round_trip_s)
+        self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
+
+    def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
+        """What messages take of uplinks and of downlinks: a host's share what goes the other way at once."""
+        if not share:
+            return nbytes.astype(float), nbytes.astype(float)
+        hosts = self.num_hosts
+        leaving, coming = (np.bincount(ends, nbytes, hosts) for ends in (self.from_hosts, self.to_hosts))
+        num_leaving, num_coming = (np.bincount(ends, minlength=hosts) for ends in (self.from_hosts, self.to_hosts))
+        up = nbytes + share * (coming / np.maximum(1, num_leaving))[self.from_hosts]
+        down = nbytes + share * (leaving / np.maximum(1, num_coming))[self.to_hosts]
+        return up, down
+
+    def busiest_s(self, up_bytes: Floats, down_bytes: Floats) -> float:
+        """How long the link carries these messages that is the last to be done with them."""
+        up = np.bincount(self.from_hosts, up_bytes * self.up_s)
+        down = np.bincount(self.to_hosts, down_bytes * self.down_s)
+        return float(max(up.max(), down.max()))
+
+    def per_source(self, values: Ints | Floats) -> Floats:
+        """The sum over what each rank sends."""
+        return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)
+
+    def per_target(self, values: Ints | Floats) -> Floats:
+        """The sum over what each rank receives."""
+        return np.bincount(self.targets, values, len(self.coming)).astype(float, copy=False)
+
 
 TARGETS_AT_ONCE = 256
 """Of every-rank-to-every-rank waves, so that memory stays small."""

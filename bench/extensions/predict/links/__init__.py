@@ -1,1 +1,0 @@
-"""Links: how long messages between hosts are under way, whatever they carry."""

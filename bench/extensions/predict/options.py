@@ -1,0 +1,209 @@
+"""Options of `bench calibrate` and `bench predict`; component options, ranges and help stand once, in their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Annotated, ClassVar, Literal, Self
+
+from annotated_types import Ge, Le
+from typing_extensions import Doc
+
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, syntax
+from bench.core.config.job import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
+from bench.core.config.syntax import Straggler
+from bench.core.errors import UsageError
+from bench.core.units import duration, parse_duration
+from collectives.options import MOST, Count
+
+_FORM = re.compile(r"every=([^,]+),restart=([^,]+),checkpoint=([1-9][0-9]{0,8})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Random failures of hosts, after each of which the job restarts from its last checkpoint.
+
+    Attributes:
+        every_s: mean seconds until a given host fails, the same for all hosts.
+        restart_s: seconds from a failure until training resumes.
+        checkpoint_steps: steps between two checkpoints.
+    """
+
+    every_s: float
+    restart_s: float
+    checkpoint_steps: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``every=6h,restart=30s,checkpoint=100``.
+
+        Raises:
+            UsageError: the text has another form, or the mean time between losses is 0.
+        """
+        match = _FORM.fullmatch(text.replace(" ", ""))
+        if not match:
+            raise UsageError(
+                f"--losses {text} is not possible; write every=6h,restart=30s,checkpoint=100: each host's mean time "
+                "until it is lost, the time until training resumes, and the steps between checkpoints"
+            )
+        losses = cls(
+            every_s=parse_duration(match[1]), restart_s=parse_duration(match[2]), checkpoint_steps=int(match[3])
+        )
+        if losses.every_s <= 0:
+            raise UsageError(f"--losses {text} is not possible; give a mean time between losses above 0")
+        return losses
+
+    def __str__(self) -> str:
+        return f"every={_text(self.every_s)},restart={_text(self.restart_s)},checkpoint={self.checkpoint_steps}"
+
+
+def _text(seconds: float) -> str:
+    """Return seconds as text that `parse_duration` reads, rounded to microseconds."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+WHAT = "What to measure"
+DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(JobConfig):
+    """One calibration: the training step to measure, and how. `calibrating.resolve` fills in the defaults."""
+
+    panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, OUTPUT)
+
+    model: Annotated[str, Doc("network to train"), Flag(WHAT, kind="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, kind="datasets")] = "digits"
+    data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
+    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, kind="optimizers")] = "sgd"
+    batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
+    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
+    bucket_mb: Annotated[BucketMb, Flag(WHAT, chosen="a quarter of the model, from 1 to 25")] = NOT_GIVEN
+    compressors: Annotated[
+        str,
+        Doc("compressors whose encoding is measured, separated by commas"),
+        Flag(WHAT, kind="compressors", many=True),
+    ] = DEFAULT_COMPRESSORS
+    virtual_hosts: Annotated[
+        bool, Doc("also measure messages between virtual hosts, if this machine supports them"), Flag(MEASUREMENT)
+    ] = True
+    budget: Annotated[
+        str,
+        Doc("time for the whole calibration; a short one times fewer steps and turns"),
+        Flag(MEASUREMENT),
+        syntax(duration),
+    ] = "3m"
+    repeats: Annotated[
+        Count, Doc("least number of timed training steps, spread over the measurement"), Flag(MEASUREMENT)
+    ] = 15
+    turns: Annotated[
+        Count, Doc("timed turns of each compressor, each with the gradients of four ranks"), Flag(MEASUREMENT)
+    ] = 5
+    threads: Annotated[Threads, Flag(PROCESSES)] = 1
+    left_s: Annotated[float, Doc("seconds left of the budget"), NOT_RECORDED] = 0.0
+    done: Annotated[tuple[str, ...], Doc("parts that were measured already"), NOT_RECORDED] = ()
+    later: Annotated[tuple[str, ...], Doc("parts that the launcher measures after the worker's"), NOT_RECORDED] = ()
+
+    @property
+    def budget_s(self) -> float:
+        """Return `budget` in seconds."""
+        return parse_duration(self.budget)
+
+
+WHAT = "What to predict"
+RANKS = "Ranks and links"
+VALIDATION = "Validation"
+# Most ranks that can be simulated when each sends to each, and when several share a host.
+MOST_RANKS, MOST_TOGETHER = 16_384, 4096
+MOST_CORES = 100_000
+Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]
+LinkText = Annotated[str | None, Flag(RANKS)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictConfig(Configuration):
+    """Compressor, collective, ranks and links to predict; the calibration sets the model, data set and optimizer."""
+
+    panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
+
+    compressor: Annotated[
+        str, Doc("gradient compressor"), Flag(WHAT, kind="compressors", chosen="all that the calibration has, ranked")
+    ] = NOT_GIVEN
+    collective: Annotated[
+        str,
+        Doc("how ranks sum gradients"),
+        Flag(
+            WHAT,
+            kind="collectives",
+            chosen="the fastest; with more than 64 ranks or with async_server, the one that bench run would choose",
+        ),
+    ] = NOT_GIVEN
+    strategy: Annotated[str, Doc("how ranks train together: ddp or async_server"), Flag(WHAT, kind="strategies")] = (
+        "ddp"
+    )
+    model: Annotated[
+        str | None, Doc("network to train; must be that of the calibration"), Flag(WHAT, kind="models")
+    ] = None
+    dataset: Annotated[
+        str | None,
+        Doc("data set; must be that of the calibration (without a calibration: digits)"),
+        Flag(WHAT, kind="datasets"),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        Ge(1),
+        Le(MOST),
+        Doc("samples per rank and step; must be those of the calibration (without a calibration: 32)"),
+        Flag(WHAT),
+    ] = None
+    step_time: Annotated[
+        str | None,
+        Doc("time of a step without exchange, for a rough estimate from --model without a calibration: 50ms"),
+        Flag(WHAT),
+        syntax(duration),
+    ] = None
+    trigger: Annotated[
+        Literal["async", "sync"],
+        Doc("when a bucket is sent; async: as soon as it is ready, sync: once all are ready"),
+        Flag(WHAT),
+    ] = "async"
+    world_size: Annotated[
+        Ranks, Doc("ranks of the whole job"), Flag(RANKS, chosen="2, or as many as the hosts have")
+    ] = NOT_GIVEN
+    hosts: Annotated[Ranks, Doc("machines, each with a link to one switch"), Flag(RANKS, chosen="one per rank")] = (
+        NOT_GIVEN
+    )
+    ranks_per_host: Annotated[Count, Doc("ranks on each host, which share its link and cores"), Flag(RANKS)] = 1
+    network: Annotated[LinkText, Doc("a named network: adsl, 4g, wifi, 1gbe or 10gbe")] = None
+    bandwidth: Annotated[LinkText, Doc("rate of each host's link in both directions: 100mbit")] = None
+    uplink: Annotated[LinkText, Doc("rate at which a host can send: 10mbit")] = None
+    downlink: Annotated[LinkText, Doc("rate at which a host can receive: 100mbit")] = None
+    bandwidth_trace: Annotated[
+        LinkText,
+        Doc("file of a rate that varies, both directions; each line is a time in ms at which 1500 bytes may pass"),
+    ] = None
+    uplink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host sends")] = None
+    downlink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host receives")] = None
+    latency: Annotated[LinkText, Doc("one-way delay of what a host sends: 5ms")] = None
+    cluster_file: Annotated[
+        str | None, Doc("TOML file that describes hosts that differ"), Flag(RANKS, name="--cluster")
+    ] = None
+    straggler: Annotated[
+        str | None, Doc("make one rank slow on purpose: rank=1,slowdown=3"), Flag(RANKS), syntax(Straggler.parse)
+    ] = None
+    losses: Annotated[
+        str | None,
+        Doc(
+            "random failures of hosts: each host's mean time until it fails, the time that a restart takes, and the "
+            "steps between checkpoints: every=6h,restart=30s,checkpoint=100"
+        ),
+        Flag(RANKS),
+        syntax(Losses.parse),
+    ] = None
+    shared_cores: Annotated[
+        int | None,
+        Ge(1),
+        Le(MOST_CORES),
+        Doc("cores that all hosts share, as virtual hosts do; by default each has those of the calibrated machine"),
+        Flag(RANKS),
+    ] = None
