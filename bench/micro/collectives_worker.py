@@ -37,7 +37,7 @@ from collectives.transport.sockets import open_transport
 
 
 @dataclasses.dataclass(kw_only=True)
-class Link:
+class LinkCounter:
     """One host's link; every rank must call each method, and the ranks of one host count the same frames.
 
     Attributes:
@@ -155,7 +155,7 @@ class Summing:
         self._p95s: list[float] = []
         self._num_wrong = 0
         self._sent = _sent(self._transport)
-        self._link = Link.of(config, transport.rank)
+        self._link = LinkCounter.of(config, transport.rank)
 
     def take_turn(self) -> None:
         """`warmup` untimed sums, then `iters` timed ones, of which the last is checked."""

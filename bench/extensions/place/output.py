@@ -10,10 +10,10 @@ from rich.table import Table
 from bench.cli.output.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Comparison, Cost, Costs
+from bench.extensions.place.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Cost, Costs, PlacementComparison
 
 
-def print_costs(comparison: Comparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
+def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
     """What the step costs, on stdout."""
     own = comparison.costs(catalog)
     by_link = {link: comparison.costs(catalog, link) for link in catalog.links}

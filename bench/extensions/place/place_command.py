@@ -72,10 +72,10 @@ def place(
     from bench.extensions.place.catalog import measured_link
     from bench.extensions.place.operations import network_of
     from bench.extensions.place.output import print_costs
-    from bench.extensions.place.placements import Comparison
+    from bench.extensions.place.placements import PlacementComparison
 
     traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size, image_size=image_size)
-    comparison = Comparison(traced, operations, topology, activations=activations, batch_size=batch_size)
+    comparison = PlacementComparison(traced, operations, topology, activations=activations, batch_size=batch_size)
     if SHM not in figures.links:
         figures = figures.with_link(SHM, measured_link())
     title = f"{model}, {batch_size} samples, {devices}, activations on {activations}"

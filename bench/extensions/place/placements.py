@@ -44,7 +44,7 @@ class DeviceCost:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkCost:
+class LinkUse:
     """One link's part of a step; `to_host` is the direction from `node` to `to`, nearer to the host below a switch."""
 
     node: str
@@ -76,7 +76,7 @@ class Cost:
     cut_nbytes: int
     cut_transfers: int
     devices: tuple[DeviceCost, ...]
-    links: tuple[LinkCost, ...]
+    links: tuple[LinkUse, ...]
 
     @classmethod
     def of(cls, tasks: Sequence[Task], placement: Placement, topology: Topology) -> Self:
@@ -124,7 +124,7 @@ class Costs:
     best_single: str
 
 
-class Comparison:
+class PlacementComparison:
     """Placements of one network.
 
     Args:
@@ -199,9 +199,9 @@ def _device_cost(device: Device, tasks: Sequence[Task], placement: Placement) ->
     )
 
 
-def _link_cost(link: Link, tasks: Sequence[Task]) -> LinkCost:
+def _link_cost(link: Link, tasks: Sequence[Task]) -> LinkUse:
     (up,), (down,) = directions([link], link.node), directions([link], link.to)
-    return LinkCost(
+    return LinkUse(
         node=link.node,
         to=link.to,
         kind=link.kind,

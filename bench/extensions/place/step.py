@@ -77,7 +77,7 @@ class CatalogTimes(Times):
         return sum(kind.latency_s for kind in kinds) + nbytes / min(kind.bytes_per_s for kind in kinds)
 
 
-Purpose = Literal["compute", "batch", "values", "sum"]
+TaskPurpose = Literal["compute", "batch", "values", "sum"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class Task:
     seconds: float
     uses: tuple[str, ...]
     after: tuple[str, ...] = ()
-    purpose: Purpose = "compute"
+    purpose: TaskPurpose = "compute"
     nbytes: int = 0
 
 
@@ -285,7 +285,9 @@ class _Step:
     def _compute(self, name: str, device: str, seconds: float, after: Iterable[str]) -> None:
         self.tasks.append(Task(name=name, seconds=seconds, uses=(device,), after=tuple(after)))
 
-    def _transfer(self, name: str, source: str, to: str, nbytes: int, after: Iterable[str], purpose: Purpose) -> None:
+    def _transfer(
+        self, name: str, source: str, to: str, nbytes: int, after: Iterable[str], purpose: TaskPurpose
+    ) -> None:
         route = self._topology.route(source, to)
         self.tasks.append(
             Task(

@@ -15,7 +15,7 @@ from bench.core.files import check_regular
 from bench.core.run_folder import write_json
 
 Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
-Count = Annotated[int, Ge(1)]
+AtLeastOne = Annotated[int, Ge(1)]
 
 VERSION = 4
 FP32_BYTES = 4
@@ -35,7 +35,7 @@ class LeafSize:
 
     numel: Annotated[int, Ge(0)]
     nbytes: Annotated[int, Ge(0)]
-    alignment: Count = 1
+    alignment: AtLeastOne = 1
     addable: bool = True
     wire_numel: int | None = None
     wire_dtype: str | None = None
@@ -85,7 +85,7 @@ class MessageProfile:
 
     leaves: tuple[LeafSize, ...]
     layers: tuple[int, ...]
-    growth: tuple[tuple[Count, Seconds], ...] = ((1, 1.0),)
+    growth: tuple[tuple[AtLeastOne, Seconds], ...] = ((1, 1.0),)
     merge: LinearCost = LinearCost()
     pack_s: Seconds = 0.0
     unpack: LinearCost = LinearCost()
@@ -127,7 +127,7 @@ class BucketParts:
 
     ready_s: Seconds
     layers: tuple[int, ...]
-    numels: tuple[Count, ...]
+    numels: tuple[AtLeastOne, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ class Validated:
     trigger: str = "async"
     straggler: str | None = None
     link_trace: str | None = None
-    ranks_per_host: Count = 1
+    ranks_per_host: AtLeastOne = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,14 +212,14 @@ class Calibration:
 
     version: int
     cpu: str
-    cores: Count
+    cores: AtLeastOne
     torch_version: str
     kernels: str
     model: str
     dataset: str
     optimizer: str
-    batch_size: Count
-    threads: Count
+    batch_size: AtLeastOne
+    threads: AtLeastOne
     bucket_mb: float
     batch_s: Seconds
     forward_s: Seconds

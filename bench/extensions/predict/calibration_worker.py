@@ -35,7 +35,7 @@ PRIOR_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class MeasuredPart:
     """One part, and what it is expected to take.
 
     Attributes:
@@ -82,7 +82,9 @@ class Budget:
         clock: seconds.
     """
 
-    def __init__(self, parts: Sequence[Part], left_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, parts: Sequence[MeasuredPart], left_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._rest = list(parts)
         self._clock = clock
         self._ends = clock() + left_s
@@ -138,18 +140,18 @@ WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
 MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
-class Found(NamedTuple):
+class Measured(NamedTuple):
     """The figures that a part measured, as plain values, and how many of the planned repetitions it made."""
 
     values: dict[str, Any]
     counts: tuple[tuple[str, int, int], ...] = ()
 
 
-class Task(NamedTuple):
+class Measurement(NamedTuple):
     """A part, and what measures it; every rank calls."""
 
-    part: Part
-    measure: Callable[[Allotment], Found]
+    part: MeasuredPart
+    measure: Callable[[Allotment], Measured]
 
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
@@ -158,13 +160,15 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
     ends = time.monotonic() + config.left_s
     with process_group(device, config.timeout_s):
         go_through = _GoThrough(config, folder)
-        messages = Task(Part(text="messages between two processes", once_s=MESSAGES_S), lambda _: _messages(config))
+        messages = Measurement(
+            MeasuredPart(text="messages between two processes", once_s=MESSAGES_S), lambda _: _messages(config)
+        )
         go_through([messages], Budget([messages.part], ends - time.monotonic()), is_foreseen=False)
         if go_through.all_are_done:
             return
         parts = StepParts(config)
         tasks = [*_alone(config, parts), *_together(config, parts)]
-        later = [Part(text=text, once_s=LATER_S) for text in config.later if text not in config.done]
+        later = [MeasuredPart(text=text, once_s=LATER_S) for text in config.later if text not in config.done]
         budget = Budget([*(task.part for task in tasks), *later], ends - time.monotonic())
         go_through(tasks, budget, is_foreseen=True)
 
@@ -190,7 +194,7 @@ class _GoThrough:
         """Return whether everything that these processes measure was measured before."""
         return len(set(self._config.done) - set(self._config.later)) >= self._own
 
-    def __call__(self, tasks: Sequence[Task], budget: Budget, *, is_foreseen: bool) -> None:
+    def __call__(self, tasks: Sequence[Measurement], budget: Budget, *, is_foreseen: bool) -> None:
         """Measure, each part with what the budget allots to it.
 
         Args:
@@ -229,7 +233,7 @@ class _GoThrough:
             append_json_line(self._folder.progress, report)
 
 
-def _messages(config: CalibrateConfig) -> Found:
+def _messages(config: CalibrateConfig) -> Measured:
     """Measure the cost of messages between the first two ranks."""
     costs = MessageCosts()
     group = dist.new_group([0, 1])
@@ -238,10 +242,10 @@ def _messages(config: CalibrateConfig) -> Found:
         costs = message_costs(transport, LONG_MESSAGES)
         transport.close()
     dist.barrier()
-    return Found({"messages": {LOCAL: dataclasses.asdict(costs)}})
+    return Measured({"messages": {LOCAL: dataclasses.asdict(costs)}})
 
 
-def _alone(config: CalibrateConfig, parts: StepParts) -> list[Task]:
+def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     """Rank 0's compute, and what compressors make of its gradients.
 
     Steps are timed before and behind each compressor, for the machine is faster at one moment than at another.
@@ -250,31 +254,31 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Task]:
     steps_at_once = math.ceil(config.repeats / (1 + len(texts)))
     gradients = functools.cache(parts.gradients)
 
-    def steps(allotment: Allotment) -> Found:
+    def steps(allotment: Allotment) -> Measured:
         buckets = [dataclasses.asdict(bucket_parts(0.0, layers)) for layers, _ in gradients()[0]]
         parts.time_steps(allotment.repetitions)
         times = parts.take_times()
-        return Found({"buckets": buckets, "times": times}, ((STEPS, len(times), RANKS + steps_at_once),))
+        return Measured({"buckets": buckets, "times": times}, ((STEPS, len(times), RANKS + steps_at_once),))
 
-    def encoding(text: str, allotment: Allotment) -> Found:
+    def encoding(text: str, allotment: Allotment) -> Measured:
         count = steps_at_once * allotment.repetitions // config.turns
         buckets, turns = encoded(text, gradients(), config, parts.stir, allotment.seconds - count * parts.step_s)
         parts.time_steps(count)
         times = parts.take_times()
         values = {"encoded": {text: [dataclasses.asdict(bucket) for bucket in buckets]}, "times": times}
-        return Found(values, ((STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)))
+        return Measured(values, ((STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)))
 
     step_s, least = parts.step_s, min(LEAST_TURNS, config.turns)
-    first = Part(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
+    first = MeasuredPart(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
     encode_s = ENCODE_S * parts.numel
     stir_all_s = parts.num_buckets * parts.stir_s
     # A turn encodes for every rank, and stirs before the buckets of one; what is done to messages stirs twice.
     turn_s = 2 * RANKS * encode_s + 3 * stir_all_s + steps_at_once / config.turns * step_s
     return [
-        Task(first, _by_rank_0(steps)),
+        Measurement(first, _by_rank_0(steps)),
         *(
-            Task(
-                Part(
+            Measurement(
+                MeasuredPart(
                     text=f"encoding by {text}", once_s=RANKS * encode_s, fixed_s=turn_s, full=config.turns, least=least
                 ),
                 _by_rank_0(functools.partial(encoding, text)),
@@ -284,7 +288,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Task]:
     ]
 
 
-def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
+def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     """Steps of one rank, of one on each core, and of all, and the messages of all among them.
 
     Numbers of ranks take turns, for cores are faster at one moment than at another.
@@ -293,27 +297,27 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
     groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}
     everyone = cast(dist.ProcessGroup, dist.group.WORLD)
 
-    def crowds(allotment: Allotment) -> Found:
+    def crowds(allotment: Allotment) -> Measured:
         found = []
         for group in groups.values() if allotment.repetitions else ():
             if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
                 found.append(dataclasses.asdict(parts.crowd(group, cores, allotment.repetitions)))
             dist.barrier()
         counts = ("steps of several ranks at once", allotment.repetitions, 1 + CROWDED_STEPS)
-        return Found({"crowds": [found] if found else []}, (counts,))
+        return Measured({"crowds": [found] if found else []}, (counts,))
 
-    def messages(allotment: Allotment) -> Found:
+    def messages(allotment: Allotment) -> Measured:
         with contextlib.closing(open_transport(timeout_s=config.timeout_s)) as transport:
             message_s = parts.around_message_s(everyone, transport, allotment.repetitions)
-        return Found({"among_steps_s": message_s}, (("messages among steps", allotment.repetitions, CROWDED_STEPS),))
+        return Measured({"among_steps_s": message_s}, (("messages among steps", allotment.repetitions, CROWDED_STEPS),))
 
-    def waking(allotment: Allotment) -> Found:
+    def waking(allotment: Allotment) -> Measured:
         later_s = []
         with contextlib.closing(open_transport(timeout_s=config.timeout_s)) as transport:
             for _ in range(allotment.repetitions):
                 alone_s, beside_s = (parts.round_s(everyone, transport, computing=beside) for beside in (False, True))
                 later_s.append(beside_s - alone_s)
-        return Found({"later_s": later_s}, (("rounds of messages", allotment.repetitions, WAKE_TURNS),))
+        return Measured({"later_s": later_s}, (("rounds of messages", allotment.repetitions, WAKE_TURNS),))
 
     def at_once_s(number: int) -> float:
         return parts.step_s * max(1.0, number * config.threads / cores)
@@ -322,8 +326,8 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
     round_s = sum(map(at_once_s, groups))
     return [
         *(
-            Task(
-                Part(
+            Measurement(
+                MeasuredPart(
                     text=f"steps of {', '.join(fewer)} and {last} ranks at once ({number} of {CROWD_ROUNDS})",
                     fixed_s=round_s,
                     full=1 + CROWDED_STEPS,
@@ -333,9 +337,9 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
             )
             for number in range(1, 1 + CROWD_ROUNDS)
         ),
-        Task(Part(text="messages among steps", fixed_s=at_once_s(most), full=CROWDED_STEPS), messages),
-        Task(
-            Part(
+        Measurement(MeasuredPart(text="messages among steps", fixed_s=at_once_s(most), full=CROWDED_STEPS), messages),
+        Measurement(
+            MeasuredPart(
                 text="messages while ranks compute",
                 fixed_s=WAKE_S + (2 * parts.stir_s if parts.is_slow else at_once_s(most)),
                 full=WAKE_TURNS,
@@ -346,8 +350,8 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Task]:
     ]
 
 
-def _by_rank_0(measure: Callable[[Allotment], Found]) -> Callable[[Allotment], Found]:
-    return lambda allotment: measure(allotment) if dist.get_rank() == 0 else Found({})
+def _by_rank_0(measure: Callable[[Allotment], Measured]) -> Callable[[Allotment], Measured]:
+    return lambda allotment: measure(allotment) if dist.get_rank() == 0 else Measured({})
 
 
 main = rank_main(CalibrateConfig, run, (BenchError,))

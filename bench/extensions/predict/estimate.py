@@ -69,7 +69,7 @@ LATE = 10**6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate(Calibration):
+class EstimatedCalibration(Calibration):
     """Parts that were not measured.
 
     Attributes:
@@ -79,7 +79,7 @@ class Estimate(Calibration):
     said: str
 
 
-def estimated(config: PredictConfig) -> Estimate:
+def estimated(config: PredictConfig) -> EstimatedCalibration:
     """Return the parts of a step of `config.model` that takes `config.step_time` without any exchange.
 
     Raises:
@@ -103,7 +103,7 @@ def estimated(config: PredictConfig) -> Estimate:
     forward_s = step_s - batch_s - update_s - backward_s
     ready_s = [backward_s * share for share in _ready_shares(buckets)]
     names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
-    return Estimate(
+    return EstimatedCalibration(
         version=VERSION,
         cpu=environment.cpu_model(),
         cores=environment.usable_cores(),

@@ -85,7 +85,7 @@ def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt
     return ends
 
 
-class Paths:
+class WavePaths:
     """What stays the same of waves between the same ranks, which often come again.
 
     Attributes:
@@ -183,7 +183,7 @@ class Flows:
         self._down_free = np.zeros(len(self._hosts))
         self._carried = 0.0
         self._one_per_host = links.one_per_host
-        self._paths: Paths | None = None
+        self._paths: WavePaths | None = None
 
     def wait_until(self, times: Floats) -> None:
         """No rank goes on before its time, float [ranks]."""
@@ -232,7 +232,7 @@ class Flows:
         if not len(nbytes):
             return
         if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
-            self._paths = Paths(sources, targets, self.links)
+            self._paths = WavePaths(sources, targets, self.links)
         paths = self._paths
         leaving_bytes = paths.per_source(nbytes)
         send_s = self.links.message_s * paths.leaving + self.links.per_byte_s * leaving_bytes

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bench.core import environment
 from bench.core.units import format_rate, format_seconds
 from bench.extensions.predict.calibration import Calibration, Validated
-from bench.extensions.predict.estimate import Estimate
+from bench.extensions.predict.estimate import EstimatedCalibration
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import PredictionRequest
 
@@ -43,7 +43,7 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
 
 def _origin(calibration: Calibration) -> list[str]:
     """Return why the prediction rests on less than a full measurement on this machine; empty if it does not."""
-    if isinstance(calibration, Estimate):
+    if isinstance(calibration, EstimatedCalibration):
         return [calibration.said]
     said = []
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
@@ -91,7 +91,7 @@ def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validat
 
 def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
     """Why a prediction is further than any that was held against a measurement; None where it is not."""
-    if isinstance(calibration, Estimate):
+    if isinstance(calibration, EstimatedCalibration):
         return "this is a rough estimate"
     if not calibration.validated:
         return "bench predict --validate does that"

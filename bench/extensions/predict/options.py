@@ -113,6 +113,7 @@ class CalibrateConfig(JobConfig):
 WHAT = "What to predict"
 RANKS = "Ranks and links"
 VALIDATION = "Validation"
+TABLE = "validation.csv"
 # Most ranks that can be simulated when each sends to each, and when several share a host.
 MOST_RANKS, MOST_TOGETHER = 16_384, 4096
 MOST_CORES = 100_000

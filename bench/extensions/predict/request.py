@@ -1,4 +1,4 @@
-"""Turn the options of `bench predict`, or a run, into a checked request, or say in one sentence why it is impossible."""
+"""Turn the options of `bench predict`, or a run, into a checked request, or say in a sentence why it is impossible."""
 
 from __future__ import annotations
 

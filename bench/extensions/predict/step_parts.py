@@ -68,7 +68,7 @@ SUMS = 40
 SHORT_NUMEL = 64
 """of a message in which only its being one takes time"""
 
-Message = tuple[Key, Payload]
+SentMessage = tuple[Key, Payload]
 """What a collective is given: the layers inside and the payload."""
 
 
@@ -294,7 +294,7 @@ def encoded(
     reducers = [reducer_for(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
     num_buckets = len(gradients[0])
     works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
-    offers: list[list[list[Message]]] = []
+    offers: list[list[list[SentMessage]]] = []
     started, turn, turns = time.monotonic(), 0, config.turns
     while turn <= turns:
         turn_started = time.monotonic()
@@ -325,7 +325,7 @@ def encoded(
     return buckets, turns
 
 
-def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Message]]:
+def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMessage]]:
     """(seconds before each message and after the last, the messages)."""
     marks, messages = [clock()], []
 
@@ -340,7 +340,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[Messag
     return [after - before for before, after in zip(marks[::2], marks[1::2], strict=True)], messages
 
 
-def _offer(messages: Sequence[Message], stir: Callable[[], object], repeats: int) -> MessageProfile:
+def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats: int) -> MessageProfile:
     """A message, from what several ranks offer."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]

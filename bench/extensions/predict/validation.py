@@ -37,7 +37,7 @@ _LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
+class ValidationCell:
     """One configuration.
 
     Attributes:
@@ -60,7 +60,7 @@ class Compared:
         measured: by column, medians over its runs; None where every one of them failed, or did not say.
     """
 
-    cell: Cell
+    cell: ValidationCell
     num_runs: int
     measured: Mapping[str, float | None]
 
@@ -90,7 +90,7 @@ def check_machine(calibration: Calibration) -> None:
         raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate anew")
 
 
-def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]:
+def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[ValidationCell]:
     """Predict every configuration of a plan.
 
     Raises:
@@ -103,7 +103,7 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Cell]
     for of_one in by_configuration.values():
         request = request_of_run(calibration, of_one[0].config)
         cells.append(
-            Cell(
+            ValidationCell(
                 settings=table_text(of_one[0].settings),
                 request=request,
                 prediction=predicted(calibration, request),
@@ -159,12 +159,12 @@ def _last_interval_begins(epochs: int, config: RunConfig) -> int:
     return (epochs - 1) // every * every
 
 
-def compare(cells: Sequence[Cell], agenda: SweepState) -> list[Compared]:
+def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compared]:
     """Every cell beside its runs, as they lie there now; none is left out."""
     return [_compared(cell, agenda) for cell in cells]
 
 
-def _compared(cell: Cell, agenda: SweepState) -> Compared:
+def _compared(cell: ValidationCell, agenda: SweepState) -> Compared:
     done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
     rows = [list(read_rows(run.folder.metrics)) for run in done]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from bench.extensions.predict.calibration_worker import Allotment, Budget, Part
+from bench.extensions.predict.calibration_worker import Allotment, Budget, MeasuredPart
 
-CROWDS = [Part(text=f"round {number}", once_s=1.0, fixed_s=2.0, full=10, least=1) for number in range(4)]
+CROWDS = [MeasuredPart(text=f"round {number}", once_s=1.0, fixed_s=2.0, full=10, least=1) for number in range(4)]
 
 
 class Clock:
@@ -47,7 +47,7 @@ def test_equal_parts_get_equal_time_where_it_is_short() -> None:
 
 def test_short_measurements_are_repeated_in_full_where_long_ones_are_not() -> None:
     clock = Clock()
-    short = Part(text="short", fixed_s=0.1, full=10)
+    short = MeasuredPart(text="short", fixed_s=0.1, full=10)
     budget = Budget([short, *CROWDS, short], 30.0, clock)
     assert budget.allot().repetitions == 10
     budget.made(10, 1.0)

@@ -11,7 +11,7 @@ from bench.core.counters import InterfaceBytes
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.measurement import check_sums
 from bench.micro import collectives_worker
-from bench.micro.collectives_worker import Link
+from bench.micro.collectives_worker import LinkCounter
 from collectives.transport.base import Transport
 from tests.testing.memory_transport import run_threads
 
@@ -21,16 +21,16 @@ def test_a_rank_knows_its_own_hosts_rates() -> None:
     slow = HostLink(name="slow", uplink_bps=5e6)
     uneven = Cluster(hosts=(slow, HostLink(name="b", downlink_bps=7e6)), ranks_per_host=2)
     config = dataclasses.replace(config, world_size=4, cluster=uneven.to_dict())
-    own = Link.of(config, rank=3)
+    own = LinkCounter.of(config, rank=3)
     assert (own.uplink_bps, own.downlink_bps) == (None, 7e6)
-    assert not Link.of(dataclasses.replace(config, cluster=None), rank=0).exists
+    assert not LinkCounter.of(dataclasses.replace(config, cluster=None), rank=0).exists
 
 
 def test_the_busiest_link_sets_the_limit() -> None:
     """Rank 1 receives 3 MB at 8 Mbit/s: 3 s at least, of the 4 s that the sum took."""
 
     def columns(transport: Transport) -> dict[str, float | None]:
-        own = Link(exists=True, uplink_bps=8e6, downlink_bps=8e6)
+        own = LinkCounter(exists=True, uplink_bps=8e6, downlink_bps=8e6)
         own.sent, own.received = ([1e6, 3e6], [1e6, 1e6]) if transport.rank == 0 else ([1e6, 1e6], [2e6, 4e6])
         return own.columns(transport, 4.0)
 
@@ -48,7 +48,7 @@ def test_frames_are_counted_per_sum_without_its_barrier(monkeypatch: pytest.Monk
 
     def count(transport: Transport) -> tuple[list[float], list[float]]:
         monkeypatch.setattr(transport, "barrier", lambda: send(7, 5))
-        own = Link(exists=True)
+        own = LinkCounter(exists=True)
         with own.counting(transport, num_sums=3):
             for _ in range(3):
                 transport.barrier()
