@@ -86,7 +86,7 @@ class LinkCounter:
         self.received.append((third.received - 2 * second.received + first.received) / num_sums)
 
     def columns(self, transport: Transport, time_s: float) -> dict[str, float | None]:
-        """`wire_bytes_sent`, `of_limit` and `forwarder_cpu_share`, for sums that took `time_s` seconds."""
+        """Return a prediction under the names of the columns of `metrics.csv`."""
         if not self.exists:
             return {"wire_bytes_sent": None, "of_limit": None, "forwarder_cpu_share": None}
         sent, received = (sum(counts) / len(counts) for counts in (self.sent, self.received))
@@ -114,7 +114,7 @@ class Expected:
         self._expected, self._bound = (serial, torch.zeros(())) if serial is not None else error_bound(payloads)
 
     def num_wrong(self, values: torch.Tensor) -> int:
-        """Elements of a dense sum [numel] that are not as expected; NaN never is."""
+        """Return the number of elements of a dense sum [numel] that are not as expected; NaN never is."""
         off = (values.to(self._expected.dtype) - self._expected).abs()
         return int((off > self._bound).logical_or(off.isnan()).sum())
 
@@ -193,7 +193,7 @@ class Summing:
         } | link
 
     def extras(self) -> dict[str, Any]:
-        """What only people are shown: overlap of the ranks' index sets, and what the busiest rank sent."""
+        """Return what only people are shown: overlap of index sets, and what the busiest rank sent."""
         (busiest,) = self._transport.all_reduce_scalars([self._sent.nbytes], "max")
         return {"overlap": self._offer.overlap, "bytes_sent_max": busiest}
 
@@ -202,7 +202,7 @@ class Summing:
         self._bound.close()
 
     def _sum(self) -> tuple[float, torch.Tensor]:
-        """(seconds that one sum took this rank, the sum as a dense tensor)."""
+        """Sum a message; elements of several types travel one type after the other."""
         payload = self._offer.fresh()
         self._transport.barrier()  # nobody starts before all have their payload
         before = _sent(self._transport)
@@ -214,12 +214,12 @@ class Summing:
 
 
 def _sent(transport: Transport) -> Traffic:
-    """What this rank has sent for all purposes; the backend's own collectives hide their messages."""
+    """Return what this rank has sent for all purposes; the backend's own collectives hide their messages."""
     return sum(transport.traffic.values(), Traffic())
 
 
 def _dense(total: Payload) -> torch.Tensor:
-    """The sum as it is needed: an all-gather, for one, has only brought the terms together by now."""
+    """Return the sum as a dense tensor: an all-gather, for one, has only collected the terms so far."""
     return total.values if isinstance(total, Dense) else total.to_dense()
 
 

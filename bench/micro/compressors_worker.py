@@ -45,7 +45,7 @@ BATCH_SIZE = 32
 
 
 def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tensor]:
-    """Heavy-tailed noise around a mean that stays, each layer at a scale of its own between 0.001 and 1.
+    """Return heavy-tailed noise around a constant mean, each layer at a scale of its own between 0.001 and 1.
 
     Args:
         layers: whose shapes to fill.
@@ -67,7 +67,7 @@ def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tens
 
 
 def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer], count: int) -> list[torch.Tensor]:
-    """The gradients of `count` training steps, after a few steps that let the first shock pass.
+    """Return the gradients of `count` training steps, after a few steps at the start.
 
     Args:
         config: data set and seed.
@@ -99,7 +99,7 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
 def _batches(
     config: CompressorsConfig, device: torch.device, count: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`count` batches: fp32 [batch, 3, 32, 32] and int64 [batch]."""
+    """Yield `count` batches: fp32 [batch, 3, 32, 32] and int64 [batch]."""
     dataset = cast(Dataset, spec.build("datasets", config.dataset))
     size = min(count * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
     train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)
@@ -220,7 +220,7 @@ class Encoding:
         return turn
 
     def _compare(self, turn: Turn, gradient: torch.Tensor, update: torch.Tensor) -> None:
-        """What was to be sent is the gradient or, where the rest is kept, what arrived and the rest together."""
+        """Compare what arrived, with the kept rest if there is one, with the gradient."""
         given, arrived = self._by_layer(gradient), self._by_layer(update)
         kept = self._reducer.state_dict()["residuals"]
         for unit in self._units:
@@ -249,7 +249,7 @@ class Encoding:
 
 
 def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Buckets as DDP lays them: from the last layer to the first, each closed as soon as it reaches the limit."""
+    """Group layers as DDP does: from the last to the first, a bucket closed as soon as it reaches the limit."""
     buckets: list[list[Layer]] = [[]]
     nbytes = 0
     for layer in reversed(layers):
@@ -262,7 +262,7 @@ def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]
 
 
 def _ratio(part: float, whole: float) -> float:
-    """0 where there is nothing of either."""
+    """Return a ratio, 0 if there is nothing of either."""
     return part / whole if whole else 0.0
 
 

@@ -45,14 +45,14 @@ class SyntheticPayloads:
     overlap: float | None
 
     def fresh(self) -> Payload:
-        """This rank's payload in memory of its own."""
+        """Return this rank's payload in memory of its own."""
         return copy.deepcopy(self.own)
 
 
 def make_synthetic_payloads(
     config: CollectivesConfig, compressor: str, count: int, transport: Transport
 ) -> SyntheticPayloads:
-    """The payloads of a tensor of `count` elements; every rank must call.
+    """Return the payloads of a tensor of `count` elements; every rank must call.
 
     Args:
         config: of the sweep.
@@ -68,7 +68,7 @@ def make_synthetic_payloads(
 
 
 def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig, transport: Transport) -> Payload:
-    """What the compressor, as it trains, hands to its collective for one layer at full compression; every rank calls.
+    """Return what a compressor gives its collective for one layer at full compression; every rank must call.
 
     Args:
         tensor: 1-D; floating unless the compressor is `none`.
@@ -90,7 +90,7 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
 
 
 def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.Tensor:
-    """One rank's tensor, [count]: normal values, or small integers whose sum over ranks does not wrap.
+    """Return one rank's tensor, [count]: normal values, or small integers whose sum does not wrap.
 
     At a share `config.overlap` of positions all ranks have the same magnitude (with signs of their own), so that a
     sparsifier finds the same entries large on all of them; elsewhere magnitudes are independent.

@@ -143,7 +143,7 @@ def _linear(coefficients: Coefficients, flops: float, nbytes: float) -> float:
 
 
 def _fit(samples: Sequence[Sample]) -> Coefficients:
-    """Least squares with weights 1 / seconds, between those of absolute errors and of relative ones.
+    """Fit by least squares with weights 1 / seconds, between those of absolute errors and of relative ones.
 
     Relative errors alone leave sums too small: what took long by chance weighs little.
     """

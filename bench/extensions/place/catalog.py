@@ -200,7 +200,7 @@ class _Side:
 
 
 def _ask(side: _Side) -> tuple[float, float]:
-    """Seconds of a short and of a long message, one way; each the median of many."""
+    """Return the seconds of a short and of a long message one way, each the median of many."""
     times: dict[int, list[float]] = {_SHORT_NBYTES: [], LONG_NBYTES: []}
     for message, nbytes in enumerate(_MESSAGES, start=1):
         start = time.perf_counter()
@@ -211,7 +211,7 @@ def _ask(side: _Side) -> tuple[float, float]:
 
 
 def _answer(path: str) -> None:
-    """The other process: gives back every message."""
+    """Send back every message; the function of the second process."""
     die_with_parent()
     side = _Side(path, own=1)
     for message, nbytes in enumerate(_MESSAGES, start=1):

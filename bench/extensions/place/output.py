@@ -14,7 +14,7 @@ from bench.extensions.place.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, C
 
 
 def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
-    """What the step costs, on stdout."""
+    """Print what the step costs."""
     own = comparison.costs(catalog)
     by_link = {link: comparison.costs(catalog, link) for link in catalog.links}
     notes = [*comparison.placements[BY_TYPE].notes, *verdict(own)]
@@ -29,7 +29,7 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
 
 
 def verdict(costs: Costs) -> list[str]:
-    """What follows, in sentences."""
+    """Return the conclusions, one sentence each."""
     by_type, without = costs.by_placement[BY_TYPE], costs.by_placement[MATRIX_AND_CONVOLUTION]
     single = costs.by_placement[costs.best_single]
     if not by_type.cut_nbytes:

@@ -97,7 +97,7 @@ class Cost:
 
     @property
     def transfer_share(self) -> float:
-        """Share of transfers in the time that all tasks take one after the other."""
+        """Return the share of transfers in the time that all tasks take one after the other."""
         return self.transfer_s / self.serial_s
 
     def break_even_bytes_per_s(self, other: Cost) -> float | None:

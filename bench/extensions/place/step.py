@@ -185,7 +185,7 @@ class _Step:
         self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
 
     def deal(self, batch_size: int) -> None:
-        """The host sends every pool its mini-batch, and the labels to where the loss is computed."""
+        """Send every pool its mini-batch, and the labels to where the loss is computed."""
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
                 if operation.is_input:
@@ -195,7 +195,7 @@ class _Step:
             self._transfer(f"{pool} deal labels", self._host, to, LABEL_NBYTES * batch_size, (), "batch")
 
     def run_forward(self) -> None:
-        """Every operation runs where it is placed; its result goes to every other device that reads it."""
+        """Run every operation where it is placed; send its result to every other device that reads it."""
         for operation in self._operations:
             for pool, device_of in enumerate(self._device_of):
                 here = device_of[operation.name]
@@ -215,7 +215,7 @@ class _Step:
                     )
 
     def run_backward(self) -> None:
-        """In reverse order, the gradient of every result comes back from each operation that read it."""
+        """Run operations in reverse order; the gradient of a result comes back from each operation that read it."""
         for operation in reversed(self._operations):
             if operation.trains:
                 for pool, device_of in enumerate(self._device_of):
@@ -238,7 +238,7 @@ class _Step:
             self._gradients_done[here].append(name)
 
     def sum_gradients(self) -> None:
-        """Replicas add their gradients in memory at the first host: published, added chunk by chunk, and read by all.
+        """Add the replicas' gradients in memory at the first host: publish them, add chunk by chunk, and read all.
 
         Each writes N (1 + 1/n) and reads 2 N (n-1)/n bytes, where n replicas have N bytes of gradient.
         """
@@ -258,14 +258,14 @@ class _Step:
                 self._gradients_done[owner] = [f"take {owner}"]
 
     def update(self) -> None:
-        """Every device changes the parameters that it holds."""
+        """Change the parameters on every device that holds some."""
         for owners, parameters in self._replicas():
             for owner in owners:
                 seconds = self._times.update(parameters, self._devices[owner])
                 self._compute(f"update {owner}", owner, seconds, self._gradients_done[owner])
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """(the devices that hold the same parameters, one in each pool; lengths of these parameters)."""
+        """Return the devices that hold the same parameters, one in each pool, and the lengths of these parameters."""
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:
@@ -274,7 +274,7 @@ class _Step:
         return [(owners, list(parameters.values())) for owners, parameters in held.items()]
 
     def _arrival(self, pool: int, name: str, here: str) -> str:
-        """The task after which the result `name` is on a device."""
+        """Return the task after which the result `name` is on a device."""
         made = f"{pool} forward {name}"
         return made if self._device_of[pool][name] == here else f"{made} to {here}"
 

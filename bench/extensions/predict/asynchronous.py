@@ -23,8 +23,8 @@ from bench.extensions.predict.server_simulation import AsyncSetting, Played, Sim
 from collectives.parameter_server.link import CONTROL_BYTES
 
 MOST_RANKS = 512
+# Number of ranks, over all simulations together, whose steps begin at times of their own.
 STARTS = 12
-"""ranks, whose steps begin at times of their own, over all simulations together"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,24 +111,24 @@ class _Stock:
 
     @property
     def pushes_per_s(self) -> float:
-        """Steps of all ranks together."""
+        """Return the steps per second of all ranks together."""
         return len(self.staleness) / self.seconds
 
     def step_times_s(self) -> tuple[float, ...]:
-        """Each rank's median, or what it computes for."""
+        """Return each rank's median; for a rank that ended no step, the time that it computes."""
         return tuple(
             self.stretch * float(statistics.median(of_rank) if of_rank else computed_s)
             for of_rank, computed_s in zip(self.step_s, self.work.computing.computed_s, strict=True)
         )
 
     def per_step(self, values: Floats) -> Floats:
-        """Each rank's, of one step of its own."""
+        """Divide each rank's values by its number of steps."""
         each: Floats = values / np.maximum(1.0, self.steps)
         return each
 
 
 def _joined(lists: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """What simulations hold of each rank, one after the other."""
+    """Join the lists that several simulations have of each rank."""
     return [list(itertools.chain.from_iterable(of_rank)) for of_rank in zip(*lists, strict=True)]
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Why what a compressor takes cannot be measured on one rank, or does not follow from it; one sentence."""
+    """Return in one sentence why a compressor's work cannot be measured on one rank; None if it can."""
     from compressors.base import MultiRound, OwnHook, TorchHook
 
     text = spec.short_text(compressor)
@@ -208,12 +208,12 @@ class KeptParts:
 
     @property
     def took_s(self) -> float:
-        """Seconds that the parts took, including the time before each."""
+        """Return the seconds that the parts took, including the time before each."""
         return math.fsum(part["seconds"] for part in self.parts.values())
 
     @property
     def said(self) -> str:
-        """The end of a message about a failed measurement: what is kept."""
+        """Return the end of a message about a failed measurement: what is kept."""
         if not self.parts:
             return "no part was measured yet"
         return f"{len(self.parts)} part(s) are kept in {self.path}, and the same command continues from there"

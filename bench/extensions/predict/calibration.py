@@ -19,10 +19,10 @@ AtLeastOne = Annotated[int, Ge(1)]
 
 VERSION = 4
 FP32_BYTES = 4
+# How messages go: within one machine, which also stands for the way between two machines.
 LOCAL = "local"
-"""How messages go: within one machine, which also stands for the way between two."""
+# How messages go between virtual hosts: as real frames or large segments by the kernel, or as forwarded frames.
 FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
-"""between virtual hosts: as real frames or as segments of many by the kernel alone, or as frames that are forwarded"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class MessageProfile:
 
     @property
     def unpack_s(self) -> float:
-        """Seconds to read all of one rank's payload."""
+        """Return the seconds to read all of one rank's payload."""
         return self.unpack.fixed_s + self.unpack.per_byte_s * self.nbytes
 
 
@@ -253,17 +253,17 @@ class Calibration:
 
     @property
     def was_disturbed(self) -> bool:
-        """Whether one rank by itself waited for its core for more than a tenth of its time."""
+        """Tell whether one rank by itself waited for its core for more than a tenth of its time."""
         return self.threads == 1 and self.crowds[0].computed_s > 1.1 * self.computed_s
 
     @property
     def computed_s(self) -> float:
-        """A step of compute up to the end of backward."""
+        """Return the seconds of a step of compute up to the end of backward."""
         return self.batch_s + self.forward_s + self.backward_s
 
     @property
     def dense_nbytes(self) -> int:
-        """The whole gradient in fp32."""
+        """Return the bytes of the whole gradient in fp32."""
         return FP32_BYTES * sum(sum(bucket.numels) for bucket in self.buckets)
 
     def write(self, path: Path) -> None:

@@ -30,8 +30,8 @@ from bench.extensions.predict.step_parts import CROWDED_STEPS, LEAST_TURNS, RANK
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from collectives.transport.sockets import open_transport
 
+# Seconds of parts that are assumed to have taken as long as expected, before anything was measured.
 PRIOR_S = 3.0
-"""seconds that are taken to have met expectations before anything was measured"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Budget:
         self._took_s += seconds
 
     def _extra_s(self) -> float:
-        """The seconds that each part may take for repetitions above the least."""
+        """Return the seconds that each part may take for repetitions above the least."""
         slack_s = self._ends - self._clock() - self._pace * sum(part.takes_s(part.least) for part in self._rest)
         wanted = sorted(self._pace * part.extra_s for part in self._rest)
         for index, seconds in enumerate(wanted):
@@ -126,15 +126,15 @@ class Budget:
 
     @property
     def _pace(self) -> float:
-        """Seconds that parts took / seconds that were expected; 1 before much was measured."""
+        """Return seconds that parts took / seconds that were expected; 1 before much was measured."""
         return (self._took_s + PRIOR_S) / (self._expected_s + PRIOR_S)
 
 
 LONG_MESSAGES = 40
 CROWD_ROUNDS = 4
 STEPS = "steps of one rank"
+# Repetitions whose mean counts, because rounds that wait for one another add up, the long ones too.
 WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
-"""of which the mean counts, for rounds that wait for one another add up, the long ones too"""
 # Seconds that are expected before anything is measured: for messages between two processes, for an element that is
 # encoded, for a turn of short messages among ranks that compute, and for a part that the launcher measures.
 MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
@@ -222,7 +222,7 @@ class _GoThrough:
             self._tell({"part": task.part.text, "found": found.values, "counts": found.counts})
 
     def _agreed(self, allotment: Allotment) -> Allotment:
-        """Rank 0's, once all ranks have come so far."""
+        """Return the allotment of rank 0, on all ranks."""
         of_rank_0 = torch.tensor([allotment.repetitions, allotment.seconds], dtype=torch.float64)
         dist.broadcast(of_rank_0, 0, self._patient)
         repetitions, seconds = of_rank_0.tolist()
@@ -246,7 +246,7 @@ def _messages(config: CalibrateConfig) -> Measured:
 
 
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
-    """Rank 0's compute, and what compressors make of its gradients.
+    """Return the measurements of rank 0's compute, and of what compressors make of its gradients.
 
     Steps are timed before and behind each compressor, for the machine is faster at one moment than at another.
     """
@@ -289,7 +289,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
 
 
 def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
-    """Steps of one rank, of one on each core, and of all, and the messages of all among them.
+    """Return the measurements of steps of one rank, one on each core, and all at once, and of messages among them.
 
     Numbers of ranks take turns, for cores are faster at one moment than at another.
     """

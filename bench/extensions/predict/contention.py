@@ -20,8 +20,8 @@ from bench.core.config.syntax import Straggler
 from bench.extensions.predict.calibration import Calibration, CpuContention, EncodedBucket
 from bench.extensions.predict.links import Floats, Links
 
+# Who is at work, bool [count] -> how much of it each gets done in a second, float [count]; 0 for the others.
 Rates = Callable[[npt.NDArray[np.bool_]], Floats]
-"""who is at work, bool [count] -> how much of it each gets done in a second, float [count]; 0 for the others"""
 
 
 class FairShareQueue:
@@ -52,7 +52,7 @@ class FairShareQueue:
         return done
 
     def rate_with(self, index: int) -> float:
-        """The rate at which one of them works now, or would if it were at work."""
+        """Return the rate at which one of them works now, or would if it were at work."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
@@ -74,7 +74,7 @@ class FairShareQueue:
             alarm.callbacks.append(lambda event: self._end(event.value))
 
     def _end(self, alarm: int) -> None:
-        """The first are done, unless rates were found anew since the alarm was set."""
+        """End those that are done first, unless rates have changed since the alarm was set."""
         if alarm != self._alarms:
             return
         ended = np.flatnonzero(self._ends == self._ends.min())
@@ -88,7 +88,7 @@ class FairShareQueue:
 
 
 def crowd_at(calibration: Calibration, load: float) -> CpuContention:
-    """A step at any load, threads that compute / cores.
+    """Return a step's times at any load, threads that compute / cores.
 
     At the least it takes the CPU time of a rank by itself, which other work on the machine did not lengthen. Between
     two loads that were measured times are interpolated. Beyond the last they grow as the turns do that threads have to
@@ -109,7 +109,7 @@ def crowd_at(calibration: Calibration, load: float) -> CpuContention:
 
 
 def work_alone(calibration: Calibration) -> tuple[float, ...]:
-    """CPU time of a rank by itself until each bucket is ready, and until backward has ended."""
+    """Return a rank's CPU time by itself until each bucket is ready, and until backward has ended."""
     before_s = calibration.batch_s + calibration.forward_s
     return (*(before_s + bucket.ready_s for bucket in calibration.buckets), calibration.computed_s)
 

@@ -147,7 +147,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
 
 
 def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Layers in the order of backward, a bucket closed as soon as it reaches the limit, as DDP does."""
+    """Group layers in the order of backward; close a bucket as soon as it reaches the limit, as DDP does."""
     buckets: list[list[Layer]] = [[]]
     for layer in layers:
         if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= limit_bytes:
@@ -157,7 +157,7 @@ def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
 
 
 def _ready_shares(buckets: Sequence[Sequence[Layer]]) -> list[float]:
-    """Shares of backward after which buckets are ready; each matrix or convolution takes equally long."""
+    """Return the shares of backward after which buckets are ready; each matrix or convolution takes equally long."""
     counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
     total = sum(counts) or 1
     return [sum(counts[: number + 1]) / total for number in range(len(counts))]

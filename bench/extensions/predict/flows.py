@@ -43,7 +43,7 @@ from collectives.schedule.waves import Ints, Wave
 
 
 def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
-    """When each queue has done what came; `free` where nothing did.
+    """Return when each queue has served what came; `free` if nothing came.
 
     Args:
         queue: to which each message comes.
@@ -72,7 +72,7 @@ def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alon
 
 
 def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
-    """When many queues to which the same sources send end, [queues], had they nothing to do before.
+    """Return when many queues end that were empty before and that the same sources send to, float [queues].
 
     Args:
         order: of the sources' arrivals, the same at every queue.
@@ -113,7 +113,7 @@ class WavePaths:
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
 
     def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
-        """What messages take of uplinks and of downlinks: a host's share what goes the other way at once."""
+        """Return the bytes on uplinks and on downlinks, with acknowledgements of what goes the other way."""
         if not share:
             return nbytes.astype(float), nbytes.astype(float)
         hosts = self.num_hosts
@@ -124,26 +124,26 @@ class WavePaths:
         return up, down
 
     def busiest_s(self, up_bytes: Floats, down_bytes: Floats) -> float:
-        """How long the link carries these messages that is the last to be done with them."""
+        """Return how long the busiest link carries these messages."""
         up = np.bincount(self.from_hosts, up_bytes * self.up_s)
         down = np.bincount(self.to_hosts, down_bytes * self.down_s)
         return float(max(up.max(), down.max()))
 
     def per_source(self, values: Ints | Floats) -> Floats:
-        """The sum over what each rank sends."""
+        """Sum the values of what each rank sends."""
         return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)
 
     def per_target(self, values: Ints | Floats) -> Floats:
-        """The sum over what each rank receives."""
+        """Sum the values of what each rank receives."""
         return np.bincount(self.targets, values, len(self.coming)).astype(float, copy=False)
 
 
+# Targets of a wave from every rank to every rank that are computed at once, so that memory stays small.
 TARGETS_AT_ONCE = 256
-"""Of every-rank-to-every-rank waves, so that memory stays small."""
+# Most messages of one wave, each rank to each: a few GB.
 MOST_MESSAGES = 1 << 28
-"""that leave at a time, each rank to each: a few GB"""
+# Most parts of a message, which arrive one after the other, where rates change.
 MOST_PARTS = 16
-"""of a message, which come one after the other, where rates change"""
 LEAST_PART_BYTES = 1500
 
 NOTHING = LinearCost()
@@ -186,11 +186,11 @@ class Flows:
         self._paths: WavePaths | None = None
 
     def wait_until(self, times: Floats) -> None:
-        """No rank goes on before its time, float [ranks]."""
+        """Let no rank go on before its time, float [ranks]."""
         self.ready = np.maximum(self.ready, times)
 
     def work(self, seconds: Floats | float) -> None:
-        """Every rank is busy for so long."""
+        """Keep every rank busy for so long."""
         self.ready = self.ready + seconds
 
     def run(self, waves: Iterable[Wave], *, unpack: LinearCost = NOTHING, merge: LinearCost = NOTHING) -> None:
@@ -218,7 +218,7 @@ class Flows:
                 self._run_messages(sources, targets, nbytes, *self._work_on(unpack, merge, merged))
 
     def _work_on(self, unpack: LinearCost, merge: LinearCost, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Seconds of each message that comes, and of each of its bytes."""
+        """Return the receiver's seconds for each message, and for each of its bytes."""
         added = merged.astype(np.float64)
         message_s: Floats = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
         per_byte_s: Floats = self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
@@ -320,7 +320,7 @@ class Flows:
     def _take_down(
         self, hosts: Ints, parts: Floats, order: Ints, service: Floats, is_sent: npt.NDArray[np.bool_]
     ) -> Floats:
-        """When downlinks are done with what the same sources send to each, float [hosts].
+        """Return when downlinks are done with what the same sources send to each, float [hosts].
 
         Args:
             hosts: which.
@@ -338,14 +338,14 @@ class Flows:
         return self._down.time_of(hosts, self._down_free[hosts])
 
     def _shares(self, nbytes: Ints) -> Floats:
-        """What has gone of a wave's messages when each of their parts begins, float [parts]; twice as many keep all."""
+        """Return the share of a wave's messages that has left when each part begins, float [parts]."""
         if self._constant or not nbytes.any():
             return np.zeros(1)
         parts = 1 << int(np.clip(np.log2(nbytes.max() / LEAST_PART_BYTES), 0, np.log2(MOST_PARTS)))
         return np.arange(parts) / parts
 
     def _parts_leave(self, hosts: Ints, begin: Floats, first: Floats, last: Floats, shares: Floats) -> Floats:
-        """When parts of messages leave their hosts, float [parts, messages].
+        """Return when parts of messages leave their hosts, float [parts, messages].
 
         Args:
             hosts: from which.
@@ -359,14 +359,14 @@ class Flows:
         return np.maximum(begin, self._up.time_of(hosts, first + shares[:, None] * (last - first)))
 
     def _woken(self, arrived: Floats) -> Floats:
-        """When ranks go on that waited for these messages."""
+        """Return when ranks go on that waited for these messages."""
         at_once = arrived + self.links.wake_s
         in_turn = np.minimum(arrived + self.links.crowded_wake_s, self.crowded_until)
         woken: Floats = np.maximum(at_once, in_turn)
         return woken
 
     def _carry(self, begin: float, nbytes: float) -> float:
-        """When the cores that carry all links are done with a wave; long ago where none do."""
+        """Return when the cores that carry all links are done with a wave; -inf if no cores do."""
         if not self.links.carry_byte_s:
             return 0.0
         self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes / self.links.carriers

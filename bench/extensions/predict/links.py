@@ -49,10 +49,10 @@ from collectives.schedule.waves import Ints
 Floats = npt.NDArray[np.float64]
 
 
+# Times no further apart count as one, so that a message that comes at an opportunity can use it despite rounding.
 _INSTANT_S = 1e-9
-"""Times no further apart are one, so that what comes at an opportunity can use it, however times were added up."""
+# Share of an opportunity that need not be waited for.
 _PART = 1e-6
-"""of an opportunity, which need not be waited for"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class TraceClock:
 
     @property
     def period_s(self) -> float:
-        """After which it begins anew."""
+        """Return the seconds after which rates begin anew."""
         return float(self.moments_s[-1])
 
     def clock_at(self, times: Floats) -> Floats:
@@ -155,34 +155,34 @@ class Links:
 
     @classmethod
     def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:
-        """One rank per host; `more` by name."""
+        """Return links of one rank per host; `more` are other fields by name."""
         hosts = np.arange(len(up_rate))
         return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
 
     @property
     def one_per_host(self) -> bool:
-        """Whether no two ranks share a host."""
+        """Tell whether no two ranks share a host."""
         return np.array_equal(self.host_of, np.arange(len(self.up_rate)))
 
     @property
     def num_ranks(self) -> int:
-        """Ranks on all hosts."""
+        """Return the number of ranks on all hosts."""
         return len(self.host_of)
 
     @property
     def period_s(self) -> float | None:
-        """The longest of those after which rates begin anew; None: all are constant."""
+        """Return the seconds after which rates begin anew."""
         return max((pace.period_s for pace in (*self.up_paces, *self.down_paces) if pace), default=None)
 
 
+# Linux's least timeout, beside the round trip.
 LEAST_TIMEOUT_S = 0.2
-"""of Linux, beside the round trip"""
 SEGMENT_BYTES = 1448
 LEAST_WINDOW_BYTES = 10 * SEGMENT_BYTES
+# Seconds of silence after which windows are as small as those of new connections.
 NEW_S = 60.0
-"""of silence, after which windows are as small as those of new connections"""
+# A silence must be longer than a timeout by this, because times are rounded when they are added up.
 TIE_S = 1e-6
-"""by which a silence is longer than a timeout, however times were added up"""
 
 
 class Windows:
@@ -199,7 +199,7 @@ class Windows:
         self._is_grown = np.zeros((num_ranks, num_ranks), dtype=np.bool_)
 
     def begin_step(self, silence_s: float) -> None:
-        """After so many seconds in which nothing was sent."""
+        """Begin a step after so many seconds in which nothing was sent."""
         self._silence_s = silence_s
         self._is_grown = (self._sent > 0) & (self._sent >= 2 * self._longest)
         self._longest[:] = self._sent[:] = 0
@@ -212,7 +212,7 @@ class Windows:
         per_byte_s: Floats,
         round_trip_s: Floats,
     ) -> Floats:
-        """Seconds in which messages leave that have their links to themselves; all arguments broadcast.
+        """Return the seconds in which messages leave that have their links to themselves; all arguments broadcast.
 
         Args:
             sources: ranks that send.
@@ -238,7 +238,7 @@ class Windows:
     def _before(
         self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], nbytes: Ints
     ) -> tuple[Floats, Floats]:
-        """(seconds of silence since a window was as long as the message, bytes that were sent at once since)."""
+        """Return (seconds of silence since a window was as long as the message, bytes sent at once since then)."""
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
     def end_wave(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], seconds: float) -> None:

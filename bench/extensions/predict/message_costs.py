@@ -44,7 +44,7 @@ class _Turn:
 
 
 def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
-    """Costs on the way that the transport's messages go; the first two ranks must call.
+    """Measure the costs of messages over a transport; the first two ranks must call.
 
     Args:
         transport: of these two, or more ranks.
@@ -71,8 +71,8 @@ def _turn(transport: Transport, nbytes: int, messages: int) -> _Turn:
 
 MESSAGE_BYTES = 300_000
 TURNS = 40
+# Share of the repetitions at either end that do not count.
 STRAY_SHARE = 0.2
-"""of the turns at either end that do not count"""
 REST_S = 0.1
 ROWS = 128
 
@@ -91,7 +91,7 @@ class _Computing:
         self._thread.join()
 
     def per_s(self, work: Callable[[], object]) -> tuple[float, float]:
-        """How fast it counts while other work is done, and the seconds that this takes."""
+        """Return how fast it counts while other work is done, and the seconds that this takes."""
         before, started = self._count, time.perf_counter()
         work()
         seconds = time.perf_counter() - started
@@ -105,7 +105,7 @@ class _Computing:
 
 
 def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
-    """Seconds of a core for a byte, beside what `costs` say of the ranks that exchange it; every rank must call.
+    """Return a core's seconds per byte, beside what `costs` say of the ranks that exchange it; every rank must call.
 
     Each turn is held against a rest before it, for cores are faster at one moment than at another. The mean counts:
     the same frames take several times as long where processes happen to lie on other cores.
@@ -126,7 +126,7 @@ def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
 
 
 def forwarded_byte_s(transport: Transport) -> float:
-    """Seconds of the one thread that forwards all messages for a byte; every rank must call.
+    """Return the seconds per byte of the one thread that forwards all messages; every rank must call.
 
     Many frames are under way at once, as in training: what it takes for each grows with how many it holds.
     """
@@ -142,7 +142,7 @@ def forwarded_byte_s(transport: Transport) -> float:
 
 
 def _exchange(transport: Transport) -> None:
-    """One message from each rank to each."""
+    """Send one message from each rank to each."""
     others = [rank for rank in range(transport.world_size) if rank != transport.rank]
     mine, *theirs = torch.zeros(1 + len(others), MESSAGE_BYTES, dtype=torch.uint8)
     sends, receives = [(mine, other) for other in others], list(zip(theirs, others, strict=True))

@@ -80,7 +80,7 @@ def _known_error(calibration: Calibration, request: PredictionRequest) -> str | 
 
 
 def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validated]:
-    """What was measured with the same strategy, trigger and straggler, on links that change likewise."""
+    """Return what was measured with the same strategy, trigger and straggler, on links with the same trace."""
     as_asked = request.strategy, request.trigger, request.straggler_text, request.link_trace
     return [
         cell
@@ -90,7 +90,7 @@ def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validat
 
 
 def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
-    """Why a prediction is further than any that was held against a measurement; None where it is not."""
+    """Return why no prediction so far out was compared with a measurement; None if one was."""
     if isinstance(calibration, EstimatedCalibration):
         return "this is a rough estimate"
     if not calibration.validated:

@@ -22,7 +22,7 @@ from bench.extensions.predict.request import BASELINE, PredictionRequest
 def print_step(
     checked: PredictionRequest, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool
 ) -> None:
-    """What a step takes, on stdout."""
+    """Print what a step takes."""
     if as_json:
         print_json(row | {"notes": said})
         return
@@ -101,7 +101,7 @@ def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
 
 
 def _of_losses(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What hosts that are lost make of it: names and texts."""
+    """Yield names and texts of what failing hosts change."""
     text = f"{row['times_as_long_with_losses']:.2f} times as long, {row['restarts_per_hour']:.2g} restart(s) per hour"
     if (to_target_s := row["time_to_target_with_losses_s"]) is not None:
         text += f"; to the target {format_seconds(to_target_s)}"
@@ -109,7 +109,7 @@ def _of_losses(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
-    """What else there is to say of ranks that do not wait for each other: names and texts."""
+    """Yield names and texts of what else there is to say of ranks that do not wait for each other."""
     fastest, middle, slowest = (format_seconds(of(prediction.step_times_s)) for of in (min, statistics.median, max))
     yield "updates per second", f"{prediction.updates_per_s:.1f}"
     yield "staleness", f"mean {prediction.staleness_mean:.2f}, at most {prediction.staleness_max}"
@@ -117,7 +117,7 @@ def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
 
 
 def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
-    """How steps differ where the rate of links changes."""
+    """Return names and texts of how steps differ where the rate of links changes."""
     if prediction.step_time_p95_s is None:
         return []
     said = [("95 % of steps within", format_seconds(prediction.step_time_p95_s))]
@@ -131,7 +131,7 @@ def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
 def print_curve(
     checked: PredictionRequest, curve: Curve, said: list[str], same: dict[str, Any], *, as_json: bool
 ) -> None:
-    """What it takes at each rate, beside dense gradients in 16 bits, on stdout; `same`: at every rate."""
+    """Print steps at each rate beside dense gradients in 16 bits; `same` are the columns that all rates share."""
     said = [*said, *_verdict(checked, curve)]
     if as_json:
         rows = [
@@ -163,7 +163,7 @@ def print_curve(
 
 
 def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
-    """Where it is faster than dense gradients in 16 bits; nothing of these themselves."""
+    """Return where the pair is faster than dense gradients in 16 bits."""
     if checked.compressor == BASELINE:
         return []
     it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
@@ -182,7 +182,7 @@ def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
 
 
 def print_map(found: list[Regime], said: list[str], same: dict[str, Any], *, as_json: bool) -> None:
-    """The fastest pair by rate and number of ranks, on stdout; `same`: for all of them, but for pair and ranks."""
+    """Print the fastest pair by rate and number of ranks; `same` are the columns that all cells share."""
     if as_json:
         of_cells = ("compressor", "collective", "world_size", "hosts")
         everywhere = {name: value for name, value in same.items() if name not in of_cells}
@@ -205,7 +205,7 @@ def print_map(found: list[Regime], said: list[str], same: dict[str, Any], *, as_
 
 
 def print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    """What was predicted and measured, and how far apart they are, on stdout."""
+    """Print what was predicted and measured, and how far apart they are."""
     errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
     middle = statistics.median(errors) if errors else None
     most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None

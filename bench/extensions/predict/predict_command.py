@@ -133,7 +133,7 @@ def predict(
 
 
 def _known(options: PredictConfig, path: Path | None) -> Calibration:
-    """The parts of a step: a calibration, or an estimate where the time of a step is given.
+    """Return the calibration, or an estimate if the time of a step is given.
 
     Raises:
         UsageError: there is none, or it is of another model, data set or batch than the options name.

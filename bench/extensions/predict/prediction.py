@@ -51,7 +51,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """What is the same of all ranks' messages."""
+    """Return the layout that all ranks' messages share."""
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
     return Layout(tuple(map(_leaf, offer.leaves)), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
 
@@ -77,7 +77,7 @@ def lengths_of(offer: MessageProfile) -> Lengths:
 
 
 def grown(offer: MessageProfile, terms: Ints) -> npt.NDArray[np.float64]:
-    """Bytes of the union of so many ranks' messages / bytes of one."""
+    """Return bytes of the union of so many ranks' messages / bytes of one."""
     ranks, factors = np.log(list(offer.growth)).T
     logs = np.interp(np.log(terms), ranks, factors)
     if len(ranks) > 1:
@@ -94,15 +94,15 @@ def _leaf(size: LeafSize) -> Leaf:
     return Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)
 
 
+# Bytes of the word that gradients were finite, from each rank to each.
 FLAG_BYTES = 8
-"""of the word that a gradient was not finite, from each rank to each"""
+# Bytes of a rank's word to rank 0 that its backward ended, and of the answer that all may begin (trigger sync).
 COMMAND_BYTES = 1
-"""of a rank's word to rank 0 that its backward ended, and of the answer that all may begin (trigger sync)"""
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
+# Most ranks for which further steps are simulated, each begun where the one before left every rank.
 SETTLES_UP_TO = 64
-"""ranks for which further steps are simulated, each begun where the one before left every rank"""
+# Steps until one stands for all; the second if links have a delay, because windows of new connections grow.
 SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
-"""that are simulated until one stands for all, the second where links have a delay: windows of new connections grow"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,7 @@ class _Step:
         return exchanged + self.computing.factor * calibration.update_s
 
     def _await_command(self, computed: Floats) -> None:
-        """Every rank tells rank 0 that its backward has ended, which then lets all begin."""
+        """Let rank 0 begin the exchange after it has heard from every rank that backward has ended."""
         flows = self._flows
         others = np.arange(1, self._setting.links.num_ranks)
         rank_0, nbytes = np.zeros_like(others), np.full(others.shape, COMMAND_BYTES)
@@ -271,7 +271,7 @@ class _Step:
         flows.run([Wave(others, rank_0, nbytes), Wave(rank_0, others, nbytes)])
 
     def _tell_all_whether_finite(self) -> Floats:
-        """When each rank has every other's word, which goes behind the last bucket while others are decoded."""
+        """Return when each rank has every other's word; it is sent behind the last bucket, while others are decoded."""
         flows, ranks = self._flows, np.arange(self._setting.links.num_ranks)
         begun = flows.ready
         if self._setting.in_hook:
@@ -280,7 +280,7 @@ class _Step:
         return told
 
     def _held_up_s(self, sent_over_links: Floats, busy_s: Floats) -> float:
-        """By how much compute ends later on cores that are all taken, for what went on beside it."""
+        """Return how much later compute ends on cores that are all taken, because of what goes on beside it."""
         cores = self._setting.shared_cores
         if cores is None or self._setting.load < 1:
             return 0.0
@@ -288,12 +288,12 @@ class _Step:
         return float((busy_s + self.worked_s + carried_s).sum()) / cores
 
     def _works_s(self, busy_before_s: Floats) -> Floats:
-        """What each rank's exchange thread has worked in this step."""
+        """Return the seconds that each rank's exchange thread has worked in this step."""
         busy_s = self._setting.slower * (self._flows.busy_s - busy_before_s)
         return self.computing.factor * self.worked_s + busy_s
 
     def _takes(self, work_s: float) -> Floats:
-        """What each rank takes for work of so much CPU time."""
+        """Return what each rank takes for work of so much CPU time, and note the work."""
         self.worked_s += work_s
         return self.computing.factor * work_s
 
@@ -316,7 +316,7 @@ class _Step:
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
-        """Elements of several types travel one type after the other."""
+        """Sum a message; elements of several types travel one type after the other."""
         collective, n = self._setting.collective, self._setting.links.num_ranks
         layout = layout_of(offer, bucket)
         groups = layout.by_type() if collective.carries_wires else [tuple(range(len(offer.leaves)))]
@@ -329,11 +329,11 @@ class _Step:
             self._flows.run(waves, unpack=unpack, merge=self._merge(part))
 
     def _is_bare(self, offer: MessageProfile) -> bool:
-        """Whether it travels as wire tensors."""
+        """Tell whether a message travels as wire tensors."""
         return self._setting.collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
 
     def _merge(self, offer: MessageProfile) -> LinearCost:
-        """What is done where contributions meet: they are added as they are, or decoded."""
+        """Return the cost of adding contributions, as they are or decoded."""
         if self._setting.collective.decodes and any(leaf.wire_numel is None for leaf in offer.leaves):
             return LinearCost(per_byte_s=offer.decode_s / max(1, offer.nbytes))
         return offer.merge

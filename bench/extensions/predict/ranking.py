@@ -21,8 +21,8 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
 
+# Most ranks among which all collectives are tried; among more only the one that a run would choose.
 MOST_TRIED = 64
-"""ranks among which all collectives are tried; among more only the one that a run would choose"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Curve:
 
     @property
     def pays(self) -> list[bool]:
-        """Where the pair is faster."""
+        """Tell at which rates the pair is faster."""
         return [a.step_time_s < b.step_time_s for a, b in zip(self.pair, self.dense, strict=True)]
 
 
@@ -156,7 +156,7 @@ def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Seque
 
 
 def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
-    """``bandwidth=1mbit..10gbit`` -> rates in bits per second, evenly on a logarithmic scale.
+    """Parse ``bandwidth=1mbit..10gbit``; return rates in bits per second, evenly on a logarithmic scale.
 
     Raises:
         UsageError: it is not of that form.
@@ -172,8 +172,8 @@ def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
     return [float(rate) for rate in np.geomspace(low, high, points)]
 
 
+# Most ranks of a map, which needs hundreds of predictions.
 MOST_RANKS = 1024
-"""of a map, which asks for hundreds of predictions"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class Regime:
 
     @property
     def speedup(self) -> float:
-        """Over dense gradients."""
+        """Return the speed-up over dense gradients."""
         return self.dense_step_time_s / self.step_time_s
 
 
@@ -232,7 +232,7 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
 
 
 def parse_world_sizes(text: str) -> list[int]:
-    """``2..64`` -> 2, 4, 8, .. 64; the last one is among them whatever it is.
+    """Parse ``2..64``; return 2, 4, 8, .. 64; the last one is included whatever it is.
 
     Raises:
         UsageError: it is not of that form.

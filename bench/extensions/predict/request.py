@@ -71,52 +71,52 @@ class PredictionRequest:
 
     @property
     def waits(self) -> bool:
-        """Whether ranks make their steps together."""
+        """Tell whether ranks make their steps together."""
         return waits(self.strategy)
 
     @property
     def trigger(self) -> str:
-        """As in `metrics.csv`."""
+        """Return it as in `metrics.csv`."""
         return "async" if self.starts_early else "sync"
 
     @property
     def straggler_text(self) -> str | None:
-        """As in `metrics.csv`."""
+        """Return it as in `metrics.csv`."""
         return None if self.straggler is None else str(self.straggler)
 
     @property
     def slowest_bps(self) -> float | None:
-        """The slowest rate of any link, of a trace its mean; None: not limited."""
+        """Return the slowest rate of any link, of a trace its mean; None: not limited."""
         return _slowest(rate for host in self.hosts for rate in host.mean_rates)
 
     @property
     def uplink_bps(self) -> float | None:
-        """The slowest rate at which a host sends, likewise."""
+        """Return the slowest rate at which a host sends; None: not limited."""
         return _slowest(host.mean_rates[0] for host in self.hosts)
 
     @property
     def downlink_bps(self) -> float | None:
-        """The slowest rate at which a host receives, likewise."""
+        """Return the slowest rate at which a host receives; None: not limited."""
         return _slowest(host.mean_rates[1] for host in self.hosts)
 
     @property
     def link_trace(self) -> str | None:
-        """The traces that links follow, as in `metrics.csv`."""
+        """Return the traces that links follow, as in `metrics.csv`."""
         return ", ".join(dict.fromkeys(trace.label for host in self.hosts for trace in host.traces if trace)) or None
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Return the number of ranks."""
         return len(self.hosts) * self.ranks_per_host
 
     def load(self, calibration: Calibration) -> float:
-        """Threads that compute at once / cores that they share."""
+        """Return threads that compute at once / cores that they share."""
         if self.shared_cores is None:
             return self.ranks_per_host * calibration.threads / calibration.cores
         return self.world_size * calibration.threads / self.shared_cores
 
     def at_rate(self, bandwidth_bps: float) -> PredictionRequest:
-        """The same over links of one rate, up and down.
+        """Return the same request over links of one rate, up and down.
 
         Raises:
             UsageError: the hosts' links have rates of their own, or follow a trace.
@@ -130,7 +130,7 @@ class PredictionRequest:
 
 
 def waits(strategy: str) -> bool:
-    """Whether ranks of this strategy make their steps together."""
+    """Tell whether ranks make their steps together."""
     return strategy.partition(":")[0] == DDP
 
 
@@ -139,8 +139,8 @@ def _slowest(rates: Iterable[float | None]) -> float | None:
 
 
 BASELINE = "bf16"
+# Strategies whose steps can be predicted.
 PREDICTED = (DDP, "async_server")
-"""strategies whose steps can be predicted"""
 
 
 def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
@@ -167,7 +167,7 @@ def request_from_options(config: PredictConfig) -> PredictionRequest:
 
 
 def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
-    """(each host's link, ranks on each)."""
+    """Return each host's link, and the number of ranks on each host."""
     texts = link_texts(config)
     if config.cluster_file is not None:
         named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
@@ -186,7 +186,7 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
 
 
 def check_request(calibration: Calibration, request: PredictionRequest) -> PredictionRequest:
-    """The pair filled in, as it is written shortest.
+    """Return the request with its pair filled in and in the shortest form.
 
     Raises:
         UsageError: as `check`.
@@ -229,7 +229,7 @@ def check_waits(request: PredictionRequest) -> None:
 
 
 def _as_run(request: PredictionRequest) -> RunConfig:
-    """What a strategy looks at in a run before it takes it."""
+    """Return what a strategy looks at in a run before it takes it."""
     return RunConfig(
         collective=request.collective or NOT_GIVEN,
         world_size=request.world_size,
@@ -239,7 +239,7 @@ def _as_run(request: PredictionRequest) -> RunConfig:
 
 
 def _strategy(request: PredictionRequest) -> Strategy:
-    """When ranks exchange what, where that can be predicted.
+    """Return the strategy, if it can be predicted.
 
     Raises:
         UsageError: it cannot, among these ranks or on these links.

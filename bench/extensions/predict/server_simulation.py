@@ -36,8 +36,8 @@ from collectives.parameter_server.server import ClockEnd, ParameterServer, Push,
 from collectives.payloads.base import HEADER_BYTES
 from collectives.schedule.waves import Ints
 
+# Bytes per second of a link without a limit: nothing takes measurable time.
 FASTEST = 1e15
-"""bytes per second, in the place of a link without a limit: nothing takes measurable time"""
 
 
 class Star:
@@ -65,7 +65,7 @@ class Star:
         return self._send(self._links.num_ranks + rank, rank, nbytes)
 
     def latency_s(self, rank: int, *, to_server: bool) -> float:
-        """How long a byte is on its way; none within a host."""
+        """Return how long a byte is on its way; 0 within a host."""
         source, other = (rank, self._root) if to_server else (self._root, rank)
         hosts = self._links.host_of
         return 0.0 if hosts[source] == hosts[other] else float(self._links.latency_s[hosts[source]])
@@ -81,7 +81,7 @@ class Star:
             yield self._wires.begin(queue, nbytes)
 
     def _fair_rates(self, busy: npt.NDArray[np.bool_]) -> Floats:
-        """Bytes per second of each queue."""
+        """Return the bytes per second of each queue."""
         hosts, share = self._links.host_of, self._links.ack_share
         server = hosts[self._root]
         to_server, from_server = (
@@ -97,12 +97,12 @@ class Star:
 
 
 def _left(rate: Floats | float, acknowledged: Floats | float) -> Any:
-    """What acknowledgements leave of links: half at least, for they are no more than messages that share it fairly."""
+    """Return what acknowledgements leave of links: at least half, because they share the link fairly with messages."""
     return np.maximum(rate - acknowledged, rate / 2)
 
 
 def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
-    """The rate of each of a host's flows, float [hosts], where all hosts' flows meet in one link.
+    """Return the rate of each of a host's flows, float [hosts], where all hosts' flows meet in one link.
 
     Args:
         count: of each host's flows, int [hosts].
@@ -124,12 +124,12 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
     return rates
 
 
+# Steps of every rank that do not count.
 WARMUP_STEPS = 20
-"""of every rank, which do not count"""
+# Steps of every rank that count, on average.
 STEPS = 40
-"""of every rank on average, which count"""
+# Seconds after which the simulated server would give a rank up.
 NEVER_S = 1e9
-"""within which the simulated server gives nobody up"""
 
 Life = Generator[simpy.Event, Any, Any]
 
@@ -201,7 +201,7 @@ class StepWork:
 
 
 def _pushed_nbytes(bucket: BucketParts, encoded: EncodedBucket) -> int:
-    """Of its layers one by one, each with a header of its own, where one payload stands for several in the bucket."""
+    """Return the bytes of a bucket's layers one by one, each with a header of its own."""
     offer = encoded.offers[0]
     return offer.nbytes + HEADER_BYTES * max(0, len(bucket.numels) - len(offer.leaves))
 
@@ -219,7 +219,7 @@ class _Applied:
         return []
 
     def take(self) -> list[int]:
-        """How many pushes each update since the last call was made of."""
+        """Return how many pushes each update since the last call was made of."""
         taken, self.terms = self.terms, []
         return taken
 
@@ -272,7 +272,7 @@ class Simulation:
         return self._played
 
     def _train(self, rank: int, begin: float) -> Life:
-        """A rank's exchange thread, step after step."""
+        """Run a rank's exchange thread, step after step."""
         work, env, is_remote = self._work, self._env, rank != self._root
         yield env.timeout(begin)
         while True:
@@ -295,7 +295,7 @@ class Simulation:
                 self._played.exposed_s[rank].append(env.now - computed)
 
     def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
-        """Forward and backward, which hands over bucket after bucket; returns when it has ended."""
+        """Run forward and backward, which hand over bucket after bucket; return when backward has ended."""
         computing, begun = self._work.computing, self._env.now
         *until_buckets, rest = np.diff(computing.marks, prepend=0.0)
         for bucket, seconds in zip(handed_over, until_buckets, strict=True):
@@ -307,17 +307,17 @@ class Simulation:
         return self._env.now
 
     def _longer(self, rank: int) -> float:
-        """Times what it takes one that has the machine to itself, what other work of a rank takes now."""
+        """Return the factor on other work of a rank at this moment."""
         return 1 / self._cores.rate_with(rank)
 
     def _push(self, rank: int, number: int) -> Life:
-        """A bucket's way to the server, until that has it."""
+        """Carry a bucket to the server, until the server has it."""
         yield self._star.push(rank, self._work.nbytes[number])
         yield self._env.timeout(self._star.latency_s(rank, to_server=True) + self._links.wake_s)
         yield from self._serve(self._slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
-        """What the server does with a whole push, until the rank may make its next step."""
+        """Let the server apply a whole push, and wait until the rank may make its next step."""
         session, work = self._sessions[rank], self._work
         with self._serving.request() as turn:
             yield turn
@@ -334,7 +334,7 @@ class Simulation:
         session.version = self._server.version
 
     def _answer(self, rank: int) -> Life:
-        """The parameters' way to a rank, until it has them."""
+        """Send back every message; the function of the second process."""
         work = self._work
         yield from self._serve(self._slower[self._root] * work.answer_s)
         yield self._star.answer(rank, work.answer_nbytes)
@@ -351,7 +351,7 @@ class Simulation:
         self._played.serving_s += seconds
 
     def _count(self, behind: int) -> None:
-        """One push more; from the last of the untimed ones on they count."""
+        """Count one more push, from the last of the untimed ones on."""
         played, done = self._played, sum(session.clock for session in self._sessions)
         if done > self._untimed:
             played.staleness.append(behind)

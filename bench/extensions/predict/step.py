@@ -21,10 +21,10 @@ from bench.hosts.cluster import Trace, has_real_frames
 from bench.strategies.async_server.async_server import AsyncServer
 from collectives.base import Collective
 
+# Bytes of a full Ethernet frame / what TCP carries in it, with timestamps.
 FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
-"""bytes of a full Ethernet frame / what TCP carries in it, with timestamps"""
+# Share of the way back for acknowledgements: a header without payload for every second frame (RFC 1122, 4.2.3.2).
 ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
-"""of an acknowledgement, a header without payload, for every second frame: RFC 1122, section 4.2.3.2"""
 MS_PER_S = 1e3
 
 
@@ -67,7 +67,7 @@ def _crowded_wake_s(calibration: Calibration, request: PredictionRequest) -> flo
 
 
 def _way(calibration: Calibration, request: PredictionRequest) -> str:
-    """How messages go: as between virtual hosts where those share cores, else over links of frames.
+    """Return how messages go: as between virtual hosts if those share cores, else over links of frames.
 
     Virtual hosts have late frames, where that was measured, and those of traces forwarded.
     """
@@ -79,7 +79,7 @@ def _way(calibration: Calibration, request: PredictionRequest) -> str:
 
 
 def _paces(traces: Sequence[Trace | None]) -> list[TraceClock | None]:
-    """Each trace is read once.
+    """Read each trace once and return the links' clocks.
 
     Raises:
         UsageError: a file is gone, or another one.
@@ -89,7 +89,7 @@ def _paces(traces: Sequence[Trace | None]) -> list[TraceClock | None]:
 
 
 def predicted(calibration: Calibration, request: PredictionRequest) -> Prediction:
-    """A step of what was asked for.
+    """Predict a step of a request.
 
     Raises:
         UsageError: it is more than can be simulated, or the file of a trace is gone.
@@ -133,16 +133,16 @@ def _predicted_async(calibration: Calibration, request: PredictionRequest) -> Pr
 
 
 def _slower(request: PredictionRequest) -> Floats:
-    """By which factor each rank computes more slowly, for its host."""
+    """Return the factor by which each rank computes more slowly, because of its host."""
     return np.repeat([1 / host.cpu_share for host in request.hosts], request.ranks_per_host)
 
 
+# Predicted only where a rate changes over time; the windows only where steps are shorter than the trace.
 OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
-"""what is predicted only where a rate changes over time, the windows only where steps are shorter than the trace"""
 
 
 def columns(request: PredictionRequest, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
-    """A prediction under the names of the columns of `metrics.csv`."""
+    """Return a prediction under the names of the columns of `metrics.csv`."""
     figures = dataclasses.asdict(prediction)
     return {
         **_request_columns(request, calibration),
@@ -151,7 +151,7 @@ def columns(request: PredictionRequest, prediction: Prediction, calibration: Cal
 
 
 def same_everywhere(request: PredictionRequest, calibration: Calibration) -> dict[str, Any]:
-    """What holds for all predictions of a sweep over the rate of the links, under the same names."""
+    """Return the columns that all predictions of a sweep over the links' rate share."""
     swept = ("uplink_bps", "downlink_bps")
     return {name: value for name, value in _request_columns(request, calibration).items() if name not in swept}
 

@@ -47,10 +47,10 @@ from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
+# Steps before the first that is timed; in the first two DDP's ranks agree on their buckets.
 WARMUP, LEAST_WARMUP = 4, 2
-"""steps before the first that is timed; in the first two DDP's ranks agree on their buckets"""
+# A step that takes longer is repeated no more often than it must be.
 SLOW_S = 1.0
-"""a step that takes longer is made no more often than it must be"""
 # A step after the first ones, in which some compressors send all entries.
 LATE = 10**6
 CROWDED_STEPS = 8
@@ -59,21 +59,21 @@ LEAST_TURNS = 2
 # Gradients of this many ranks are recorded at the same weights, to measure how many of their entries coincide.
 RANKS = 4
 MOMENTUM = 0.9
+# Most samples of a mini-batch that are computed between two timings.
 STIRRED_SAMPLES, STIRRED_SAMPLES_IF_SLOW = 8, 2
-"""of a mini-batch, at most, that are computed between two timings"""
+# Costs are measured of a whole payload, and of one of this many parts.
 PARTS = 8
-"""of one of which, as of the whole, it is measured what is done to it"""
 REPEATS = 5
 SUMS = 40
+# Elements of a message that is so short that only the number of messages takes time.
 SHORT_NUMEL = 64
-"""of a message in which only its being one takes time"""
 
+# What a collective is given: the layers inside and the payload.
 SentMessage = tuple[Key, Payload]
-"""What a collective is given: the layers inside and the payload."""
 
 
 def clock() -> float:
-    """Seconds that other work on the machine does not lengthen, where this process computes one thing at a time."""
+    """Return seconds that other work on the machine does not lengthen, if this process computes on one thread."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
@@ -167,7 +167,7 @@ class StepParts:
         )
 
     def around_message_s(self, group: dist.ProcessGroup, transport: Transport, steps: int) -> float:
-        """CPU seconds of a rank for a message that comes behind compute, sent or received; all of a group must call.
+        """Return a rank's CPU seconds for a message right after compute, sent or received; all of a group must call.
 
         Args:
             group: of this rank and the others.
@@ -185,7 +185,7 @@ class StepParts:
         return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
 
     def round_s(self, group: dist.ProcessGroup, transport: Transport, *, computing: bool) -> float:
-        """Seconds of a round of short messages among many, beside steps or by itself; all of a group must call.
+        """Return the seconds of a round of short messages among many, during steps or alone; all of a group must call.
 
         Args:
             group: of this rank and the others.
@@ -262,7 +262,7 @@ class StepParts:
 
 
 def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
-    """Of layers without elements nothing is sent."""
+    """Return a bucket without its layers of no elements, of which nothing is sent."""
     filled = [layer for layer in layers if layer.numel]
     ids, numels = tuple(layer.id for layer in filled), tuple(layer.numel for layer in filled)
     return BucketParts(ready_s=ready_s, layers=ids, numels=numels)
@@ -326,7 +326,7 @@ def encoded(
 
 
 def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMessage]]:
-    """(seconds before each message and after the last, the messages)."""
+    """Return the seconds before each message and after the last one, and the messages."""
     marks, messages = [clock()], []
 
     def travel(payload: Payload, key: Key) -> Payload:
@@ -341,7 +341,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMe
 
 
 def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats: int) -> MessageProfile:
-    """A message, from what several ranks offer."""
+    """Describe a message, from what several ranks offer."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
     growth = [(1, 1.0)]
@@ -374,7 +374,7 @@ class _Handled(NamedTuple):
 
 
 def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> _Handled:
-    """Medians of a few times, each behind other work."""
+    """Return medians over a few repetitions, each after other work."""
     dense, times = torch.zeros(first.numel), []
     for _ in range(repeats):
         stir()
@@ -395,7 +395,7 @@ def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeat
 
 
 def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
-    """From seconds for the bytes of a whole and of a part of it; where it has none, all of it is for any."""
+    """Fit a linear cost to the seconds for a whole and for a part of it; without a part, the cost is fixed."""
     if part is None or part[0] == whole[0]:
         return LinearCost(fixed_s=whole[1])
     per_byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])

@@ -123,7 +123,7 @@ def _at(medians: Mapping[int, tuple[float, int]], world_size: int, target: Any) 
 
 
 def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> float:
-    """Expected time / time without a loss.
+    """Return expected time / time without a loss.
 
     Args:
         losses_per_s: of all hosts together.
@@ -147,7 +147,7 @@ SECONDS_PER_HOUR = 3600.0
 def with_losses(
     losses: Losses, request: PredictionRequest, prediction: Prediction, time_to_target_s: float | None
 ) -> dict[str, Any]:
-    """Expected times where any host is lost now and then.
+    """Return expected times if any host fails now and then.
 
     Args:
         losses: of each host.

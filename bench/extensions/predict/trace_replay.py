@@ -16,10 +16,10 @@ import numpy as np
 from bench.extensions.predict.links import Floats
 
 LEAST_STEPS = 16
+# Most steps that are simulated for one period.
 MOST_STEPS = 500
-"""that are simulated for one period"""
+# Most messages in all of these steps, unless the least number of steps has more.
 MOST_MESSAGES = 2_000_000
-"""in all of them, unless the least number of steps has more"""
 WINDOWS = 10
 
 
@@ -67,13 +67,13 @@ class Followed:
     fastest: Window | None
 
     def differences(self) -> dict[str, Any]:
-        """How steps differ, under a prediction's names."""
+        """Return how steps differ, under a prediction's names."""
         windows = {"slowest_window": self.slowest, "fastest_window": self.fastest}
         return {"step_time_p95_s": self.step_time_p95_s, **windows}
 
 
 def steps_for(messages_per_step: float) -> int:
-    """How many steps are to be simulated for one period."""
+    """Return how many steps to simulate for one period."""
     return int(np.clip(MOST_MESSAGES / messages_per_step, LEAST_STEPS, MOST_STEPS))
 
 
@@ -116,7 +116,7 @@ def follow(maker: Maker, starts: Floats, *, period_s: float, at_least_s: float, 
 
 
 def _windows(moments: Floats, made: Sequence[float], period_s: float, rounds: int) -> list[Window]:
-    """The tenths of a trace that was followed in some rounds; steps `made` until each moment since the first began."""
+    """Return the slowest and fastest tenths of a trace that was replayed; `made` counts steps until each moment."""
     edges = np.linspace(0.0, rounds * period_s, rounds * WINDOWS + 1)
     steps = np.diff(np.interp(edges, moments, made)).reshape(rounds, WINDOWS).mean(0)
     length_s = period_s / WINDOWS

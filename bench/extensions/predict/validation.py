@@ -27,11 +27,11 @@ from bench.launch.sweeps.state import PastRun, SweepState
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
+# Columns that are predicted and measured.
 _PARTS = (
     "step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "samples_per_s", "payload_bytes_per_step",
     "messages_per_step",
 )  # fmt: skip
-"""Columns that are predicted and measured."""
 _FIXED = ("accumulate", "amp", "nnodes", "nonfinite")
 _LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
@@ -114,7 +114,7 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Valid
 
 
 def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionRequest:
-    """What of a run is predicted, checked.
+    """Return what of a run is predicted, checked.
 
     Args:
         calibration: of the machine on which it is made.
@@ -154,13 +154,13 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
 
 
 def _last_interval_begins(epochs: int, config: RunConfig) -> int:
-    """After how many epochs that part of a run begins of which the last row is."""
+    """Return the number of epochs after which the interval of a run's last row begins."""
     every = min(config.eval_every or epochs, epochs)
     return (epochs - 1) // every * every
 
 
 def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compared]:
-    """Every cell beside its runs, as they lie there now; none is left out."""
+    """Return every cell beside its runs, as they lie there now."""
     return [_compared(cell, agenda) for cell in cells]
 
 
@@ -176,12 +176,12 @@ def _compared(cell: ValidationCell, agenda: SweepState) -> Compared:
 
 
 def _last_known(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    """What the last row says that says anything: one that was written soon after a restart knows no time of a step."""
+    """Return the last value that is known: a row that was written soon after a restart has no step time."""
     return next((row[column] for row in reversed(rows) if row[column] is not None), None)
 
 
 def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
-    """One row per cell; what was measured under the names of `metrics.csv`, what was predicted with `predicted_`."""
+    """Return one row per cell: what was measured, and what was predicted with the prefix `predicted_`."""
     rows = []
     for each in compared:
         request, prediction = each.cell.request, each.cell.prediction
@@ -224,7 +224,7 @@ def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Calibration:
-    """The calibration, knowing these cells too."""
+    """Return the calibration with these cells added."""
     cells = [
         Validated(
             compressor=each.cell.request.compressor,
@@ -251,7 +251,7 @@ _PAIR = ("compressor", "collective")
 
 
 def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], None]) -> SweepState:
-    """The runs below a folder that this calibration can predict.
+    """Return the runs below a folder that this calibration can predict.
 
     Args:
         calibration: of the machine on which they were made.
@@ -286,7 +286,7 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
 
 
 def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
-    """Its configuration.
+    """Return a run's configuration.
 
     Raises:
         UsageError: it did not end well, or was made with what the calibration knows nothing of.
@@ -309,13 +309,13 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
 
 
 def _said(reasons: collections.Counter[str]) -> str:
-    """The reasons and how often each was met; those that were met most come first."""
+    """Return the reasons and how often each was met, the most frequent first."""
     texts = [f"{reason} ({count})" for reason, count in reasons.most_common()]
     return f": {'; '.join(texts)}" if texts else "; give a folder of runs"
 
 
 def _telling_apart(configs: Collection[RunConfig]) -> list[str]:
-    """The pair, and whatever else differs among configurations."""
+    """Return the options that differ among configurations, and always the pair."""
     told = [
         option.name
         for option in RunConfig.options()
