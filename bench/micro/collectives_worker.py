@@ -56,7 +56,7 @@ class LinkCounter:
 
     @classmethod
     def of(cls, config: CollectivesConfig, rank: int) -> Self:
-        """The link of the host that holds this rank."""
+        """Return the counter of the host that holds this rank."""
         if config.cluster is None:
             return cls(exists=False)
         own = config.cluster["hosts"][rank // config.ranks_per_host]
@@ -107,7 +107,7 @@ KEY = (0,)
 
 
 class Expected:
-    """What a collective must make of all ranks' payloads: the serial sum bit for bit, where its order is known."""
+    """The result that a collective must have: the serial sum bit for bit, if its order is known."""
 
     def __init__(self, collective: Collective, payloads: list[Payload]) -> None:
         serial = serial_sum(collective, payloads)
@@ -158,7 +158,7 @@ class Summing:
         self._link = LinkCounter.of(config, transport.rank)
 
     def take_turn(self) -> None:
-        """`warmup` untimed sums, then `iters` timed ones, of which the last is checked."""
+        """Make `warmup` untimed sums, then `iters` timed ones, of which the last is checked."""
         for _ in range(self._config.warmup):
             self._sum()
         durations = []
@@ -172,7 +172,7 @@ class Summing:
         self._num_wrong += int(self._transport.all_reduce_scalars([self._expected.num_wrong(values)], "sum")[0])
 
     def row(self) -> dict[str, Any]:
-        """This pair's columns of `COLLECTIVES`, over all turns so far."""
+        """Return this pair's columns of `COLLECTIVES`, over all rounds so far."""
         n = self._config.world_size
         messages, nbytes = self._transport.all_reduce_scalars([self._sent.messages / n, self._sent.nbytes / n], "sum")
         time_s = statistics.median(self._p50s)
@@ -258,7 +258,7 @@ def run(config: CollectivesConfig, folder: RunFolder) -> None:
 def measure(
     config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport, origin: dict[str, Any]
 ) -> None:
-    """All pairs at one size, taking turns; every rank must call."""
+    """Measure all pairs at one size alternately; every rank must call."""
     compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
     offers = {name: make_synthetic_payloads(config, name, config.count(size), transport) for name in compressors}
     summings = [

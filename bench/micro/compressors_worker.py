@@ -117,7 +117,7 @@ WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
 
 @dataclasses.dataclass(kw_only=True)
 class Turn:
-    """What one pass over a gradient took and gave.
+    """Times and results of one pass over a gradient.
 
     Attributes:
         encode_s: until the last message is packed; momentum, residual and earlier rounds included.
@@ -170,7 +170,7 @@ class Encoding:
             self._turns.append(turn)
 
     def row(self) -> dict[str, Any]:
-        """The columns of `COMPRESSORS`, but for what all rows share."""
+        """Return the columns of `COMPRESSORS`, except those that all rows share."""
         numel = sum(layer.numel for layer in self._layers)
         encode_s = statistics.median(turn.encode_s for turn in self._turns)
         decode_s = statistics.median(turn.decode_s for turn in self._turns)
@@ -270,7 +270,7 @@ NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
-    """All compressors in turns, then a row for each."""
+    """Measure all compressors alternately, then write a row for each."""
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)

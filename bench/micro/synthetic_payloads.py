@@ -32,7 +32,7 @@ _INT8_MAX = 127
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticPayloads:
-    """What the ranks sum.
+    """The payloads that the ranks sum.
 
     Attributes:
         own: this rank's payload; must not be handed to a collective, which may overwrite it.

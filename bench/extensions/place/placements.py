@@ -21,7 +21,7 @@ MATRIX_AND_CONVOLUTION = "matrix and convolution only"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where the operations of every pool's replica run.
+    """The devices on which the operations of every pool's replica run.
 
     Attributes:
         device_of: the device of each operation, for every pool.

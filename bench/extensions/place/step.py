@@ -28,7 +28,7 @@ UPDATE_TRAFFIC = 5
 
 
 class Times(Protocol):
-    """Where the lengths of tasks come from."""
+    """Source of the lengths of tasks."""
 
     def forward(self, operation: Operation, device: Device) -> float:
         """Return the seconds of an operation's forward pass."""
@@ -162,7 +162,7 @@ def step_tasks(
 
 
 class _Step:
-    """Lists tasks; pools take turns at every operation, for none waits until another is done."""
+    """List the tasks; pools alternate at every operation, because none waits until another is done."""
 
     def __init__(
         self,

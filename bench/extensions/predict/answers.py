@@ -20,14 +20,14 @@ from bench.extensions.predict.output import print_curve, print_map, print_rankin
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.ranking import (
     MOST_TRIED,
-    dense_ways,
+    dense_on_each_collective,
     fastest,
+    on_each_collective,
     parse_sweep,
     parse_world_sizes,
     ranked,
     regimes,
     sweep,
-    ways_of,
 )
 from bench.extensions.predict.request import BASELINE, PredictionRequest, check, request_from_options
 from bench.extensions.predict.step import columns, same_everywhere
@@ -53,7 +53,7 @@ MAP_POINTS_PER_DECADE = 3
 
 def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
     """Show one compressor at one rate, on its fastest collective unless one is named."""
-    ways = ways_of(known, request_from_options(options))
+    ways = on_each_collective(known, request_from_options(options))
     best = fastest(known, ways)
     checked, prediction = best.request, best.prediction
     said = [*notes(known, checked), *latency_note(options, checked)]
@@ -75,7 +75,7 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
     """Show every calibrated compressor at one rate, the fastest first."""
     job = request_from_options(options)
     ways, left_out = ranked(known, job)
-    dense = fastest(known, dense_ways(known, job)) if BASELINE in known.encoded else None
+    dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
     rows = [
         columns(way.request, way.prediction, known)
         | ({"times_as_fast": way.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
@@ -175,7 +175,7 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
     """Add the step of dense gradients in 16 bits to the row, if calibrated, and return which is faster."""
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []
-    dense = fastest(known, dense_ways(known, checked))
+    dense = fastest(known, dense_on_each_collective(known, checked))
     row |= {"dense_collective": dense.collective, "dense_step_time_s": dense.step_time_s}
     ratio = dense.prediction.samples_per_s / prediction.samples_per_s
     if not checked.waits:

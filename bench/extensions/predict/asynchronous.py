@@ -156,7 +156,7 @@ def _summed_up(calibration: Calibration, setting: AsyncSetting, stock: _Stock) -
 
 
 def _bound_by(setting: AsyncSetting, stock: _Stock) -> str:
-    """What it would help most to have more of."""
+    """Return what it would help most to have more of."""
     if stock.stretch > 1:
         return "cpu"
     work, root = stock.work, setting.strategy.root

@@ -93,7 +93,7 @@ class MessageProfile:
 
     @property
     def nbytes(self) -> int:
-        """Of its packed form, one rank's."""
+        """Return the bytes of one rank's message in packed form."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
@@ -104,7 +104,7 @@ class MessageProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedBucket:
-    """What a compressor makes of a bucket.
+    """The messages and the work that a compressor makes of a bucket.
 
     Attributes:
         work_s: before each message, and after the last one.
@@ -149,7 +149,7 @@ class CpuContention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCosts:
-    """What messages take beside the time on their links.
+    """Costs of messages beside the time on their links.
 
     Attributes:
         message_s, per_byte_s: CPU time of a rank for one message, and for one byte, sent or received.
@@ -267,7 +267,7 @@ class Calibration:
         return FP32_BYTES * sum(sum(bucket.numels) for bucket in self.buckets)
 
     def write(self, path: Path) -> None:
-        """As JSON.
+        """Write it as JSON.
 
         Raises:
             UsageError: it cannot be written.
@@ -279,7 +279,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> Calibration:
-        """What `write` wrote.
+        """Read a file that `write` wrote.
 
         Raises:
             UsageError: it is not there, or is no such file, or one of another version.
@@ -300,7 +300,7 @@ class Calibration:
 
     @classmethod
     def of(cls, values: Any, where: str = "what was measured") -> Calibration:
-        """From plain values, as JSON has them.
+        """Build it from plain values, as JSON has them.
 
         Raises:
             UsageError: they are none.

@@ -70,7 +70,7 @@ class Allotment:
 
 
 class Budget:
-    """Gives each part its full repetitions where the time suffices for all.
+    """Give each part its full repetitions if the time suffices for all.
 
     Else each gets the same number of seconds for repetitions above the least, and a short one no more than it needs: so
     short measurements are repeated as often as ever, and long ones, which average over more by themselves, less often.
@@ -174,7 +174,7 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
 
 
 class _GoThrough:
-    """Goes through tasks, one after the other; rank 0 decides how often each is repeated, and reports it.
+    """Go through measurements one after the other; rank 0 decides how often each is repeated, and reports it.
 
     Args:
         config: complete.
@@ -195,7 +195,7 @@ class _GoThrough:
         return len(set(self._config.done) - set(self._config.later)) >= self._own
 
     def __call__(self, tasks: Sequence[Measurement], budget: Budget, *, is_foreseen: bool) -> None:
-        """Measure, each part with what the budget allots to it.
+        """Measure each part with what the budget allots to it.
 
         Args:
             tasks: in their order.

@@ -25,7 +25,7 @@ Rates = Callable[[npt.NDArray[np.bool_]], Floats]
 
 
 class FairShareQueue:
-    """Amounts that become less at rates which change whenever one begins or ends.
+    """A queue of amounts that shrink at rates which change whenever one begins or ends.
 
     Args:
         env: whose clock counts.
@@ -129,7 +129,7 @@ class SharedCores:
     load: float
 
     def reached(self, starts: Floats, marks: Floats) -> Floats:
-        """When ranks come to marks of their work, float [marks, ranks].
+        """Return when ranks come to marks of their work, float [marks, ranks].
 
         Args:
             starts: when each begins, float [ranks].
@@ -151,7 +151,7 @@ class SharedCores:
         return times
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """How much of its work each gets done in a second, beside what it would alone, float [ranks].
+        """Return each rank's speed relative to having the cores to itself, float [ranks].
 
         Args:
             computes: who is at it, bool [ranks]; 0 for the others.
@@ -164,7 +164,7 @@ class SharedCores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Ranks, and with what they make steps.
+    """Ranks, their links and their work in a step.
 
     Attributes:
         encoded: what the compressor makes of each bucket.
@@ -238,11 +238,11 @@ class Computing:
         )
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """As of `SharedCores`; the same whoever else computes, where hosts have their own."""
+        """Return the rates of `SharedCores`, or constant ones if hosts have cores of their own."""
         return np.where(computes, 1 / self.factor, 0.0) if self.cores is None else self.cores.rates(computes)
 
     def reached(self, starts: Floats) -> Floats:
-        """When ranks have each bucket ready, and then backward behind them, float [buckets + 1, ranks].
+        """Return when ranks have each bucket ready, and when backward has ended, float [buckets + 1, ranks].
 
         On shared cores all have what the last of them has, as whoever sums with others waits for it.
 

@@ -86,7 +86,7 @@ def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt
 
 
 class WavePaths:
-    """What stays the same of waves between the same ranks, which often come again.
+    """Links of waves between the same ranks, kept because such waves often come again.
 
     Attributes:
         alone: no rank sends two messages or receives two, and each has a host of its own.

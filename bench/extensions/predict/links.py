@@ -71,7 +71,7 @@ class TraceClock:
         return float(self.moments_s[-1])
 
     def clock_at(self, times: Floats) -> Floats:
-        """What its clock shows just before these times; an opportunity at the very time is still to come."""
+        """Return what its clock shows just before these times; an opportunity at the very time is still to come."""
         times = times - _INSTANT_S
         rounds = np.maximum(0.0, np.ceil(times / self.period_s) - 1)  # what lies on a period's end belongs to it
         passed = np.searchsorted(self.moments_s, times - rounds * self.period_s)
@@ -79,7 +79,7 @@ class TraceClock:
         return shown
 
     def time_of(self, clock: Floats) -> Floats:
-        """The moment of the opportunity with which its clock comes to these readings."""
+        """Return the moment of the opportunity with which its clock comes to these readings."""
         number = len(self.moments_s)
         index = np.maximum(0.0, np.ceil(clock * (number / self.period_s) - _PART) - 1)
         rounds, within = np.divmod(index, number)
@@ -100,11 +100,11 @@ class Paces:
         self._all_alike = set(of_hosts) == set(self._paces[:1])
 
     def clock_at(self, hosts: Ints, times: Floats) -> Floats:
-        """What the clocks of these hosts show at these times, float [..., hosts] or [..., 1]."""
+        """Return what the clocks of these hosts show at these times, float [..., hosts] or [..., 1]."""
         return self._of_each(hosts, times, TraceClock.clock_at)
 
     def time_of(self, hosts: Ints, clock: Floats) -> Floats:
-        """When the clocks of these hosts come to these readings, float [..., hosts]."""
+        """Return when the clocks of these hosts come to these readings, float [..., hosts]."""
         return self._of_each(hosts, clock, TraceClock.time_of)
 
     def _of_each(self, hosts: Ints, values: Floats, way: Callable[[TraceClock, Floats], Floats]) -> Floats:
@@ -121,7 +121,7 @@ class Paces:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Links:
-    """What joins the ranks.
+    """The links between the ranks, and the cost of messages on them.
 
     Attributes:
         host_of: of each rank, int [ranks]; messages within a host take no link.
@@ -186,7 +186,7 @@ TIE_S = 1e-6
 
 
 class Windows:
-    """Of all connections between ranks, which are silent between steps alone.
+    """TCP's windows of all connections between ranks, which are silent only between steps.
 
     Args:
         num_ranks: that are connected.
@@ -242,7 +242,7 @@ class Windows:
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
     def end_wave(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], seconds: float) -> None:
-        """A wave has come that took so long.
+        """Note that a wave has come that took so long.
 
         Args:
             sources: ranks that have sent.
@@ -252,7 +252,7 @@ class Windows:
 
 
 class SettlingWindows(Windows):
-    """Of connections that are new, and silent within steps too, over as many steps as it takes until they are settled.
+    """TCP's windows of new connections, which are silent within steps too, until they are settled.
 
     Silences add up until a message is at least half as long as the longest of the step before, which lets the window
     grow again.

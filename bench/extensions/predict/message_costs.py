@@ -153,7 +153,7 @@ LONG_MESSAGES = 5
 
 
 def run(config: RanksConfig, folder: RunFolder) -> None:
-    """Say it in `progress.jsonl`."""
+    """Measure, and write the costs to `progress.jsonl`."""
     with process_group(set_up_device("cpu", 1), config.timeout_s):
         transport = open_transport(timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES) if dist.get_rank() < 2 else MessageCosts()

@@ -39,7 +39,7 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.contention import Computing, Job
 from bench.extensions.predict.flows import NOTHING, Flows
 from bench.extensions.predict.links import Floats, SettlingWindows, Windows
-from bench.extensions.predict.trace_replay import Window, follow, steps_for
+from bench.extensions.predict.trace_replay import Window, replay, steps_for
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
@@ -57,7 +57,7 @@ def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
 
 
 def lengths_of(offer: MessageProfile) -> Lengths:
-    """Bytes of its pieces: each payload's spread evenly over its elements, growing with the ranks whose it is.
+    """Return the bytes of its pieces: each payload is spread evenly over its elements and grows with the ranks.
 
     Growth goes on beyond what was measured as it went at last, until the dense form in fp32 is shorter.
     """
@@ -107,7 +107,7 @@ SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting(Job):
-    """Where and with what a step is to be made.
+    """Everything that a step depends on, beside the calibration.
 
     Attributes:
         collective: that sums; `check_predictable` accepts it.
@@ -163,9 +163,9 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
     over_time: dict[str, Any] = {}
     if period_s := setting.links.period_s:
         most_steps = steps_for(float(step.messages.sum()))
-        followed = follow(step, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
-        slowest, exposed_s = followed.step_time_s, followed.exposed_s
-        over_time = followed.differences()
+        over_trace = replay(step, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
+        slowest, exposed_s = over_trace.step_time_s, over_trace.exposed_s
+        over_time = over_trace.differences()
     computing_s = float((step.computed_s + update_s).max())
     nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
     return Prediction(
@@ -219,7 +219,7 @@ class _Step:
         self.worked_s = 0.0
 
     def run(self, starts: Floats) -> Floats:
-        """When each rank's step ends that began at `starts`."""
+        """Return when each rank's step ends that began at `starts`."""
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
         busy_s, over_links = flows.busy_s.copy(), flows.sent_over_links.copy()

@@ -26,7 +26,7 @@ MOST_TRIED = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Way:
+class PredictedPair:
     """One pair and its predicted step."""
 
     request: PredictionRequest
@@ -43,7 +43,7 @@ class Way:
         return self.prediction.step_time_s
 
 
-def ways_of(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
+def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
     """Return a compressor on each collective that it can use, the one first that a run would choose.
 
     Where `request` names a collective, that is the only one.
@@ -57,22 +57,22 @@ def ways_of(calibration: Calibration, request: PredictionRequest) -> list[Predic
     return [default, *(pair for pair in pairs(default, [default.compressor]) if pair != default)]
 
 
-def dense_ways(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return `ways_of` for dense gradients in 16 bits.
+def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
+    """Return `on_each_collective` for dense gradients in 16 bits.
 
     Raises:
         UsageError: they are not calibrated.
     """
-    return ways_of(calibration, dataclasses.replace(request, compressor=BASELINE, collective=""))
+    return on_each_collective(calibration, dataclasses.replace(request, compressor=BASELINE, collective=""))
 
 
-def fastest(calibration: Calibration, ways: Sequence[PredictionRequest]) -> Way:
-    """Return the best of `ways_of`, the first of equals."""
-    each = [Way(request=way, prediction=predicted(calibration, way)) for way in ways]
+def fastest(calibration: Calibration, ways: Sequence[PredictionRequest]) -> PredictedPair:
+    """Return the best of `on_each_collective`, the first of equals."""
+    each = [PredictedPair(request=way, prediction=predicted(calibration, way)) for way in ways]
     return max(each, key=lambda way: way.prediction.samples_per_s)
 
 
-def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[Way], dict[str, str]]:
+def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[PredictedPair], dict[str, str]]:
     """Return each calibrated compressor on its fastest collective, the fastest first, and why others are left out.
 
     Raises:
@@ -81,7 +81,7 @@ def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[W
     found, refused = [], {}
     for name in calibration.encoded:
         try:
-            ways = ways_of(calibration, dataclasses.replace(request, compressor=name))
+            ways = on_each_collective(calibration, dataclasses.replace(request, compressor=name))
         except UsageError as reason:
             refused[name] = str(reason)
         else:
@@ -126,8 +126,8 @@ class Curve:
     """
 
     rates_bps: list[float]
-    pair: list[Way]
-    dense: list[Way]
+    pair: list[PredictedPair]
+    dense: list[PredictedPair]
     break_even_bps: list[float]
 
     @property
@@ -146,7 +146,7 @@ def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Seque
     check_waits(request)
     pair, dense = (
         [fastest(calibration, [way.at_rate(rate) for way in ways]) for rate in rates_bps]
-        for ways in (ways_of(calibration, request), dense_ways(calibration, request))
+        for ways in (on_each_collective(calibration, request), dense_on_each_collective(calibration, request))
     )
     ratios = np.log([a.step_time_s / b.step_time_s for a, b in zip(pair, dense, strict=True)])
     logs = np.log(rates_bps)
@@ -212,7 +212,7 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
     check_waits(jobs[0])
     found = []
     for job in jobs:
-        tried = [*dense_ways(calibration, job)[:1], *pairs(job, calibration.encoded)]
+        tried = [*dense_on_each_collective(calibration, job)[:1], *pairs(job, calibration.encoded)]
         for rate in rates_bps:
             steps = [predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried]
             best = min(range(len(tried)), key=steps.__getitem__)  # of equals the first, which is dense

@@ -31,7 +31,7 @@ DDP = "ddp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """What is to be predicted, checked.
+    """A checked request for a prediction.
 
     Attributes:
         hosts: each one's link.
@@ -57,7 +57,7 @@ class PredictionRequest:
         ranks_per_host: int,
         shared_cores: int | None,
     ) -> Self:
-        """What the options say that a prediction and a run have in common, not checked yet."""
+        """Return what the options say that a prediction and a run have in common, not checked yet."""
         return cls(
             compressor=config.compressor,
             collective=config.collective,

@@ -136,7 +136,7 @@ Life = Generator[simpy.Event, Any, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsyncSetting(Job):
-    """Where and with what steps are to be made.
+    """Everything that steps depend on, beside the calibration.
 
     Attributes:
         strategy: its server's rules.
@@ -149,7 +149,7 @@ class AsyncSetting(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What a step takes of a rank or of its server.
+    """Work of a rank and of its server in one step.
 
     Attributes:
         computing: of the ranks.
@@ -226,7 +226,7 @@ class _Applied:
 
 @dataclasses.dataclass(kw_only=True)
 class Played:
-    """What was seen, from one push to another.
+    """Observations from one push to another.
 
     Attributes:
         begun, ended: when these were taken.

@@ -29,7 +29,7 @@ MS_PER_S = 1e3
 
 
 def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
-    """Rates in bytes per second of what TCP carries, so that headers of frames are paid for.
+    """Return the job's links, with rates in bytes per second of what TCP carries, without headers of frames.
 
     Raises:
         UsageError: the file of a trace is gone, or another one.
@@ -59,7 +59,7 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
 
 
 def _crowded_wake_s(calibration: Calibration, request: PredictionRequest) -> float:
-    """It grows with the threads that have their turn before one that wakes; up to one per core there are none."""
+    """Return how long a rank takes to wake up: it grows with the threads that run before it, from one per core on."""
     if request.shared_cores is None:
         return 0.0
     known = calibration.crowds[-1].load

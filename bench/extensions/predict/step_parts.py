@@ -218,7 +218,7 @@ class StepParts:
         self._optimizer.zero_grad()
 
     def _step(self) -> tuple[list[float], list[float]]:
-        """(when the batch was asked for, it was there, forward, backward and update had ended; when buckets came)."""
+        """Return when batch, forward, backward and update began or ended, and when buckets came."""
         self._arrived = []
         marks = [self._now()]
         x, y = next(self._batches)

@@ -23,8 +23,8 @@ MOST_MESSAGES = 2_000_000
 WINDOWS = 10
 
 
-class Maker(Protocol):
-    """What makes steps.
+class StepSimulation(Protocol):
+    """A simulation of steps.
 
     Attributes:
         exposed_s: of the last one, float [ranks].
@@ -33,7 +33,7 @@ class Maker(Protocol):
     exposed_s: Floats
 
     def run(self, starts: Floats) -> Floats:
-        """When each rank's step ends that began at `starts`."""
+        """Return when each rank's step ends that began at `starts`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Followed:
+class TraceResult:
     """Steps over a trace.
 
     Attributes:
@@ -77,7 +77,9 @@ def steps_for(messages_per_step: float) -> int:
     return int(np.clip(MOST_MESSAGES / messages_per_step, LEAST_STEPS, MOST_STEPS))
 
 
-def follow(maker: Maker, starts: Floats, *, period_s: float, at_least_s: float, most_steps: int) -> Followed:
+def replay(
+    maker: StepSimulation, starts: Floats, *, period_s: float, at_least_s: float, most_steps: int
+) -> TraceResult:
     """Make steps.
 
     Args:
@@ -106,7 +108,7 @@ def follow(maker: Maker, starts: Floats, *, period_s: float, at_least_s: float, 
             until = begin + rounds * period_s
     windows = [] if rounds > LEAST_STEPS else _windows(np.array(moments) - begin, made, period_s, rounds)
     weights = np.diff(made)
-    return Followed(
+    return TraceResult(
         step_time_s=rounds * period_s / float(np.interp(until, moments, made)),
         exposed_s=float(np.average(exposed, weights=weights)),
         step_time_p95_s=_percentile(np.array(seconds), weights, 0.95),

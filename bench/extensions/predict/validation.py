@@ -66,12 +66,12 @@ class Compared:
 
     @property
     def step_time_s(self) -> float | None:
-        """Measured."""
+        """Return the measured seconds of a step."""
         return self.measured["step_time_s"]
 
     @property
     def error(self) -> float | None:
-        """Of the predicted time of a step."""
+        """Return the error of the predicted time of a step."""
         return None if self.step_time_s is None else self.cell.prediction.step_time_s / self.step_time_s - 1
 
 

@@ -35,7 +35,7 @@ from bench.extensions.predict.notes import notes
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.output import _verdict
 from bench.extensions.predict.prediction import Prediction, lengths_of
-from bench.extensions.predict.ranking import dense_ways, parse_sweep, sweep
+from bench.extensions.predict.ranking import dense_on_each_collective, parse_sweep, sweep
 from bench.extensions.predict.request import check, check_request
 from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicted
 from bench.hosts.cluster import HostLink
@@ -463,7 +463,9 @@ def test_what_cannot_be_calibrated_is_not_asked_for(compressor: str, sentence: s
 
 
 def test_ranks_of_a_host_are_one_group_of_a_dense_opponent() -> None:
-    ways = dense_ways(calibration(), check(PredictConfig(compressor="topk", hosts=4, ranks_per_host=8), calibration()))
+    ways = dense_on_each_collective(
+        calibration(), check(PredictConfig(compressor="topk", hosts=4, ranks_per_host=8), calibration())
+    )
     assert "hierarchical:group_size=8" in [way.collective for way in ways]
 
 

@@ -18,7 +18,7 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.request import check
 from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, columns, predicted
-from bench.extensions.predict.trace_replay import LEAST_STEPS, follow
+from bench.extensions.predict.trace_replay import LEAST_STEPS, replay
 from tests.testing.calibrations import calibration
 
 
@@ -42,7 +42,7 @@ def slow_in_its_second_half(now: float) -> float:
 def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
     """Of 100 s that follow the settling, 50 steps are made in the first half and 25 in the second."""
     steps = Steps(slow_in_its_second_half)
-    found = follow(steps, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
+    found = replay(steps, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
     assert steps.begun[0] == 100.0  # the trace begins anew
     assert len(steps.begun) == 75
     assert found.step_time_s == pytest.approx(100 / 75)
@@ -56,7 +56,7 @@ def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
 
 def test_short_steps_stand_for_those_that_would_follow() -> None:
     steps = Steps(lambda now: slow_in_its_second_half(now) / 100)
-    found = follow(steps, np.zeros(2), period_s=100.0, at_least_s=0.0, most_steps=50)
+    found = replay(steps, np.zeros(2), period_s=100.0, at_least_s=0.0, most_steps=50)
     assert len(steps.begun) == 50
     assert found.step_time_s == pytest.approx(1 / 75)
     assert found.slowest is not None
@@ -64,20 +64,20 @@ def test_short_steps_stand_for_those_that_would_follow() -> None:
 
 
 def test_steps_longer_than_the_trace_have_no_tenths_of_it() -> None:
-    found = follow(Steps(lambda now: 30.0), np.zeros(2), period_s=0.001, at_least_s=0.0, most_steps=500)
+    found = replay(Steps(lambda now: 30.0), np.zeros(2), period_s=0.001, at_least_s=0.0, most_steps=500)
     assert found.step_time_s == pytest.approx(30.0)
     assert (found.slowest, found.fastest) == (None, None)
 
 
 def test_a_trace_of_few_steps_is_followed_several_times_and_wholly() -> None:
     steps = Steps(lambda now: 3.0 if now % 10 < 5 else 1.0)
-    found = follow(steps, np.zeros(2), period_s=10.0, at_least_s=0.0, most_steps=500)
+    found = replay(steps, np.zeros(2), period_s=10.0, at_least_s=0.0, most_steps=500)
     assert len(steps.begun) == 3 * 6 > LEAST_STEPS
     assert found.step_time_s == pytest.approx(10 / 6)
 
 
 def test_a_step_is_no_shorter_than_shared_cores_allow() -> None:
-    found = follow(Steps(slow_in_its_second_half), np.zeros(2), period_s=100.0, at_least_s=4.0, most_steps=500)
+    found = replay(Steps(slow_in_its_second_half), np.zeros(2), period_s=100.0, at_least_s=4.0, most_steps=500)
     assert found.step_time_s == pytest.approx(4.0)
     assert found.exposed_s == pytest.approx(0.5 + (3 * 13 + 2 * 12) / 25, rel=0.05)
 
