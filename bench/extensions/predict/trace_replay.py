@@ -77,13 +77,11 @@ def steps_for(messages_per_step: float) -> int:
     return int(np.clip(MOST_MESSAGES / messages_per_step, LEAST_STEPS, MOST_STEPS))
 
 
-def replay(
-    maker: StepSimulation, starts: Floats, *, period_s: float, at_least_s: float, most_steps: int
-) -> TraceResult:
+def replay(step: StepSimulation, starts: Floats, *, period_s: float, at_least_s: float, most_steps: int) -> TraceResult:
     """Make steps.
 
     Args:
-        maker: of them.
+        step: the simulation.
         starts: of the first, float [ranks]; it is put off until the trace begins anew.
         period_s: of the trace.
         at_least_s: a step is no shorter.
@@ -96,10 +94,10 @@ def replay(
     ends = starts
     while moments[-1] < until:
         starts = ends + (moments[-1] - ends.max())
-        ends = maker.run(starts)
+        ends = step.run(starts)
         alone_s = float(ends.max() - starts.max())
         seconds.append(max(alone_s, at_least_s))
-        exposed.append(float(maker.exposed_s.mean()) + seconds[-1] - alone_s)
+        exposed.append(float(step.exposed_s.mean()) + seconds[-1] - alone_s)
         lasts_s = max(seconds[-1], share_s)
         moments.append(moments[-1] + lasts_s)
         made.append(made[-1] + lasts_s / seconds[-1])
