@@ -149,7 +149,12 @@ class PlacementComparison:
         self._batch_size = batch_size
         self._pools = topology.pools()
         alike = list(zip(*self._pools, strict=True))
-        self._singles = {f"all on {_names(devices)}": self._single(devices) for devices in alike}
+        self._singles = {
+            f"all on {'/'.join(device.name for device in devices)}": Placement(
+                device_of=[{operation.name: device.name for operation in operations} for device in devices]
+            )
+            for devices in alike
+        }
         self.placements = {
             BY_TYPE: self._by_type(traced, activations),
             MATRIX_AND_CONVOLUTION: self._by_type(traced, "producer"),
@@ -179,14 +184,6 @@ class PlacementComparison:
     def _by_type(self, traced: fx.GraphModule, activations: ActivationPolicy) -> Placement:
         assignments = [assign(traced, pool, activations) for pool in self._pools]
         return Placement(device_of=[each.device_of for each in assignments], notes=assignments[0].notes)
-
-    def _single(self, devices: Sequence[Device]) -> Placement:
-        names = [operation.name for operation in self._operations]
-        return Placement(device_of=[dict.fromkeys(names, device.name) for device in devices])
-
-
-def _names(devices: Sequence[Device]) -> str:
-    return "/".join(device.name for device in devices)
 
 
 def _device_cost(device: Device, tasks: Sequence[Task], placement: Placement) -> DeviceCost:

@@ -87,17 +87,7 @@ class PredictionRequest:
     @property
     def slowest_bps(self) -> float | None:
         """Return the slowest rate of any link, of a trace its mean; None: not limited."""
-        return _slowest(rate for host in self.hosts for rate in host.mean_rates)
-
-    @property
-    def uplink_bps(self) -> float | None:
-        """Return the slowest rate at which a host sends; None: not limited."""
-        return _slowest(host.mean_rates[0] for host in self.hosts)
-
-    @property
-    def downlink_bps(self) -> float | None:
-        """Return the slowest rate at which a host receives; None: not limited."""
-        return _slowest(host.mean_rates[1] for host in self.hosts)
+        return slowest(rate for host in self.hosts for rate in host.mean_rates)
 
     @property
     def link_trace(self) -> str | None:
@@ -134,7 +124,8 @@ def waits(strategy: str) -> bool:
     return strategy.partition(":")[0] == DDP
 
 
-def _slowest(rates: Iterable[float | None]) -> float | None:
+def slowest(rates: Iterable[float | None]) -> float | None:
+    """Return the slowest of some rates; None if none is limited."""
     return min((rate for rate in rates if rate is not None), default=None)
 
 

@@ -15,7 +15,7 @@ from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.extensions.predict.links import Floats, Links, TraceClock
 from bench.extensions.predict.prediction import Prediction, Setting, predict
-from bench.extensions.predict.request import PredictionRequest
+from bench.extensions.predict.request import PredictionRequest, slowest
 from bench.extensions.predict.server_simulation import AsyncSetting
 from bench.hosts.cluster import Trace, has_real_frames
 from bench.strategies.async_server.async_server import AsyncServer
@@ -170,8 +170,8 @@ def _request_columns(request: PredictionRequest, calibration: Calibration) -> di
         "world_size": request.world_size,
         "hosts": len(request.hosts),
         "ranks_per_host": request.ranks_per_host,
-        "uplink_bps": request.uplink_bps,
-        "downlink_bps": request.downlink_bps,
+        "uplink_bps": slowest(host.mean_rates[0] for host in request.hosts),
+        "downlink_bps": slowest(host.mean_rates[1] for host in request.hosts),
         "link_trace": request.link_trace,
         "latency_s": max(host.latency_s for host in request.hosts),
         "cpu_share": min(host.cpu_share for host in request.hosts),

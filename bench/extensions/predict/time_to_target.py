@@ -61,7 +61,8 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
     alike = [run for run in collect_runs(rows) if all(run[name] == value for name, value in wanted.items())]
     counted = [run for run in alike if (run.ended_well or run.diverged) and run["target_accuracy"] is not None]
-    runs, _ = one_per_seed([run for run in counted if not _changed_ranks(run)])
+    # Runs that were resumed with another number of ranks count their steps anew.
+    runs, _ = one_per_seed([run for run in counted if len({row["world_size"] for row in run.rows}) <= 1])
     if not runs:
         return NeededSteps(
             steps=None,
@@ -84,11 +85,6 @@ def _check_alike(runs: Sequence[Run]) -> None:
                 f"the runs with {runs[0]['world_size']} ranks differ in {name} ({', '.join(map(str, values))}); give "
                 "those of one"
             )
-
-
-def _changed_ranks(run: Run) -> bool:
-    """Return True if the run was resumed with another number of ranks, which restarts the count of steps."""
-    return len({row["world_size"] for row in run.rows}) > 1
 
 
 def _medians(runs: Sequence[Run]) -> dict[int, tuple[float, int]]:

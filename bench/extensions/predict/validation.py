@@ -161,23 +161,18 @@ def _last_interval_begins(epochs: int, config: RunConfig) -> int:
 
 def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compared]:
     """Return every cell beside its runs, as they lie there now."""
-    return [_compared(cell, agenda) for cell in cells]
-
-
-def _compared(cell: ValidationCell, agenda: SweepState) -> Compared:
-    done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
-    rows = [list(read_rows(run.folder.metrics)) for run in done]
-
-    def median(column: str) -> float | None:
-        known = [value for of_run in rows if (value := _last_known(of_run, column)) is not None]
-        return statistics.median(known) if known else None
-
-    return Compared(cell=cell, num_runs=len(done), measured={column: median(column) for column in _PARTS})
-
-
-def _last_known(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    """Return the last value that is known: a row that was written soon after a restart has no step time."""
-    return next((row[column] for row in reversed(rows) if row[column] is not None), None)
+    compared = []
+    for cell in cells:
+        done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
+        rows = [list(read_rows(run.folder.metrics)) for run in done]
+        measured: dict[str, float | None] = {}
+        for column in _PARTS:
+            # The last value of each run that is known: a row that was written soon after a restart has no step time.
+            known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
+            last = [values[-1] for values in known if values]
+            measured[column] = statistics.median(last) if last else None
+        compared.append(Compared(cell=cell, num_runs=len(done), measured=measured))
+    return compared
 
 
 def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
