@@ -43,7 +43,7 @@ class LinkCounter:
     Attributes:
         exists: the ranks are on virtual hosts; without, nothing is counted.
         uplink_bps, downlink_bps: this host's rates; None: not limited.
-        sent, received: bytes of whole frames per sum, in the turns so far.
+        sent, received: bytes of whole frames per sum, in the rounds so far.
         forwarder_use: of what forwards the frames, if anything but the kernel does.
     """
 

@@ -145,7 +145,7 @@ def _linear(coefficients: Coefficients, flops: float, nbytes: float) -> float:
 def _fit(samples: Sequence[Sample]) -> Coefficients:
     """Fit by least squares with weights 1 / seconds, between those of absolute errors and of relative ones.
 
-    Relative errors alone leave sums too small: what took long by chance weighs little.
+    Relative errors alone leave sums too small: samples that were slowed by other work weigh little.
     """
     matrix = np.array([(1.0, sample.flops, sample.nbytes) for sample in samples])
     scale = np.maximum(matrix.max(axis=0), 1.0)
@@ -164,7 +164,7 @@ PARAMETERS = ""
 def measure(traced: fx.GraphModule, operations: Sequence[Operation], x: torch.Tensor, repeats: int) -> list[Sample]:
     """Return the median time of every operation, forward and backward, and of the update of all parameters.
 
-    It is the time of this thread on its core, for what other processes take is not the operation's; torch must have
+    It is the time of this thread on its core, because what other processes take is not the operation's; torch must have
     been told to use one thread.
 
     Args:

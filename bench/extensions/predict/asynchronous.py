@@ -1,6 +1,6 @@
 """What a step takes where ranks push to a server and do not wait for each other: simulations, and what they come to.
 
-Where they are held by a bound, a lead of one rank over another grows until it is the bound's, for whoever begins to
+Where they are held by a bound, a lead of one rank over another grows until it is the bound's, because whoever begins to
 send a little earlier gets more of a link, and then stays: everybody waits for the last one's push in every step, which
 lets all go on at once. So such ranks are simulated in step, as with a bound of 0, all but one of them as stale as they
 may be.
@@ -81,7 +81,7 @@ class _Stock:
         serving_share: of the simulated time, what the server was busy for.
         updates: of the parameters.
         sent: bytes of each rank, control messages apart, float [ranks].
-        cpu_s: CPU time of each rank, likewise.
+        cpu_s: CPU time of each rank, float [ranks].
     """
 
     def __init__(

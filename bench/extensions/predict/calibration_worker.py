@@ -136,7 +136,7 @@ STEPS = "steps of one rank"
 # Repetitions whose mean counts, because rounds that wait for one another add up, the long ones too.
 WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
 # Seconds that are expected before anything is measured: for messages between two processes, for an element that is
-# encoded, for a turn of short messages among ranks that compute, and for a part that the launcher measures.
+# encoded, for a round of short messages among ranks that compute, and for a part that the launcher measures.
 MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
@@ -248,7 +248,7 @@ def _messages(config: CalibrateConfig) -> Measured:
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     """Return the measurements of rank 0's compute, and of what compressors make of its gradients.
 
-    Steps are timed before and behind each compressor, for the machine is faster at one moment than at another.
+    Steps are timed before and after each compressor, because the machine is faster at one moment than at another.
     """
     texts = spec.split_list(config.compressors)
     steps_at_once = math.ceil(config.repeats / (1 + len(texts)))
@@ -272,7 +272,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     first = MeasuredPart(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
     encode_s = ENCODE_S * parts.numel
     stir_all_s = parts.num_buckets * parts.stir_s
-    # A turn encodes for every rank, and stirs before the buckets of one; what is done to messages stirs twice.
+    # A repetition encodes for every rank, and stirs before the buckets of one; what is done to messages stirs twice.
     turn_s = 2 * RANKS * encode_s + 3 * stir_all_s + steps_at_once / config.turns * step_s
     return [
         Measurement(first, _by_rank_0(steps)),
@@ -291,7 +291,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
 def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     """Return the measurements of steps of one rank, one on each core, and all at once, and of messages among them.
 
-    Numbers of ranks take turns, for cores are faster at one moment than at another.
+    Numbers of ranks alternate, because cores are faster at one moment than at another.
     """
     cores, most = environment.usable_cores(), dist.get_world_size()
     groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}

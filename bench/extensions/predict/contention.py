@@ -169,7 +169,7 @@ class Job:
     Attributes:
         encoded: what the compressor makes of each bucket.
         links: of the ranks.
-        slower: float [ranks], the factor on what each rank computes, for its host.
+        slower: float [ranks], the factor on what each rank computes, because of its host.
         load: threads that compute at once / cores, of those that share some.
         shared_cores: of all ranks together; None: hosts have their own.
         straggler: a rank that is slow on purpose.
@@ -189,14 +189,14 @@ class Computing:
 
     Attributes:
         handed_over_s: when each bucket is ready, after the step began, where all begin at once; one array per bucket.
-        computed_s: when backward has ended, likewise.
+        computed_s: when backward has ended, after the step began, float [ranks].
         factor: on other work of a rank, as it was measured for one that has the machine to itself.
         cpu_s: CPU time of any rank, the update included.
         longer: times what backward has taken by its end, that a rank then sleeps before it hands over the last bucket.
         cores: that all ranks share; None: hosts have their own.
         marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
         marks_of_last: the same for the last of ranks that begin at once: cores are not handed round evenly, so it comes
-            to them later than all would together, and ends as they would, for the others leave it their cores.
+            to them later than all would together, and ends as they would, because the others leave it their cores.
     """
 
     handed_over_s: tuple[Floats, ...]

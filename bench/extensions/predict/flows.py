@@ -78,7 +78,7 @@ def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt
         order: of the sources' arrivals, the same at every queue.
         arrival: float [sources, queues], or [sources, 1].
         service: float [sources, queues].
-        is_sent: which messages there are, likewise.
+        is_sent: which messages there are, of the same shape.
     """
     rest = service[order][::-1].cumsum(0)[::-1]
     ends: Floats = np.where(is_sent[order], arrival[order] + rest, 0.0).max(0)
@@ -327,7 +327,7 @@ class Flows:
             parts: when each source's parts come, float [parts, sources].
             order: of all of these.
             service: of all of a source's message, float [sources, hosts].
-            is_sent: which messages there are, likewise.
+            is_sent: which messages there are, of the same shape.
         """
         whole = self._down_free[hosts] + service.sum(0)
         if len(parts) > 1:

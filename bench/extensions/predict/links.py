@@ -126,10 +126,10 @@ class Links:
     Attributes:
         host_of: of each rank, int [ranks]; messages within a host take no link.
         up_rate: bytes per second that each host can send, float [hosts]; inf: not limited.
-        down_rate: that it can receive, likewise.
+        down_rate: that it can receive, float [hosts]; inf: not limited.
         up_paces, down_paces: where these are the means of rates that change over time, each host's, or None where its
             own is constant; empty: all are.
-        latency_s: one-way delay of what it sends, likewise.
+        latency_s: one-way delay of what it sends, float [hosts].
         message_s: what a rank does for one message, sent or received.
         per_byte_s: what it does for one byte, sent or received.
         wake_s: until a rank that waits for a message does something about it.

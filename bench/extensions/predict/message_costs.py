@@ -48,7 +48,7 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
 
     Args:
         transport: of these two, or more ranks.
-        long_messages: of a megabyte, in each turn.
+        long_messages: of a megabyte, in each repetition.
     """
     short = [_turn(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_TURNS)]
     long = [_turn(transport, LONG_BYTES, long_messages) for _ in range(LONG_TURNS)]
@@ -107,8 +107,8 @@ class _Computing:
 def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
     """Return a core's seconds per byte, beside what `costs` say of the ranks that exchange it; every rank must call.
 
-    Each turn is held against a rest before it, for cores are faster at one moment than at another. The mean counts:
-    the same frames take several times as long where processes happen to lie on other cores.
+    Each repetition is compared with a rest before it, because cores are faster at one moment than at another. The mean
+    counts: the same frames take several times as long where processes happen to lie on other cores.
     """
     n, cores, found = transport.world_size, environment.usable_cores(), []
     own_s = 2 * (costs.message_s + costs.per_byte_s * MESSAGE_BYTES)

@@ -61,7 +61,7 @@ class Star:
         return self._send(rank, rank, nbytes)
 
     def answer(self, rank: int, nbytes: float) -> simpy.Event:
-        """Send so much from the server to a rank; likewise."""
+        """Send so much from the server to a rank; happens when the last byte has come."""
         return self._send(self._links.num_ranks + rank, rank, nbytes)
 
     def latency_s(self, rank: int, *, to_server: bool) -> float:
@@ -106,7 +106,7 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
 
     Args:
         count: of each host's flows, int [hosts].
-        own: rate of each host's link, likewise.
+        own: rate of each host's link, float [hosts].
         shared: rate of the link that all of them take.
     """
     rates = np.zeros(len(count))
@@ -156,7 +156,7 @@ class StepWork:
         encode_s: of each bucket.
         nbytes, message_s: of each bucket's messages, and work for them at either end; the last one's with the control
             message that ends the clock.
-        answer_nbytes, answer_s: of the parameters and the control message before them, likewise.
+        answer_nbytes, answer_s: of the parameters and the control message before them.
         apply_s: to decode one push and to update the parameters.
         add_s: for every further push of the same update.
         num_layers: that travel one by one.

@@ -281,14 +281,14 @@ def encoded(
     stir: Callable[[], object],
     seconds: float = math.inf,
 ) -> tuple[tuple[EncodedBucket, ...], int]:
-    """Return what a compressor makes of every bucket, and how many turns of it were timed.
+    """Return what a compressor makes of every bucket, and how many repetitions were timed.
 
     Args:
         text: of the compressor.
         gradients: as of `StepParts.gradients`; left as they are.
         config: complete.
         stir: computes something else.
-        seconds: that all of it may take; where they are short there are fewer turns, but at least `LEAST_TURNS`.
+        seconds: that all of it may take; where they are short there are fewer repetitions, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
     reducers = [reducer_for(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]

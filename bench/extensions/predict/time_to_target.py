@@ -149,7 +149,7 @@ def with_losses(
         losses: of each host.
         request: what was predicted.
         prediction: of it, without losses.
-        time_to_target_s: likewise; None: not known.
+        time_to_target_s: without losses; None: not known.
 
     Returns:
         By name; the time to target is None where that without losses is.
