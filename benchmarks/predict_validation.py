@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.launch.sweeps.file import Options
-from bench.launch.sweeps.tuning import toml_table
+from bench.launch.sweeps.file import Settings, toml_table
 
 SEED, SEED_OF_OTHERS = 20261212, 20261225
 FILES = Path("examples/predict")
@@ -43,7 +42,7 @@ OTHERS = "small_cnn-others"
 PUSHED = (("none", "mode=asp"), ("topk", "mode=asp"), ("group_topk", "staleness=1"), ("sign", "staleness=4"))
 """(compressor, what the server waits for)"""
 TRACE = "examples/cell.trace"
-BASE: Options = {
+BASE: Settings = {
     "dataset": "synthetic",
     "train_size": 2000,
     "test_size": 200,
@@ -128,7 +127,7 @@ def drawn_others() -> dict[Path, str]:
     # A server's queue needs some steps after the common start until it is as it will be.
     tables = [toml_table("[base]", {"model": model} | BASE | {"steps": 60, "warmup_steps": 20})]
 
-    def link() -> Options:
+    def link() -> Settings:
         latency = "0ms" if rng.random() < 0.4 else f"{rng.uniform(1, 20):.0f}ms"
         return {
             "hosts": int(rng.integers(3, 7)),
@@ -140,14 +139,14 @@ def drawn_others() -> dict[Path, str]:
         return f"rank=1,slowdown={rng.uniform(1.5, 4):.1f}"
 
     for number, (compressor, waits) in enumerate(PUSHED):
-        slow: Options = {"straggler": slow_rank()} if number % 2 else {}
+        slow: Settings = {"straggler": slow_rank()} if number % 2 else {}
         strategy = f"async_server:{waits}"
         tables.append(toml_table("[[include]]", {"compressor": compressor, "strategy": strategy} | link() | slow))
     for compressor, collective in PAIRS[:4]:
-        pair: Options = {"compressor": compressor, "collective": collective}
+        pair: Settings = {"compressor": compressor, "collective": collective}
         tables.append(toml_table("[[include]]", pair | link() | {"straggler": slow_rank()}))
     for compressor, collective in PAIRS[1:5]:
-        where: Options = {"hosts": int(rng.integers(2, 5)), "bandwidth_trace": TRACE, "steps": 150}
+        where: Settings = {"hosts": int(rng.integers(2, 5)), "bandwidth_trace": TRACE, "steps": 150}
         tables.append(toml_table("[[include]]", {"compressor": compressor, "collective": collective} | where))
     return {FILES / f"{OTHERS}.toml": "\n".join(tables)}
 

@@ -29,9 +29,13 @@ _MACHINES = {
 @contextlib.contextmanager
 def report_errors() -> Iterator[None]:
     """Run the command in the block; print its error on stderr in one sentence and exit with the error's code."""
-    _show_any_sign()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # show the escape sequence of characters that the encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        _check_working_directory()
+        try:
+            os.getcwd()  # noqa: PTH109 - the same
+        except FileNotFoundError:
+            raise UsageError("the working directory no longer exists; change to another one") from None
         yield
         sys.stdout.flush()  # so that a full disk raises here, not while Python exits
     except BaseException as error:
@@ -64,19 +68,6 @@ def shown_error(error: BaseException) -> BenchError | None:
 
 def _place(error: OSError) -> str:
     return "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
-
-
-def _show_any_sign() -> None:
-    """Make stdout show the escape sequence of characters that its encoding lacks, rather than fail."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()  # noqa: PTH109 - the same
-    except FileNotFoundError:
-        raise UsageError("the working directory no longer exists; change to another one") from None
 
 
 def _write_no_more() -> None:

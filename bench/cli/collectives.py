@@ -3,56 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from bench.cli.options import AsJson, RowFile, row_writer, takes
+from bench.cli.output.console import Turns, print_json, stdout_console
 from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import RunFailed
 from bench.core.schema.measurements import COLLECTIVES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.launch.jobs.fork_server import ForkServer
-    from bench.report.store import Row
-
-
-from collections.abc import Sequence
-
-from bench.cli.output.console import Turns, print_json, stdout_console
-from bench.core.rows import RowWriter
 from bench.core.units import format_bytes
 from bench.hosts.cluster import Cluster
 from bench.report.measurement_tables import collectives_table, with_ratios
+from bench.report.store import Row
 from bench.report.tables import print_rich
-
-
-def turns_of(config: CollectivesConfig, writer: RowWriter | None) -> Turns:
-    """Return the progress display of a sweep."""
-    pairs, sizes = len(config.pairs), len(config.sizes_bytes)
-    title = f"{config.world_size} ranks, {sizes} sizes x {pairs} pairs x {config.rounds} rounds"
-    return Turns(title, pairs * sizes * config.rounds, _describe, writer)
-
-
-def _describe(turn: tuple[str, str, int]) -> tuple[str, str]:
-    collective, compressor, size = turn
-    return format_bytes(size), f"{compressor} on {collective}"
-
-
-def print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool) -> None:
-    """Print the measured rows on stdout."""
-    compared = with_ratios(rows)
-    if as_json:
-        print_json(compared)
-    elif rows:
-        how = (
-            f"{config.rounds} rounds of {config.iters} sums, pairs in turn; {config.device}, "
-            f"{config.threads} threads per rank; slowest rank's time, median over rounds"
-        )
-        if config.cluster is not None:
-            how += "; " + "; ".join(Cluster.from_dict(config.cluster).describe())
-        print_rich(collectives_table(compared, how), stdout_console())
-
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -82,34 +44,45 @@ EXAMPLES = """[bold]Examples[/bold]
 def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Compare collectives by summing tensors in real processes: time, bandwidth, messages, bytes, correctness."""
     from bench.launch.jobs.fork_server import SUM, ForkServer
-
-    with ForkServer(SUM) as server:
-        rows = _execute(options, out, as_json, server)
-    _check(rows)
-
-
-def _execute(options: CollectivesConfig, out: Path | None, as_json: bool, server: ForkServer) -> list[Row]:
     from bench.launch.measurement import check_sums, measure_sums, with_device
     from bench.launch.refusals import without_torch
 
-    checked = without_torch(check_sums, options)
-    server.warm_up_for(checked[0] if checked else options)
-    config, left_out = checked or server.call(check_sums, options)
-    config = server.call(with_device, config)
-    for reason in left_out:
-        print(f"note: left out: {reason}", file=sys.stderr)
-    turns = turns_of(config, row_writer(out, COLLECTIVES))
-    try:
-        with turns:
-            measure_sums(config, turns.take, server)
-    finally:  # also show what was measured before a failure
-        print_rows(turns.rows, config, as_json=as_json)
-    return turns.rows
-
-
-def _check(rows: list[Row]) -> None:
-    wrong = [row for row in rows if row["num_wrong"]]
+    with ForkServer(SUM) as server:
+        checked = without_torch(check_sums, options)
+        server.warm_up_for(checked[0] if checked else options)
+        config, left_out = checked or server.call(check_sums, options)
+        config = server.call(with_device, config)
+        for reason in left_out:
+            print(f"note: left out: {reason}", file=sys.stderr)
+        pairs, sizes = len(config.pairs), len(config.sizes_bytes)
+        title = f"{config.world_size} ranks, {sizes} sizes x {pairs} pairs x {config.rounds} rounds"
+        turns = Turns(title, pairs * sizes * config.rounds, _describe, row_writer(out, COLLECTIVES))
+        try:
+            with turns:
+                measure_sums(config, turns.take, server)
+        finally:  # also show what was measured before a failure
+            _print_rows(turns.rows, config, as_json=as_json)
+    wrong = [row for row in turns.rows if row["num_wrong"]]
     if wrong:
         first = "{collective} got {num_wrong} elements of {payload} at {size_bytes} bytes wrong".format(**wrong[0])
         more = f", and {len(wrong) - 1} more rows are wrong" if wrong[1:] else ""
         raise RunFailed(f"{first}{more}; do not use these pairs, and report this with the command")
+
+
+def _describe(turn: tuple[str, str, int]) -> tuple[str, str]:
+    collective, compressor, size = turn
+    return format_bytes(size), f"{compressor} on {collective}"
+
+
+def _print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool) -> None:
+    compared = with_ratios(rows)
+    if as_json:
+        print_json(compared)
+    elif rows:
+        how = (
+            f"{config.rounds} rounds of {config.iters} sums, pairs in turn; {config.device}, "
+            f"{config.threads} threads per rank; slowest rank's time, median over rounds"
+        )
+        if config.cluster is not None:
+            how += "; " + "; ".join(Cluster.from_dict(config.cluster).describe())
+        print_rich(collectives_table(compared, how), stdout_console())

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bench.cli.options import AsJson, RowFile, row_writer, takes
+from bench.cli.output.console import Turns, print_json, stdout_console
 from bench.core.config.measurements import CompressorsConfig
 from bench.core.schema.measurements import COMPRESSORS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from bench.launch.jobs.fork_server import ForkServer
-    from bench.report.store import Row
-
-
-from collections.abc import Sequence
-
-from bench.cli.output.console import Turns, print_json, stdout_console
-from bench.core.rows import RowWriter
 from bench.core.units import format_bytes
 from bench.report.measurement_tables import compressors_table
 from bench.report.tables import print_rich
-
-
-def turns_of(config: CompressorsConfig, writer: RowWriter | None) -> Turns:
-    """Return the progress display of a measurement."""
-    count = len(config.compressor_specs)
-    title = f"{count} compressors x {config.repeats} turns"
-    return Turns(title, count * config.repeats, lambda compressor: ("", compressor), writer)
-
-
-def print_rows(rows: Sequence[Row], config: CompressorsConfig, *, as_json: bool) -> None:
-    """Print the measured rows on stdout."""
-    if as_json:
-        print_json(rows)
-        return
-    how = (
-        f"{rows[0]['numel']:,} elements, {format_bytes(rows[0]['dense_bytes'])} in fp32; {config.device}, "
-        f"threads: {config.threads}; medians of {config.repeats} turns, compressors in turn"
-    )
-    print_rich(compressors_table(rows, how), stdout_console())
-
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -59,18 +26,24 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
     Encoding is everything but sending: add the residual, choose entries, pack the payload, keep the new residual.
     """
     from bench.launch.jobs.fork_server import ENCODE, ForkServer
-
-    with ForkServer(ENCODE) as server:
-        _execute(options, out, as_json, server)
-
-
-def _execute(options: CompressorsConfig, out: Path | None, as_json: bool, server: ForkServer) -> None:
     from bench.launch.measurement import check_encoding, measure_encoding, prepare_encoding
     from bench.launch.refusals import without_torch
 
-    checked = without_torch(check_encoding, options)
-    server.warm_up(options.threads)
-    config = server.call(prepare_encoding, checked or server.call(check_encoding, options))
-    with turns_of(config, row_writer(out, COMPRESSORS)) as turns:
-        measure_encoding(config, turns.take, server)
-    print_rows(turns.rows, config, as_json=as_json)
+    with ForkServer(ENCODE) as server:
+        checked = without_torch(check_encoding, options)
+        server.warm_up(options.threads)
+        config = server.call(prepare_encoding, checked or server.call(check_encoding, options))
+        count = len(config.compressor_specs)
+        title = f"{count} compressors x {config.repeats} turns"
+        writer = row_writer(out, COMPRESSORS)
+        with Turns(title, count * config.repeats, lambda compressor: ("", compressor), writer) as turns:
+            measure_encoding(config, turns.take, server)
+    rows = turns.rows
+    if as_json:
+        print_json(rows)
+        return
+    how = (
+        f"{rows[0]['numel']:,} elements, {format_bytes(rows[0]['dense_bytes'])} in fp32; {config.device}, "
+        f"threads: {config.threads}; medians of {config.repeats} turns, compressors in turn"
+    )
+    print_rich(compressors_table(rows, how), stdout_console())

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.cli.options import complete
 from bench.cli.output.console import print_json, stdout_console
-from bench.core import registry
+from bench.core import registry, spec
 from bench.core.config.job import DATA_DIR
 from bench.core.errors import RunFailed, UsageError
 from collectives.options import did_you_mean
@@ -63,45 +63,35 @@ def data(
         raise UsageError(
             f"there is no action '{action}'{did_you_mean(action, ACTIONS)}; choose one of {', '.join(ACTIONS)}"
         )
-    if action == "list":
-        _show([_state(_dataset(name), data_dir)] if name else _states(data_dir), as_json)
-        return
-    if name is None:
+    if action != "list" and name is None:
         raise UsageError(
             f"`bench data {action}` needs the name of a data set; write `bench data {action} NAME`; `bench list "
             "datasets` shows the names"
         )
+    if name is None:
+        states = registry.ask_each("datasets", lambda component: _state(cast("Dataset", component()), data_dir))
+        _show(list(states.values()), as_json)
+        return
+    dataset = cast("Dataset", spec.build("datasets", name))
     from bench.datasets.base import DatasetError
 
     try:
-        if action == "prepare":
-            _prepare(name, data_dir)
-        else:
-            _verify(name, data_dir)
+        if action == "prepare" and not dataset.is_present(data_dir):
+            print(f"preparing {dataset.component_name} in {data_dir}", file=sys.stderr)
+            dataset.prepare(data_dir)
+        if action == "verify":
+            _verify(name, dataset, data_dir)
     except DatasetError as error:
         raise RunFailed(str(error)) from None  # the network or the disk failed, not the user
-    _show([_state(_dataset(name), data_dir)], as_json)
+    _show([_state(dataset, data_dir)], as_json)
 
 
-def _prepare(text: str, data_dir: Path) -> None:
-    dataset = _dataset(text)
-    if not dataset.is_present(data_dir):
-        print(f"preparing {dataset.component_name} in {data_dir}", file=sys.stderr)
-        dataset.prepare(data_dir)
-
-
-def _verify(text: str, data_dir: Path) -> None:
-    dataset = _dataset(text)
+def _verify(name: str, dataset: Dataset, data_dir: Path) -> None:
     train, test = dataset.load(data_dir, seed=1)
     found, expected = (f"{a} training and {b} test samples" for a, b in ((len(train), len(test)), dataset.sizes()))
     if found != expected:
-        raise RunFailed(f"{text} holds {found} instead of {expected}; prepare it again in an empty --data-dir")
-    print(f"{text}: {found} can be loaded", file=sys.stderr)
-
-
-def _states(data_dir: Path) -> list[dict[str, Any]]:
-    states = registry.ask_each("datasets", lambda component: _state(cast("Dataset", component()), data_dir))
-    return list(states.values())
+        raise RunFailed(f"{name} holds {found} instead of {expected}; prepare it again in an empty --data-dir")
+    print(f"{name}: {found} can be loaded", file=sys.stderr)
 
 
 def _state(dataset: Dataset, data_dir: Path) -> dict[str, Any]:
@@ -114,12 +104,6 @@ def _state(dataset: Dataset, data_dir: Path) -> dict[str, Any]:
         "present": dataset.is_present(data_dir),
         "status": dataset.status(data_dir),
     }
-
-
-def _dataset(text: str) -> Dataset:
-    from bench.core import spec
-
-    return cast("Dataset", spec.build("datasets", text))
 
 
 def _show(states: list[dict[str, Any]], as_json: bool) -> None:

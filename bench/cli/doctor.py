@@ -1,17 +1,32 @@
-"""`bench doctor`, which checks whether this machine can execute runs, and says how to fix what is wrong."""
+"""`bench doctor`, which checks whether this machine can execute runs, and whether its measurements will be reliable.
+
+Each check gives one line: its finding and, if something is wrong, what to do.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, cast
 
 import typer
 from rich.markup import escape
 
 from bench.cli.output.console import print_json, stdout_console
+from bench.core import environment, registry
 from bench.core.config.job import DATA_DIR, MAX_RANKS
-from bench.core.errors import RunFailed
+from bench.core.environment import PACKAGES, usable_cores, version_of
+from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
+from bench.core.units import format_bytes, format_rate
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.stale_jobs import noted
+from collectives.kernels import library
+from collectives.options import OptionError, Options
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 EXAMPLES = """[bold]Examples[/bold]
@@ -33,8 +48,6 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Check versions, backends, cores, memory, data, disk and permissions, and train a few steps on two ranks."""
-    from bench.launch.doctor import examine
-
     console = stdout_console()
     checks = []
     for check in examine(world_size=world_size, out=out, data_dir=data_dir, smoke=smoke):
@@ -50,3 +63,280 @@ def doctor(
         raise RunFailed(
             f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); each line says what to do"
         )
+
+
+Level = Literal["ok", "warn", "fail"]
+
+LITTLE_DISK_BYTES = 1_000_000_000
+NO_DISK_BYTES = 20_000_000
+LITTLE_SHARED_BYTES = 100_000_000
+SHARED_FOLDER = Path("/dev/shm")
+BUSY_SHARE = 0.5
+SMOKE_RANKS = 2
+SMOKE_STEPS = 3
+SMOKE_THREADS = 1
+SMOKE_TIMEOUT_S = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        level: fail: runs cannot work; warn: they can, but something is missing or measurements will be unreliable.
+        name: the subject of the check.
+        finding: the result.
+        fix: what to do; empty if nothing is wrong.
+    """
+
+    level: Level
+    name: str
+    finding: str
+    fix: str = ""
+
+
+def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Iterator[Check]:
+    """Run all checks; yield each result as soon as it is known.
+
+    Args:
+        world_size: ranks that the user wants to run on this machine.
+        out: folder of results.
+        data_dir: folder of data sets.
+        smoke: also measure the links of virtual hosts, and train a few steps on two real ranks (some seconds).
+
+    Raises:
+        Interrupted: the user stopped the smoke test.
+    """
+    with ForkServer(TRAIN) as server:
+        if smoke:
+            server.warm_up(SMOKE_THREADS)
+        yield versions()
+        yield kernels()
+        yield cores(world_size)
+        yield load()
+        yield results_folder(out)
+        yield disk(out)
+        hosts = namespaces()
+        yield hosts
+        if hosts.level == "ok":
+            yield links(measure=smoke)
+        torch = backends()
+        yield torch
+        if torch.level != "fail":  # the other checks need torch
+            yield shared_memory(SHARED_FOLDER)
+            yield dax(Path("/sys"))
+            yield cache_lines()
+            yield from data_sets(data_dir)
+            if smoke:
+                yield smoke_test(data_dir, server)
+
+
+def versions() -> Check:
+    """Check that the packages that runs need are installed."""
+    found = {package: version_of(package) for package in PACKAGES}
+    missing = [package for package, version in found.items() if not version]
+    if missing:
+        return Check("fail", "versions", f"not installed: {', '.join(missing)}", "run `make setup` in the checkout")
+    listed = ", ".join(f"{package} {version}" for package, version in found.items())
+    return Check("ok", "versions", f"Python {platform.python_version()}, {listed}")
+
+
+def kernels() -> Check:
+    """Check that the loops over elements run in C, and on GPUs in Triton."""
+    reason, missing = library.found().finding, library.triton_missing()
+    on_gpus = f"the reference path: {missing}" if missing else f"Triton {environment.version_of('triton')}"
+    if environment.kernels() == "native":
+        return Check("ok", "kernels", f"native loops, {reason}; on GPUs {on_gpus}")
+    finding = f"the reference path is used, which gives the same numbers but is many times slower: {reason}"
+    finding += "" if missing == reason else f"; on GPUs {on_gpus}"
+    fix = f"unset {library.VARIABLE}" if library.VARIABLE in os.environ else "run `make setup` in the checkout"
+    return Check("warn", "kernels", finding, fix)
+
+
+def cores(world_size: int) -> Check:
+    """Check that each rank has a core of its own."""
+    usable = usable_cores()
+    if world_size <= usable:
+        return Check("ok", "cores", f"{usable} cores for {world_size} ranks")
+    finding = f"{world_size} ranks share {usable} cores, so step times depend on the sharing as well as on the method"
+    return Check("warn", "cores", finding, f"use --world-size {usable} or fewer if times matter")
+
+
+def load() -> Check:
+    """Check that no other programs keep the cores busy."""
+    busy = os.getloadavg()[0]
+    if busy <= BUSY_SHARE * usable_cores():
+        return Check("ok", "load", f"{busy:.1f} busy tasks in the last minute")
+    finding = f"{busy:.1f} busy tasks in the last minute, so times will be noisy"
+    return Check("warn", "load", finding, "wait until they end, or trust only bytes and accuracy")
+
+
+def results_folder(out: Path) -> Check:
+    """Check that a run can make its folder."""
+    parent = _nearest_existing(out)
+    try:
+        with tempfile.TemporaryFile(dir=parent) as probe:
+            probe.write(b"bench")
+            probe.flush()
+    except OSError as error:
+        reason = f"{error.strerror or error} ({parent})"
+        return Check("fail", "results", f"{out} cannot be written: {reason}", "choose another folder with --out")
+    return Check("ok", "results", f"{out} can be written")
+
+
+def disk(out: Path) -> Check:
+    """Check that there is disk space for rows, logs and data sets."""
+    free = shutil.disk_usage(_nearest_existing(out)).free
+    finding = f"{format_bytes(free)} free for {out}"
+    if free >= LITTLE_DISK_BYTES:
+        return Check("ok", "disk", finding)
+    return Check(
+        "fail" if free < NO_DISK_BYTES else "warn", "disk", finding, "free some space, or move --out elsewhere"
+    )
+
+
+def namespaces() -> Check:
+    """Check that this machine supports virtual hosts."""
+    from bench.hosts.support import hosts_supported
+
+    supported, reason = hosts_supported()
+    if supported:
+        return Check("ok", "virtual hosts", "network namespaces are permitted")
+    return Check("warn", "virtual hosts", reason, "needed only for limited links; everything else works without them")
+
+
+def links(*, measure: bool) -> Check:
+    """Check that links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder."""
+    from bench.hosts.job import forwarded_bps
+    from bench.hosts.support import forwarder_supported, netem_supported
+
+    (by_kernel, no_netem), (by_forwarder, no_forwarder) = netem_supported(), forwarder_supported()
+    if not by_forwarder:
+        lost = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
+        found = f"{no_forwarder}; {no_netem}" if no_netem else no_forwarder
+        return Check("warn", "links", found, f"needed only for {lost} of virtual hosts' links")
+    ours = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
+    finding = f"{'latency and loss by the kernel, ' if by_kernel else ''}{ours} by the forwarder"
+    if not measure:
+        return Check("ok", "links", finding)
+    try:
+        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())}, all links together")
+    except (UsageError, RunFailed) as error:
+        return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
+
+
+def backends() -> Check:
+    """Check that torch can be imported and has gloo; report NCCL and GPUs."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except (ImportError, OSError) as error:
+        return Check("fail", "backends", f"torch cannot be imported: {error}", "install it with `make setup`")
+    if not (dist.is_available() and dist.is_gloo_available()):
+        finding = "this build of torch has no gloo, which every run on a CPU needs"
+        return Check("fail", "backends", finding, "install an official build of torch with `make setup`")
+    names = "gloo and nccl" if dist.is_nccl_available() else "gloo"
+    if not torch.cuda.is_available():
+        return Check("ok", "backends", f"{names}; no GPU, so ranks compute on the CPU")
+    return Check("ok", "backends", f"{names}; {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
+
+
+def shared_memory(folder: Path) -> Check:
+    """Check that ranks on this machine can share memory."""
+    fix = "needed only for the collective pool; give it another folder with pool:path=FOLDER"
+    if not os.access(folder, os.W_OK):
+        return Check("warn", "shared memory", f"{folder} is not a folder that can be written", fix)
+    free = shutil.disk_usage(folder).free
+    finding = f"{format_bytes(free)} free in {folder}"
+    if free < LITTLE_SHARED_BYTES:
+        return Check("warn", "shared memory", finding, fix)
+    return Check("ok", "shared memory", finding)
+
+
+def dax(sysfs: Path) -> Check:
+    """List DAX devices, such as CXL memory, which the collective pool can map."""
+    from collectives.transport.memory_region import dax_devices
+
+    found = ", ".join(
+        f"{device.path} of {format_bytes(device.nbytes)} in units of {device.alignment // 1024} KiB"
+        for device in dax_devices(sysfs)
+    )
+    return Check("ok", "DAX", found or "no DAX device")
+
+
+def cache_lines() -> Check:
+    """Check that the collective pool can flush cache lines, for memory where ranks do not see each other's stores."""
+    from collectives.transport.mapped_memory import cache_lines, stores_are_ordered
+
+    order = "stores are seen in order" if stores_are_ordered() else "stores need fences"
+    try:
+        cache_lines()
+    except (OptionError, OSError) as error:
+        needed = "only for pool:coherent=false" if stores_are_ordered() else "for the collective pool"
+        return Check("warn", "cache lines", f"{order}; {error}", f"needed {needed}")
+    return Check("ok", "cache lines", f"{order}, and the helper that flushes them is built")
+
+
+def data_sets(data_dir: Path) -> Iterator[Check]:
+    """Check for each data set that it can be loaded."""
+    from bench.datasets.base import Dataset
+
+    def look(component: type[Options]) -> Check:
+        dataset = cast(Dataset, component())
+        name, status = f"data: {dataset.component_name}", dataset.status(data_dir)
+        if dataset.is_present(data_dir):
+            return Check("ok", name, status)
+        return Check("warn", name, status, "needed only to train on it")
+
+    yield from registry.ask_each("datasets", look).values()
+
+
+def smoke_test(data_dir: Path, server: ForkServer) -> Check:
+    """Train a few steps with a real job of two ranks; keep its folder only if it fails.
+
+    Args:
+        data_dir: folder of data sets.
+        server: starts the ranks.
+
+    Raises:
+        Interrupted: the user stopped it.
+    """
+    from bench.core.config.run import RunConfig
+    from bench.launch.resolve import resolve
+    from bench.launch.run import execute
+
+    options = RunConfig(
+        name="doctor",
+        model="linear",
+        dataset="digits",
+        world_size=SMOKE_RANKS,
+        steps=SMOKE_STEPS,
+        train_size=128,
+        test_size=64,
+        device="cpu",
+        threads=SMOKE_THREADS,
+        timeout_s=SMOKE_TIMEOUT_S,
+        data_dir=str(data_dir),
+    )
+    folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
+    try:
+        with noted("doctor", folder):
+            result = execute(resolve(options), folder, _show_nothing, server)
+    except BenchError as error:
+        shutil.rmtree(folder)
+        return Check("fail", "smoke", str(error), "fix what the other lines name")
+    if result.status not in ("ok", "interrupted"):
+        return Check("fail", "smoke", result.error, f"see the logs in {result.folder.logs}")
+    shutil.rmtree(folder)
+    if result.status == "interrupted":
+        raise Interrupted("stopped during the smoke test")
+    return Check("ok", "smoke", f"{SMOKE_RANKS} ranks trained {SMOKE_STEPS} steps")
+
+
+def _show_nothing(_report: dict[str, Any]) -> None:
+    """Show no progress; the smoke test is too short for it."""
+
+
+def _nearest_existing(path: Path) -> Path:
+    """Return the path itself, or its nearest parent that exists."""
+    return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())

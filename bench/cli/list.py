@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich import box
@@ -13,94 +15,148 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.output.console import print_json, stdout_console, table_of
 from bench.core import registry
-from bench.core.errors import UsageError
-from collectives.options import did_you_mean, incompatibility
-
-if TYPE_CHECKING:
-    pass
-
-
-import inspect
-import re
-import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
-
-from collectives.options import Options, options_of
+from bench.core.errors import NothingToCompare, UsageError
+from bench.core.files import locked
+from bench.core.run_folder import RunFolder, read_json
+from collectives.options import Options, did_you_mean, incompatibility, options_of
 
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset
     from bench.models.base import Model
     from compressors.base import Compressor
 
+PAIRS = "pairs"
+RUNS = "runs"
+SHOWN = {kind.name: kind.meaning for kind in registry.KINDS.values()} | {
+    PAIRS: "Which compressors work with which collectives",
+    RUNS: "Which runs exist, and which of them can be resumed",
+}
+EXAMPLES = """[bold]Examples[/bold]
 
-from bench.cli.output.console import plain_table
-from bench.core.errors import NothingToCompare
-from bench.core.files import locked
-from bench.core.run_folder import RunFolder, read_json
+  bench list
 
-# Labels of the docstring paragraphs that are shown with a component's options.
+  bench list compressors --long
+
+  bench list pairs --json
+
+  bench list runs --out results/runs"""
+
+
+def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
+    return [(kind, meaning) for kind, meaning in SHOWN.items() if kind.startswith(incomplete)]
+
+
+def list_components(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"One of {', '.join(SHOWN)}; all components if left out.",
+            autocompletion=_complete_kind,
+            show_default=False,
+        ),
+    ] = None,
+    long: Annotated[
+        bool,
+        typer.Option(
+            "--long", "-l", help="Show every option with type, default, range and meaning, or why a pair is refused."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of runs, for `bench list runs`.", show_default="results/runs")
+    ] = None,
+) -> None:
+    """Show all components, their options, which pairs work together, and which runs can be resumed."""
+    if kind is not None and kind not in SHOWN:
+        raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, SHOWN)}; choose one of {', '.join(SHOWN)}")
+    if out is not None and kind != RUNS:
+        raise UsageError(f"--out names a folder of runs; write bench list {RUNS} --out {out}")
+    if kind == RUNS:
+        _list_runs(out or Path("results/runs"), as_json=as_json)
+    elif kind == PAIRS:
+        _list_pairs(long=long, as_json=as_json)
+    else:
+        _list_components([kind] if kind else list(registry.KINDS), long=long, as_json=as_json)
+
+
+# Components.
+
+# Labels of the docstring paragraphs that are shown with a component's options: its source, how it differs from that,
+# and the bytes it sends.
 _NOTES = ("Source", "Differs", "Bytes")
 _NUM_CLASSES = 10
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Detail:
-    """Details of a component, read from its class.
-
-    Attributes:
-        notes: labelled paragraphs of its docstring: its source, how it differs from that, and the bytes it sends.
-        facts: properties by name: flags, numbers, texts, or lists of these.
-        options: in declaration order.
-    """
-
-    notes: dict[str, str]
-    facts: dict[str, Any]
-    options: list[dict[str, str]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
-    """One cell of the compressor x collective matrix, for default options of both.
-
-    Attributes:
-        refusal: the reason why the two cannot work together; None if they can.
-    """
-
-    compressor: str
-    collective: str
-    refusal: str | None
+def _list_components(kinds: Sequence[str], *, long: bool, as_json: bool) -> None:
+    for each in kinds:
+        registry.warn_of_clashes(each)
+    listed = {kind: _components(kind, long=long) for kind in kinds}
+    if as_json:
+        print_json(listed)
+        return
+    console = stdout_console()
+    for each, components in listed.items():
+        console.print(f"[bold]{each}[/]  [dim]{SHOWN[each]}[/]")
+        if long:
+            for component in components:
+                _print_details(console, component)
+        else:
+            table = Table.grid(padding=(0, 2))
+            table.add_column(no_wrap=True, style="cyan")
+            for component in components:
+                table.add_row(f"  {component['name']}", escape(component["description"]))
+            console.print(table)
+            console.print()
 
 
-def details(kind: str) -> dict[str, Detail]:
-    """Import every component of a kind and return its details, by name."""
-
-    def detail(component: type[Options]) -> Detail:
-        facts = _FACTS_OF_DEFAULT[kind](component()) if kind in _FACTS_OF_DEFAULT else {}
-        return Detail(
-            notes=_notes(component),
-            facts=_class_facts(component, registry.KINDS[kind].base) | facts,
-            options=[option.describe() for option in options_of(component)],
-        )
-
-    return registry.ask_each(kind, detail)
+def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
+    """Return name and description of every component of a kind; `long`: and details, of those that can be imported."""
+    described = {
+        name: {"name": name, "description": entry.description} for name, entry in registry.entries(kind).items()
+    }
+    if not long:
+        return list(described.values())
+    details = registry.ask_each(kind, lambda component: _details(component, kind))
+    return [described[name] | known for name, known in details.items()]
 
 
-def pairs() -> list[Pair]:
-    """Return all pairs of compressor and collective, with the reason if a pair is refused."""
-    collectives = registry.ask_each("collectives", lambda component: component())
+def _details(component: type[Options], kind: str) -> dict[str, Any]:
+    """Return labelled paragraphs of a component's docstring, facts about it by name, and its options."""
+    facts = _class_facts(component, registry.KINDS[kind].base)
+    if kind in _FACTS_OF_DEFAULT:
+        facts |= _FACTS_OF_DEFAULT[kind](component())
+    options = [option.describe() for option in options_of(component)]
+    return {"notes": _notes(component), "facts": facts, "options": options}
 
-    def refusals(component: type[Options]) -> dict[str, str | None]:
-        compressor = cast("Compressor", component())
-        return {name: incompatibility(compressor.check_compatible, each) for name, each in collectives.items()}
 
-    return [
-        Pair(compressor=compressor, collective=collective, refusal=refusal)
-        for compressor, answers in registry.ask_each("compressors", refusals).items()
-        for collective, refusal in answers.items()
-    ]
+def _print_details(console: Console, component: dict[str, Any]) -> None:
+    console.print(f"[bold cyan]{component['name']}[/]  {escape(component['description'])}")
+    for label, text in component["notes"].items():
+        console.print(f"  [dim]{label}:[/] {escape(text)}")
+    if component["facts"]:
+        facts = ", ".join(f"{name} {_fact_text(value)}" for name, value in component["facts"].items())
+        console.print(f"  [dim]facts:[/] {escape(facts)}")
+    if not component["options"]:
+        console.print("  no options\n")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
+    for heading in ("  option", "type", "default", "range", "meaning"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "  option")
+    for option in component["options"]:
+        name, *cells = option.values()
+        table.add_row(f"  {name}", *map(escape, cells))
+    console.print(table)
+    console.print()
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(_fact_text, value))
+    return str(value) or "none"
 
 
 def _notes(component: type[Options]) -> dict[str, str]:
@@ -166,12 +222,46 @@ _FACTS_OF_DEFAULT: dict[str, Callable[[Options], dict[str, Any]]] = {
 }
 
 
-def list_runs(out: Path, *, as_json: bool) -> None:
-    """Print one row per run, oldest first; as JSON one entry per run.
+# Pairs.
 
-    Raises:
-        NothingToCompare: the folder holds no run.
-    """
+
+def _list_pairs(*, long: bool, as_json: bool) -> None:
+    collectives = registry.ask_each("collectives", lambda component: component())
+
+    def refusals(component: type[Options]) -> dict[str, str | None]:
+        compressor = cast("Compressor", component())
+        return {name: incompatibility(compressor.check_compatible, each) for name, each in collectives.items()}
+
+    answers = registry.ask_each("compressors", refusals)
+    pairs = [
+        {"compressor": compressor, "collective": collective, "refusal": refusal}
+        for compressor, reasons in answers.items()
+        for collective, refusal in reasons.items()
+    ]
+    if as_json:
+        print_json({PAIRS: pairs})
+        return
+    console = stdout_console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("compressor", style="cyan", no_wrap=True)
+    for collective in collectives:
+        table.add_column(collective, justify="center")
+    for compressor, reasons in answers.items():
+        table.add_row(compressor, *("-" if reason else "yes" for reason in reasons.values()))
+    console.print(table)
+    refused = [pair for pair in pairs if pair["refusal"]]
+    if long:
+        for pair in refused:
+            console.print(f"{pair['compressor']} + {pair['collective']}: {escape(pair['refusal'] or '')}")
+    elif refused:
+        console.print("[dim]with default options; `bench list pairs --long` says why a pair is refused[/dim]")
+
+
+# Runs.
+
+
+def _list_runs(out: Path, *, as_json: bool) -> None:
+    """Print one row per run, oldest first; as JSON one entry per run."""
     folders = [RunFolder(config.parent) for config in sorted(out.glob("*/config.json"))]
     if not folders:
         raise NothingToCompare(f"there is no run in {out}; `bench run` makes one, and --out names another folder")
@@ -179,13 +269,8 @@ def list_runs(out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"runs": runs})
         return
-    table = plain_table()
-    for heading in ("run", "status", "step", "resumes from"):
-        table.add_column(heading, justify="left" if heading in ("run", "status") else "right", overflow="fold")
-    for run in runs:
-        shown = ("run", "status", "step", "resumable")
-        table.add_row(*("" if run[name] is None else escape(str(run[name])) for name in shown))
-    stdout_console().print(table)
+    rows = [["" if value is None else str(value) for value in run.values()] for run in runs]
+    stdout_console().print(table_of(("run", "status"), ("step", "resumes from"), rows))
     if any(run["resumable"] is not None for run in runs):
         stdout_console().print(f"[dim]bench run --resume {escape(str(out))}/RUN resumes one of them[/dim]")
 
@@ -202,160 +287,3 @@ def _state(folder: RunFolder) -> dict[str, Any]:
             "step": summary.get("step"),
             "resumable": last_step(folder) if is_left else None,
         }
-
-
-PAIRS = "pairs"
-RUNS = "runs"
-SHOWN = {
-    "compressors": "How a gradient becomes a payload",
-    "collectives": "How ranks sum payloads",
-    "strategies": "What ranks exchange, and when",
-    "optimizers": "How a gradient changes the weights",
-    "models": "What is trained",
-    "datasets": "What it is trained on",
-    PAIRS: "Which compressors work with which collectives",
-    RUNS: "Which runs exist, and which of them can be resumed",
-}
-EXAMPLES = """[bold]Examples[/bold]
-
-  bench list
-
-  bench list compressors --long
-
-  bench list pairs --json
-
-  bench list runs --out results/runs"""
-
-
-def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    return [(kind, meaning) for kind, meaning in SHOWN.items() if kind.startswith(incomplete)]
-
-
-def list_components(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"One of {', '.join(SHOWN)}; all components if left out.",
-            autocompletion=_complete_kind,
-            show_default=False,
-        ),
-    ] = None,
-    long: Annotated[
-        bool,
-        typer.Option(
-            "--long", "-l", help="Show every option with type, default, range and meaning, or why a pair is refused."
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of runs, for `bench list runs`.", show_default="results/runs")
-    ] = None,
-) -> None:
-    """Show all components, their options, which pairs work together, and which runs can be resumed."""
-    if kind is not None and kind not in SHOWN:
-        raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, SHOWN)}; choose one of {', '.join(SHOWN)}")
-    if kind == RUNS:
-        list_runs(out or Path("results/runs"), as_json=as_json)
-        return
-    if out is not None:
-        raise UsageError(f"--out names a folder of runs; write bench list {RUNS} --out {out}")
-    if kind == PAIRS:
-        _list_pairs(long=long, as_json=as_json)
-        return
-    kinds = [kind] if kind else list(registry.KINDS)
-    details = _details(kinds) if long else {}
-    for each in kinds:
-        registry.warn_of_clashes(each)
-    if as_json:
-        print_json({kind: _as_json(kind, details.get(kind)) for kind in kinds})
-        return
-    console = stdout_console()
-    for each in kinds:
-        console.print(f"[bold]{each}[/]  [dim]{SHOWN[each]}[/]")
-        if long:
-            _print_long(console, each, details[each])
-        else:
-            _print_short(console, each)
-
-
-def _details(kinds: Sequence[str]) -> dict[str, dict[str, Detail]]:
-    from bench.cli.list import details
-
-    return {kind: details(kind) for kind in kinds}
-
-
-def _as_json(kind: str, details: Mapping[str, Detail] | None) -> list[dict[str, Any]]:
-    """Return the components of a kind; with details, only those that can be imported."""
-    return [
-        {"name": name, "description": entry.description} | (dataclasses.asdict(details[name]) if details else {})
-        for name, entry in registry.entries(kind).items()
-        if details is None or name in details
-    ]
-
-
-def _print_short(console: Console, kind: str) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True, style="cyan")
-    for entry in registry.entries(kind).values():
-        table.add_row(f"  {entry.name}", escape(entry.description))
-    console.print(table)
-    console.print()
-
-
-def _print_long(console: Console, kind: str, details: Mapping[str, Detail]) -> None:
-    for name, known in details.items():
-        console.print(f"[bold cyan]{name}[/]  {escape(registry.entries(kind)[name].description)}")
-        for label, text in known.notes.items():
-            console.print(f"  [dim]{label}:[/] {escape(text)}")
-        if known.facts:
-            facts = ", ".join(f"{name} {_fact_text(value)}" for name, value in known.facts.items())
-            console.print(f"  [dim]facts:[/] {escape(facts)}")
-        console.print(_options_table(known) if known.options else "  no options")
-        console.print()
-
-
-def _fact_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return " ".join(map(_fact_text, value))
-    return str(value) or "none"
-
-
-def _options_table(known: Detail) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-    for heading in ("  option", "type", "default", "range", "meaning"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "  option")
-    for option in known.options:
-        name, *cells = option.values()
-        table.add_row(f"  {name}", *map(escape, cells))
-    return table
-
-
-def _list_pairs(*, long: bool, as_json: bool) -> None:
-    from bench.cli.list import pairs
-
-    found = pairs()
-    if as_json:
-        print_json({PAIRS: [dataclasses.asdict(pair) for pair in found]})
-        return
-    console = stdout_console()
-    console.print(_matrix(found))
-    refused = [pair for pair in found if pair.refusal]
-    if long:
-        for pair in refused:
-            console.print(f"{pair.compressor} + {pair.collective}: {escape(pair.refusal or '')}")
-    elif refused:
-        console.print("[dim]with default options; `bench list pairs --long` says why a pair is refused[/dim]")
-
-
-def _matrix(found: Sequence[Pair]) -> Table:
-    collectives = list(dict.fromkeys(pair.collective for pair in found))
-    allowed = {(pair.compressor, pair.collective): pair.refusal is None for pair in found}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("compressor", style="cyan", no_wrap=True)
-    for collective in collectives:
-        table.add_column(collective, justify="center")
-    for compressor in dict.fromkeys(pair.compressor for pair in found):
-        table.add_row(compressor, *("yes" if allowed[compressor, collective] else "-" for collective in collectives))
-    return table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH
+from bench.cli.compare import DEFAULT_PATH, compare
 from bench.cli.options import AsJson, takes
 from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
@@ -170,7 +170,7 @@ def _resume(
     else:
         print_summary([config], [result])
     warn_of_other_work([result])
-    _raise_failure(result)
+    _raise_failures([config], [result])
 
 
 def _check_residuals(folder: RunFolder, before: int, now: int | None, residuals: str | None) -> None:
@@ -202,41 +202,31 @@ def _execute(options: RunConfig, configs: list[RunConfig], out: Path, as_json: b
         if results[-1].status == "interrupted" or (results[-1].status != "ok" and not are_several):
             break
     if as_json:
-        of_run = ({"compressor": config.compressor, "seed": config.seed} for config in configs)
         data = [
-            of | each.summary | {"folder": str(each.folder.path)} for of, each in zip(of_run, results, strict=False)
+            {"compressor": config.compressor, "seed": config.seed} | each.summary | {"folder": str(each.folder.path)}
+            for config, each in zip(configs, results, strict=False)
         ]
         print(json.dumps(data, indent=2))
-    elif are_several:
-        _compare(results)
-    else:
+    elif are_several and any(result.status == "ok" for result in results):
+        is_timed = any(result.summary.get("samples_per_s") for result in results)
+        compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
+    elif not are_several:
         print_summary(configs, results)
     if as_json or not are_several:  # the comparison prints this warning itself
         warn_of_other_work(results)
     if not as_json and all(result.status == "ok" for result in results):  # otherwise the error says what to do
         print(f"next: {shlex.join(_next_command(options, configs, results, out))}", file=sys.stderr)
-    if are_several:
-        _raise_failures(configs, results)
-    else:
-        _raise_failure(results[-1], [config.seed for config in configs[len(results) :]])
+    _raise_failures(configs, results)
 
 
 def _num_methods(configs: Sequence[RunConfig]) -> int:
     return len({config.config_id for config in configs})
 
 
-def _compare(results: Sequence[Result]) -> None:
-    from bench.cli.compare import compare
-
-    if any(result.status == "ok" for result in results):
-        is_timed = any(result.summary.get("samples_per_s") for result in results)
-        compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
-
-
 def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
     """Return a useful next command: a report of the methods, a comparison with other runs, or runs to compare with."""
+    from bench.launch.sweeps.file import run_arguments
     from bench.launch.sweeps.state import past_runs
-    from bench.launch.sweeps.tuning import run_arguments
 
     place = [] if out == DEFAULT_PATH else [str(out)]
     has_others = len(past_runs(out)) > len(results)
@@ -253,68 +243,48 @@ def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Seq
 
 
 def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> None:
-    """Raise an error if runs of several methods failed, or if the user stopped them."""
+    """Raise an error if a run failed, or if the user stopped one."""
+    from bench.launch.run import last_step
+
     failed = [result for result in results if result.status != "ok"]
     if not failed:
         return
-    last = failed[-1]
+    last, left = failed[-1], configs[len(results) :]
+    step, path = last_step(last.folder), last.folder.path
+    advice = f"; to resume from step {step}: bench run --resume {path}" if step is not None else ""
+    counted = ""
+    if _num_methods(configs) > 1:
+        counted = f"{len(failed)} of {len(configs)} runs failed, the last one with: "
+        advice += f"; {len(left)} of {len(configs)} runs were not started" if left else ""
+    elif left:
+        advice += f"; not run: --seeds {seeds_text(config.seed for config in left)}"
     if last.status == "interrupted":
-        left = len(configs) - len(results)
-        more = f"; {left} of {len(configs)} runs were not started" if left else ""
-        raise Interrupted(f"{last.error} in {last.folder.path}{_how_to_go_on(last)}{more}")
-    raise RunFailed(
-        f"{len(failed)} of {len(configs)} runs failed, the last one with: {last.error}; rows and logs so far are "
-        f"in {last.folder.path}{_how_to_go_on(last)}"
-    )
-
-
-def _raise_failure(last: Result, left: Sequence[int] = ()) -> None:
-    """Raise an error if the last run failed or was stopped; `left` are the seeds that were not run because of it."""
-    if last.status == "ok":
-        return
-    advice = _how_to_go_on(last)
-    if left:
-        advice += f"; not run: --seeds {seeds_text(left)}"
-    if last.status == "interrupted":
-        raise Interrupted(f"{last.error} in {last.folder.path}{advice}")
-    raise RunFailed(f"{last.error}; rows and logs so far are in {last.folder.path}{advice}")
-
-
-def _how_to_go_on(result: Result) -> str:
-    from bench.launch.run import last_step
-
-    step, path = last_step(result.folder), result.folder.path
-    return f"; to resume from step {step}: bench run --resume {path}" if step is not None else ""
+        raise Interrupted(f"{last.error} in {path}{advice}")
+    raise RunFailed(f"{counted}{last.error}; rows and logs so far are in {path}{advice}")
 
 
 def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
     """Print the plan of every method; as JSON an object, or a list of objects if there are several methods."""
-    by_method: dict[str, list[RunConfig]] = {}
-    for config in configs:
-        by_method.setdefault(config.config_id, []).append(config)
-    plans = [_print_plan(each, out, as_json, server) for each in by_method.values()]
-    if as_json:
-        json.dump(plans if len(plans) > 1 else plans[0], sys.stdout, indent=2)
-        print()
-
-
-def _print_plan(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> dict[str, Any]:
-    """Return one method's plan as data; without `as_json`, also print it."""
     from bench.cli.output.run import print_layers, print_notes, print_plan
     from bench.launch.jobs import torchrun
     from bench.launch.layer_plan import plan_layers
 
-    config = configs[0]
-    layers = server.call(plan_layers, config)
-    folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
-    lines = torchrun.shell_lines(config, folder)
-    if not as_json:
-        print_plan(configs)
-        print_layers(layers)
-        print(*lines, sep="\n")
-    print_notes(configs)
-    return {
-        "configs": [dataclasses.asdict(c) | {"digest": c.digest} for c in configs],
-        "layers": dataclasses.asdict(layers),
-        "torchrun": lines,
-    }
+    by_method: dict[str, list[RunConfig]] = {}
+    for config in configs:
+        by_method.setdefault(config.config_id, []).append(config)
+    plans: list[dict[str, Any]] = []
+    for of_seeds in by_method.values():
+        config = of_seeds[0]
+        layers = server.call(plan_layers, config)
+        folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
+        lines = torchrun.shell_lines(config, folder)
+        if not as_json:
+            print_plan(of_seeds)
+            print_layers(layers)
+            print(*lines, sep="\n")
+        print_notes(of_seeds)
+        described = [dataclasses.asdict(each) | {"digest": each.digest} for each in of_seeds]
+        plans.append({"configs": described, "layers": dataclasses.asdict(layers), "torchrun": lines})
+    if as_json:
+        json.dump(plans if len(plans) > 1 else plans[0], sys.stdout, indent=2)
+        print()

@@ -74,10 +74,9 @@ def sweep(
 
     You can stop a sweep at any time; the same command continues it. Several commands at once share the work.
     """
-    from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
+    from bench.cli.output.sweep import SweepProgress, print_state, say_plan, sbatch_line
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.file import plan_runs, read_sweep
-    from bench.launch.sweeps.slurm import sbatch_line
     from bench.launch.sweeps.state import SweepState
 
     if slurm and only is not None:
@@ -88,15 +87,15 @@ def sweep(
         if only is not None and only >= len(runs):
             raise UsageError(f"--only {only} is none of the {len(runs)} runs; they count from 0")
         chosen = runs if only is None else [runs[only]]
-        agenda = SweepState.look_up(chosen, out or Path("results/runs") / file.stem)
-        configs = agenda.to_do(retry_failed=retry_failed, limit=limit)
-        say_plan(agenda, configs, RETRY)
+        state = SweepState.look_up(chosen, out or Path("results/runs") / file.stem)
+        configs = state.to_do(retry_failed=retry_failed, limit=limit)
+        say_plan(state, configs, RETRY)
         if slurm:
             if configs:
-                print(sbatch_line(file, agenda, configs, retry_failed=retry_failed))
+                print(sbatch_line(file, state, configs, retry_failed=retry_failed))
             return
         if not dry_run:
-            agenda = SweepProgress(agenda, configs, server).run_all()
-    print_agenda(agenda, as_json=as_json)
+            state = SweepProgress(state, configs, server).run_all()
+    print_state(state, as_json=as_json)
     if not dry_run:
-        agenda.raise_failures(RETRY)
+        state.raise_failures(RETRY)

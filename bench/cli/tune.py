@@ -86,7 +86,7 @@ def tune(
     All methods try the same values, train for the same length, and are judged on held-out training samples (a fifth of
     them, unless --holdout-size is given).
     """
-    from bench.cli.output.sweep import SweepProgress, print_agenda, say_plan
+    from bench.cli.output.sweep import SweepProgress, print_state, say_plan
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
     from bench.launch.sweeps.file import plan_runs
     from bench.launch.sweeps.state import SweepState
@@ -96,14 +96,14 @@ def tune(
     if write is not None and not write.absolute().is_relative_to(out.absolute()):  # the runs make `out`
         check_writable(write)
     with ForkServer(TRAIN) as server:
-        agenda = SweepState.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
-        configs = agenda.to_do(retry_failed=False)
-        say_plan(agenda, configs, f"to run them again, remove their folders from {out}")
+        state = SweepState.look_up(plan_runs(tuning_sweep(methods, tuning_seed), server), out)
+        configs = state.to_do(retry_failed=False)
+        say_plan(state, configs, f"to run them again, remove their folders from {out}")
         if dry_run:
-            print_agenda(agenda, as_json=as_json)
+            print_state(state, as_json=as_json)
             return
-        agenda = SweepProgress(agenda, configs, server).run_all()
-    tuned = choose(methods, agenda)
+        state = SweepProgress(state, configs, server).run_all()
+    tuned = choose(methods, state)
     try:
         _write(write or out / "tuned.toml", tuned_file(methods, tuned, tuning_seed))
     finally:
@@ -162,24 +162,25 @@ def _write(path: Path, text: str) -> None:
 
 def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
     """Print the chosen values and the commands that use them on stdout, warnings about them on stderr."""
-    from rich.markup import escape
-
-    from bench.cli.output.console import plain_table, print_json, stdout_console
-    from bench.launch.sweeps.file import table_text
-    from bench.launch.sweeps.tuning import evaluated_base, run_arguments
+    from bench.cli.output.console import print_json, stdout_console, table_of
+    from bench.launch.sweeps.file import run_arguments, table_text
+    from bench.launch.sweeps.tuning import evaluated_base
 
     seeds = {"seeds": ",".join(map(str, methods.seeds))} if methods.seeds else {}
     commands = [shlex.join(["bench", "run", *run_arguments(evaluated_base(methods) | t.chosen | seeds)]) for t in tuned]
     if as_json:
         print_json([vars(each) | {"command": command} for each, command in zip(tuned, commands, strict=True)])
     else:
-        table = plain_table()
-        for heading in ("configuration", "best", "held-out accuracy", "tried"):
-            table.add_column(heading, justify="right" if heading in ("held-out accuracy", "tried") else "left")
-        for each in tuned:
-            name = table_text(each.settings) or "[base]"
-            table.add_row(escape(name), table_text(each.best), f"{each.accuracy:.2%}", str(each.rates_tried))
-        stdout_console().print(table)
+        rows = [
+            (
+                table_text(each.settings) or "[base]",
+                table_text(each.best),
+                f"{each.accuracy:.2%}",
+                str(each.rates_tried),
+            )
+            for each in tuned
+        ]
+        stdout_console().print(table_of(("configuration", "best"), ("held-out accuracy", "tried"), rows))
         print(*commands, sep="\n")
     for each in tuned:
         for name in each.at_the_end:

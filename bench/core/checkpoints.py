@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +22,7 @@ import pydantic
 from bench.core.config.run import RunConfig
 from bench.core.environment import version_of
 from bench.core.errors import UsageError
+from bench.core.files import replacing, sync_folder
 from bench.core.run_folder import RunFolder, read_json
 
 FORMAT = 5
@@ -174,7 +175,7 @@ class Checkpoints:
 
     def complete(self, manifest: Manifest) -> None:
         """Write the manifest, which completes the checkpoint."""
-        with _replacing(self.at(manifest.step) / _MANIFEST) as temporary:
+        with replacing(self.at(manifest.step) / _MANIFEST) as temporary:
             temporary.write_text(manifest.to_json(), encoding="utf-8")
 
     def write(self, step: int, rank: int, save: Callable[[Path], object]) -> FileFacts:
@@ -189,11 +190,11 @@ class Checkpoints:
             OSError: the disk is full or the file cannot be written; no part of it is left.
         """
         self.at(step).mkdir(parents=True, exist_ok=True)
-        with _replacing(self.file(step, rank)) as temporary:
+        with replacing(self.file(step, rank)) as temporary:
             save(temporary)
             facts = FileFacts.of(temporary)
-        _sync_folder(self._path)
-        _sync_folder(self._folder.path)
+        sync_folder(self._path)
+        sync_folder(self._folder.path)
         return facts
 
     def prune(self, *, before: int) -> None:
@@ -235,28 +236,3 @@ def row_bytes(folder: RunFolder) -> dict[str, int]:
     """Return the length in bytes of each CSV file that exists."""
     files = (folder.metrics, folder.layers, folder.links)
     return {path.name: path.stat().st_size for path in files if path.exists()}
-
-
-def _sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file that atomically replaces `path` when the block ends; if it fails, nothing is left."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

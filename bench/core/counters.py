@@ -9,6 +9,7 @@ Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)), which counts whole Ether
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+from typing_extensions import override
 
 WireHeaders = Literal["exact", "estimated"]
 
@@ -97,33 +99,58 @@ def _on_the_wire(num_bytes: int, num_packets: int, headers: WireHeaders) -> floa
 NOTEWORTHY_SHARE = 0.1
 
 
-class OtherWork:
-    """Adds up other programs' CPU time on the usable cores between calls of `start` and `stop`.
+class CpuUse(abc.ABC):
+    """Adds up CPU time, and the time in which it was used, between calls of `start` and `stop`.
+
+    Attributes:
+        cpu_s: CPU seconds used.
+        wall_s: seconds in which they could be used.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s = self.wall_s = 0.0
+        self._began: tuple[float, float] | None = None
+
+    @abc.abstractmethod
+    def _read(self) -> tuple[float, float] | None:
+        """Return CPU seconds and all seconds since some time in the past; None if there is nothing to count."""
+
+    def start(self) -> None:
+        """Start counting."""
+        self._began = self._read()
+
+    def stop(self) -> None:
+        """Stop counting."""
+        if self._began is not None and (now := self._read()) is not None:
+            self.cpu_s += now[0] - self._began[0]
+            self.wall_s += now[1] - self._began[1]
+
+    @property
+    def share(self) -> float | None:
+        """Share of the time that was used; None if nothing is counted, or no time has passed."""
+        return self.cpu_s / self.wall_s if self.wall_s > 0.0 else None
+
+
+class OtherWork(CpuUse):
+    """CPU time that other programs use on the usable cores; its share is from 0 to 1.
 
     Args:
         root: process id of the run's first process; its descendants are part of the run.
     """
 
     def __init__(self, root: int) -> None:
+        super().__init__()
         self._root = root
-        self._others_s = self._cores_s = 0.0
-        self._began: tuple[float, float] | None = None
 
-    def start(self) -> None:
-        """Start counting."""
-        self._began = _others_and_cores_s(self._root)
-
-    def stop(self) -> None:
-        """Stop counting."""
-        if self._began is not None:
-            others_s, cores_s = _others_and_cores_s(self._root)
-            self._others_s += others_s - self._began[0]
-            self._cores_s += cores_s - self._began[1]
+    @override
+    def _read(self) -> tuple[float, float]:
+        return _others_and_cores_s(self._root)
 
     @property
+    @override
     def share(self) -> float | None:
-        """Share of the cores' time that other programs used, 0 to 1; None if no time has passed."""
-        return min(1.0, max(0.0, self._others_s / self._cores_s)) if self._cores_s > 0.0 else None
+        share = super().share
+        return None if share is None else min(1.0, max(0.0, share))
 
 
 def launcher_of_rank() -> int:
@@ -177,26 +204,10 @@ def forwarder_cpu_s(task: str | None = None) -> float | None:
     return (int(figures[_UTIME]) + int(figures[_STIME])) / os.sysconf("SC_CLK_TCK")
 
 
-class ForwarderUse:
-    """Adds up the forwarder's CPU time between calls of `start` and `stop`."""
+class ForwarderUse(CpuUse):
+    """CPU time of the forwarder; its share is that of one core."""
 
-    def __init__(self) -> None:
-        self.cpu_s = self.wall_s = 0.0
-        self._began: tuple[float, float] | None = None
-
-    def start(self) -> None:
-        """Start counting."""
+    @override
+    def _read(self) -> tuple[float, float] | None:
         cpu_s = forwarder_cpu_s()
-        self._began = None if cpu_s is None else (cpu_s, time.perf_counter())
-
-    def stop(self) -> None:
-        """Stop counting."""
-        cpu_s = forwarder_cpu_s()
-        if self._began is not None and cpu_s is not None:
-            self.cpu_s += cpu_s - self._began[0]
-            self.wall_s += time.perf_counter() - self._began[1]
-
-    @property
-    def share(self) -> float | None:
-        """Share of one core that the forwarder used; None if there is no forwarder, or no time has passed."""
-        return self.cpu_s / self.wall_s if self.wall_s else None
+        return None if cpu_s is None else (cpu_s, time.perf_counter())

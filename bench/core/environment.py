@@ -15,7 +15,6 @@ import subprocess
 import textwrap
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bench.core.errors import UsageError
@@ -51,15 +50,11 @@ def possible_causes() -> str:
 
 def failure_to_import_torch(error: BaseException) -> UsageError | None:
     """Return the message for an error raised while torch was being imported; None for any other error."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not any(_is_module_of_torch(frame) for frame in frames):
+    modules = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>")
+    if not any(frame.f_globals.get("__name__", "").partition(".")[0] == "torch" for frame in modules):
         return None
     reason = textwrap.shorten(str(error), 160, placeholder=" ...").rstrip(".") or type(error).__name__
     return UsageError(f"torch cannot be imported: {reason}{try_without_variables(('TORCH_', 'PYTORCH_'))}")
-
-
-def _is_module_of_torch(frame: FrameType) -> bool:
-    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").partition(".")[0] == "torch"
 
 
 def usable_cores() -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.errors import UsageError
-from collectives.options import did_you_mean
 
 
 @contextlib.contextmanager
@@ -102,6 +101,35 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror or error}; choose another --out") from None
 
 
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that atomically replaces `path` when the block ends, and is on the disk then.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written. As after any other error, the old content stays.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Return the content of a TOML file.
 
@@ -139,6 +167,8 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str
     Raises:
         UsageError: "x.toml: there is no 'hots' (did you mean 'host'?); known are ...".
     """
+    from collectives.options import did_you_mean  # imports pydantic, so only if it is needed
+
     known = tuple(known)
     for key in table:
         if key not in known:

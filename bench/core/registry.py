@@ -36,13 +36,14 @@ class PluginError(UsageError):
     """A third party's component cannot be used; the message names it and the reason."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class ComponentKind:
-    """One kind of component, with its package and its base class."""
+    """One kind of component, with its package, its base class, and what such a component is, in one line."""
 
     name: str
     package: str
     base: str
+    meaning: str
 
     @property
     def singular(self) -> str:
@@ -70,12 +71,12 @@ class Entry:
 KINDS = {
     kind.name: kind
     for kind in (
-        ComponentKind(name="compressors", package="compressors", base="Compressor"),
-        ComponentKind(name="collectives", package="collectives", base="Collective"),
-        ComponentKind(name="strategies", package="bench.strategies", base="Strategy"),
-        ComponentKind(name="optimizers", package="bench.optimizers", base="Optimizer"),
-        ComponentKind(name="models", package="bench.models", base="Model"),
-        ComponentKind(name="datasets", package="bench.datasets", base="Dataset"),
+        ComponentKind("compressors", "compressors", "Compressor", "How a gradient becomes a payload"),
+        ComponentKind("collectives", "collectives", "Collective", "How ranks sum payloads"),
+        ComponentKind("strategies", "bench.strategies", "Strategy", "What ranks exchange, and when"),
+        ComponentKind("optimizers", "bench.optimizers", "Optimizer", "How a gradient changes the weights"),
+        ComponentKind("models", "bench.models", "Model", "What is trained"),
+        ComponentKind("datasets", "bench.datasets", "Dataset", "What it is trained on"),
     )
 }
 
@@ -258,36 +259,28 @@ def warn_once(sentence: str) -> None:
 
 
 def _built_in(kind: ComponentKind) -> dict[str, Entry]:
-    classes: dict[str, list[str]] = {}  # class name -> names of its bases, in all files of the package
+    """Return the components in the kind's package: classes with a given name, and those named as their file."""
+    bases: dict[str, list[str]] = {}  # by class name, in all files of the package
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(kind.package)
     packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)
     for path in sorted([*folder.glob("*.py"), *packages]):
         with _PARSER:
             tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                classes[node.name] = [_last_name(base) for base in node.bases]
-                module = ".".join(path.relative_to(folder).with_suffix("").parts)
-                target = f"{kind.package}.{module}:{node.name}"
-                if name := _given_name(node):
-                    found[node.name] = Entry(name=name, description=_first_line(node), target=target)
-                elif _names_its_file(node, path):
-                    found[node.name] = Entry(name=path.stem, description=_first_line(tree), target=target)
-    return {entry.name: entry for name, entry in found.items() if _derives(name, kind.base, classes)}
+        module = ".".join((kind.package, *path.relative_to(folder).with_suffix("").parts))
+        for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+            bases[node.name] = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+            given = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"]
+            if given or (node.name.lower() == path.stem.replace("_", "") and path.stem[0] != "_"):
+                text = ast.get_docstring(node if given else tree) or ""
+                name = given[0] if given else path.stem
+                target = f"{module}:{node.name}"
+                found[node.name] = Entry(name=name, description=text.partition("\n")[0], target=target)
 
+    def derives(name: str) -> bool:
+        return any(base == kind.base or derives(base) for base in bases.get(name, []))
 
-def _given_name(node: ast.ClassDef) -> str | None:
-    """Return "group_topk" of `class GroupTopK(Compressor, name="group_topk")`."""
-    return next((ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"), None)
-
-
-def _names_its_file(node: ast.ClassDef, path: Path) -> bool:
-    return not path.stem.startswith("_") and node.name.lower() == path.stem.replace("_", "")
-
-
-def _first_line(node: ast.ClassDef | ast.Module) -> str:
-    return (ast.get_docstring(node) or "").partition("\n")[0]
+    return {entry.name: entry for name, entry in found.items() if derives(name)}
 
 
 def _folder(package: str) -> Path:
@@ -295,13 +288,3 @@ def _folder(package: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"the package {package} is not installed; run `make setup`")
     return Path(spec.submodule_search_locations[0])
-
-
-def _last_name(base: ast.expr) -> str:
-    if isinstance(base, ast.Subscript):
-        base = base.value
-    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
-
-
-def _derives(name: str, base: str, classes: dict[str, list[str]]) -> bool:
-    return any(parent == base or _derives(parent, base, classes) for parent in classes.get(name, []))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import itertools
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,86 +137,36 @@ def read_rows(
     lines = _lines(path)
     if not lines:
         return []
-    reader = _reader(lines[0], columns, required)
+    try:
+        header = _cells(lines[0])
+    except ValueError:
+        header = []  # not CSV, so it has none of the columns
+    if missing := [name for name in required if name not in header]:
+        raise MissingColumns(missing)
+    if repeated := [column.name for column in columns if header.count(column.name) > 1]:
+        raise RepeatedColumns(repeated)
+    types = {column.name: column.type for column in columns}
+    known = [(index, name, _value_of(types[name])) for index, name in enumerate(header) if name in types]
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         if line:
             try:
-                rows.append(reader.read(line))
+                cells = _cells(line)
+                if len(cells) != len(header):
+                    raise ValueError(f"it is cut or damaged ({len(cells)} cells under {len(header)} columns)")
+                row = {name: value_of(cells[index]) for index, name, value_of in known}
+                if empty := [name for name in required if row[name] is None]:
+                    raise ValueError(f"{', '.join(empty)} is empty")
+                rows.append(row)
             except ValueError as error:
                 warn(f"{path} line {number} is skipped: {error}")
     return rows
 
 
 @functools.cache
-def _reader(header: str, columns: tuple[Column, ...], required: tuple[str, ...]) -> RowReader:
-    return RowReader(_header(header), columns, required)
-
-
-def _header(line: str) -> list[str]:
-    try:
-        return _cells(line)
-    except ValueError:
-        return []  # not CSV, so it has none of the columns
-
-
-class _Values(dict[str, Any]):
-    """Caches the values of one column by cell text, because most texts repeat."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-
-    def __missing__(self, cell: str) -> Any:
-        value = self[cell] = from_cell(cell, self._column.type)
-        return value
-
-
-@functools.cache
-def _values_of(column: Column) -> _Values:
-    return _Values(column)
-
-
-class RowReader:
-    """Parses the lines below one header into rows.
-
-    Args:
-        header: names of the cells.
-        columns: the schema of the rows; cells with other names are left out.
-        required: columns that must not be empty in any row.
-
-    Raises:
-        MissingColumns: the header lacks required columns.
-        RepeatedColumns: the header has a column of the schema twice.
-    """
-
-    def __init__(self, header: list[str], columns: tuple[Column, ...], required: Sequence[str] = ()) -> None:
-        if missing := [name for name in required if name not in header]:
-            raise MissingColumns(missing)
-        if repeated := [column.name for column in columns if header.count(column.name) > 1]:
-            raise RepeatedColumns(repeated)
-        self._required = required
-        by_name = {column.name: column for column in columns}
-        self._empty = dict.fromkeys(name for name in header if name in by_name)
-        self._num_cells = len(header)
-        self._known = [name in by_name for name in header]
-        self._names = [name for name in header if name in by_name]
-        self._values = [_values_of(by_name[name]) for name in self._names]
-
-    def read(self, line: str) -> dict[str, Any]:
-        """Parse one line.
-
-        Raises:
-            ValueError: the line is cut or damaged, a cell does not hold its column's type, or a required one is empty.
-        """
-        cells = _cells(line)
-        if len(cells) != self._num_cells:
-            raise ValueError(f"it is cut or damaged ({len(cells)} cells under {self._num_cells} columns)")
-        known = itertools.compress(cells, self._known)
-        row = self._empty.copy()
-        row.update(zip(self._names, map(operator.getitem, self._values, known), strict=True))
-        if empty := [name for name in self._required if row[name] is None]:
-            raise ValueError(f"{', '.join(empty)} is empty")
-        return row
+def _value_of(type_: type) -> Callable[[str], Any]:
+    """Return a function that reads a cell of this type; it remembers the values, because most texts repeat."""
+    return functools.cache(lambda cell: from_cell(cell, type_))
 
 
 def _cells(line: str) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, Self
 
 from bench.core.errors import UsageError
+from bench.core.files import replacing
 
 
 class RunFolder:
@@ -107,16 +107,8 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OSError: the disk is full or the file cannot be written; the old content stays.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def append_json_line(path: Path, value: Any) -> None:

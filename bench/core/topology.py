@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -50,6 +50,8 @@ ROLES: tuple[Role, ...] = typing.get_args(Role)
 HOST = "host"
 MAX_DEVICES = 64
 
+# Field of a bridge -> key of its table.
+_BRIDGE_KEYS = {"node": "from", "to": "to", "kind": "link"}
 _DEVICE_KEYS = ("role", "count", "kind", "torch_device", "link", "host", "to")
 
 
@@ -149,17 +151,16 @@ class Topology:
         """
         content = read_toml(path, "device file")
         refuse_unknown(content, ("host", "switch", "device", "link"), where=str(path))
-        hosts = _hosts(content, where=str(path))
+        hosts = _hosts(path, content)
         links: list[Link] = []
         devices: list[Device] = []
-        for number, table in enumerate(tables(content, "switch", where=str(path)), start=1):
-            where = f"{path}, switch {number}"
-            refuse_unknown(table, ("name", "link", "host", "to"), where=where)
+        for where, table in _tables(path, content, "switch", ("name", "link", "host", "to")):
             links.append(_link(table, text(table, "name", None, where=where), hosts, where=where))
-        for number, table in enumerate(tables(content, "device", where=str(path)), start=1):
-            where = f"{path}, device {number}"
-            refuse_unknown(table, _DEVICE_KEYS, where=where)
-            role = _role(text(table, "role", None, where=where), where=where)
+        for where, table in _tables(path, content, "device", _DEVICE_KEYS):
+            role = text(table, "role", None, where=where)
+            if role not in ROLES:
+                known = f"{did_you_mean(role, ROLES)}; known are {', '.join(ROLES)}"
+                raise UsageError(f"{where}: there is no role '{role}'{known}")
             for _ in range(whole_number(table.get("count", 1), where=f"{where}: count")):
                 if len(devices) == MAX_DEVICES:
                     raise UsageError(f"{where}: count makes more than {MAX_DEVICES} devices; give fewer")
@@ -171,12 +172,10 @@ class Topology:
                 )
                 devices.append(device)
                 links.append(_link(table, device.name, hosts, where=where))
-        bridges: list[Link] = []
-        for number, table in enumerate(tables(content, "link", where=str(path)), start=1):
-            where = f"{path}, link {number}"
-            refuse_unknown(table, ("from", "to", "link"), where=where)
-            ends = {"node": text(table, "from", None, where=where), "to": text(table, "to", None, where=where)}
-            bridges.append(Link(**ends, kind=text(table, "link", None, where=where)))
+        bridges = [
+            Link(**{field: text(table, key, None, where=where) for field, key in _BRIDGE_KEYS.items()})
+            for where, table in _tables(path, content, "link", _BRIDGE_KEYS.values())
+        ]
         try:
             return cls(hosts=hosts, devices=tuple(devices), links=tuple(links), bridges=tuple(bridges))
         except UsageError as error:
@@ -289,28 +288,29 @@ def _equal_groups(devices: Sequence[Device]) -> list[list[Device]]:
     return groups
 
 
-def _hosts(content: Mapping[str, Any], *, where: str) -> tuple[Host, ...]:
+def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
     """Return the hosts of a file: one table [host], tables [[host]], or neither for one host of the default kind."""
     found = content.get("host", {})
     if isinstance(found, dict):
-        refuse_unknown(found, ("kind",), where=f"{where}, host")
-        return (Host(kind=text(found, "kind", "cpu", where=f"{where}, host")),)
+        refuse_unknown(found, ("kind",), where=f"{path}, host")
+        return (Host(kind=text(found, "kind", "cpu", where=f"{path}, host")),)
     if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
-        raise UsageError(f"{where}: write the host as a table under the heading [host], several under [[host]]")
+        raise UsageError(f"{path}: write the host as a table under the heading [host], several under [[host]]")
     hosts = []
-    for number, table in enumerate(found, start=1):
-        place = f"{where}, host {number}"
-        refuse_unknown(table, ("name", "kind"), where=place)
+    for place, table in _tables(path, content, "host", ("name", "kind")):
         name = text(table, "name", HOST if len(found) == 1 else None, where=place)
         hosts.append(Host(name=name, kind=text(table, "kind", "cpu", where=place)))
     return tuple(hosts)
 
 
-def _role(name: str, *, where: str) -> Role:
-    for role in ROLES:
-        if name == role:
-            return role
-    raise UsageError(f"{where}: there is no role '{name}'{did_you_mean(name, ROLES)}; known are {', '.join(ROLES)}")
+def _tables(
+    path: Path, content: Mapping[str, Any], name: str, keys: Iterable[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each table [[name]] of a file with its place, for messages; refuse other keys than these."""
+    for number, table in enumerate(tables(content, name, where=str(path)), start=1):
+        where = f"{path}, {name} {number}"
+        refuse_unknown(table, keys, where=where)
+        yield where, table
 
 
 def _link(table: Mapping[str, Any], node: str, hosts: Sequence[Host], *, where: str) -> Link:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bench.core.errors import UsageError
 
@@ -13,10 +13,11 @@ MAX_RATE_BPS = 1e11
 MAX_SIZE_BYTES = 1e12
 MAX_DURATION_S = 1000 * 86_400.0
 
-_BYTE_STEPS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_TIME_STEPS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_RATE_STEPS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
-_STEPS = {"bytes": _BYTE_STEPS, "s": _TIME_STEPS, "bit/s": _RATE_STEPS}
+_STEPS = {
+    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")),
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
+    "bit/s": ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")),
+}
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]{1,2})?)\s*"
 _RATE = re.compile(_NUMBER + r"([kmg]?)(?:bit|bps|bit/s)\s*", re.IGNORECASE)
 _SIZE = re.compile(_NUMBER + r"((?:[kmg]i?)?)b?\s*", re.IGNORECASE)
@@ -28,34 +29,27 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_40
 
 def format_bytes(num_bytes: float) -> str:
     """Format bytes with decimal prefixes, as link rates have: ``1_234_567`` -> ``1.23 MB``."""
-    if not math.isfinite(num_bytes):
-        return "-"
-    for factor, unit in _BYTE_STEPS:
-        if abs(num_bytes) >= factor:
-            return f"{_three_digits(num_bytes / factor)} {unit}"
-    return f"{num_bytes:.0f} B"
+    return _format(num_bytes, "bytes", lambda: f"{num_bytes:.0f} B")
 
 
 def format_seconds(seconds: float) -> str:
     """Format seconds: ``0.0123`` -> ``12.3 ms``; from two minutes on ``3 min 20 s``."""
-    if not math.isfinite(seconds):
-        return "-"
-    if seconds >= 120:
+    if 120 <= seconds < math.inf:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    for factor, unit in _TIME_STEPS:
-        if abs(seconds) >= factor:
-            return f"{_three_digits(seconds / factor)} {unit}"
-    return f"{_three_digits(seconds / 1e-6)} us" if seconds else "0 s"
+    return _format(seconds, "s", lambda: f"{_three_digits(seconds / 1e-6)} us" if seconds else "0 s")
 
 
 def format_rate(bits_per_s: float) -> str:
     """Format bits per second: ``1e8`` -> ``100 Mbit/s``."""
-    if not math.isfinite(bits_per_s):
+    return _format(bits_per_s, "bit/s", lambda: f"{bits_per_s:.0f} bit/s")
+
+
+def _format(value: float, unit: str, small: Callable[[], str]) -> str:
+    """Return the value in the largest unit that it reaches, or the text for a smaller one; "-" if it is not finite."""
+    if not math.isfinite(value):
         return "-"
-    for factor, unit in _RATE_STEPS:
-        if bits_per_s >= factor:
-            return f"{_three_digits(bits_per_s / factor)} {unit}"
-    return f"{bits_per_s:.0f} bit/s"
+    steps = (f"{_three_digits(value / factor)} {name}" for factor, name in _STEPS[unit] if abs(value) >= factor)
+    return next(steps, None) or small()
 
 
 def scale_of(unit: str, largest: float) -> tuple[float, str]:
@@ -74,10 +68,8 @@ def parse_rate(text: str) -> float:
     Raises:
         UsageError: the text is not a rate above 0 and up to `MAX_RATE_BPS`.
     """
-    rate = _quantity(text, _RATE, _PREFIX, MAX_RATE_BPS)
-    if not rate:
-        raise UsageError(f"'{text}' is not a bandwidth; write it like 100mbit, 1gbit or 800kbit, up to 100gbit")
-    return rate
+    hint = "a bandwidth; write it like 100mbit, 1gbit or 800kbit, up to 100gbit"
+    return _quantity(text, _RATE, _PREFIX, MAX_RATE_BPS, hint, may_be_zero=False)
 
 
 def parse_size(text: str) -> int:
@@ -86,10 +78,8 @@ def parse_size(text: str) -> int:
     Raises:
         UsageError: the text is not a size, or is more than `MAX_SIZE_BYTES`.
     """
-    size = _quantity(text, _SIZE, _PREFIX | _BINARY, MAX_SIZE_BYTES)
-    if size is None:
-        raise UsageError(f"'{text}' is not a size; write it like 10kB, 1MiB or 4096, up to 1000GB")
-    return int(size)
+    hint = "a size; write it like 10kB, 1MiB or 4096, up to 1000GB"
+    return int(_quantity(text, _SIZE, _PREFIX | _BINARY, MAX_SIZE_BYTES, hint))
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -116,10 +106,9 @@ def parse_duration(text: str) -> float:
     Raises:
         UsageError: the text is not a duration, or is more than `MAX_DURATION_S`.
     """
-    duration = _quantity(text, _DURATION, _SECONDS, MAX_DURATION_S)
-    if duration is None:
-        raise UsageError(f"'{text}' is not a duration; write it like 20ms, 1.5s or 10m, up to 1000d")
-    return duration
+    return _quantity(
+        text, _DURATION, _SECONDS, MAX_DURATION_S, "a duration; write it like 20ms, 1.5s or 10m, up to 1000d"
+    )
 
 
 def duration(text: str) -> str:
@@ -132,8 +121,18 @@ def duration(text: str) -> str:
     return text
 
 
-def _quantity(text: str, form: re.Pattern[str], factors: Mapping[str, float], most: float) -> float | None:
-    """Return the number in a text times the factor of its unit; None if it has another form or exceeds `most`."""
+def _quantity(
+    text: str,
+    form: re.Pattern[str],
+    factors: Mapping[str, float],
+    most: float,
+    hint: str,
+    *,
+    may_be_zero: bool = True,
+) -> float:
+    """Return the number in a text times the factor of its unit; refuse another form and numbers above `most`."""
     match = form.fullmatch(text)
     value = float(match[1]) * factors[match[2].lower()] if match else math.inf
-    return value if value <= most else None
+    if value > most or not (value or may_be_zero):
+        raise UsageError(f"'{text}' is not {hint}")
+    return value

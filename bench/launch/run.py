@@ -27,8 +27,6 @@ from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.stale_jobs import noted, record_ending
 from bench.launch.jobs.torchrun import MachineZero
 
-Launch = Callable[[RunConfig, RunFolder, ForkServer], torchrun.Started]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
@@ -78,7 +76,7 @@ def resume(
             write_json(folder.config, dataclasses.asdict(config))
         with noted("run", folder.path):
             prepare_folder(folder)
-            return _watched(config, folder, on_progress, server, _start_again)
+            return _watched(config, folder, on_progress, server, is_new=False)
 
 
 @processes.interruptible()
@@ -97,7 +95,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
     with noted("run", folder.path), locked(folder.path):
-        return _watched(config, folder, on_progress, server, _launch)
+        return _watched(config, folder, on_progress, server, is_new=True)
 
 
 def _watched(
@@ -105,16 +103,17 @@ def _watched(
     folder: RunFolder,
     on_progress: Callable[[dict[str, Any]], None],
     server: ForkServer,
-    launch: Launch,
+    *,
+    is_new: bool,
 ) -> Result:
     """Execute the job; if it lost a process, restart it up to `config.max_restarts` times."""
-    result, was_lost = _execute(config, folder, on_progress, server, launch)
+    result, was_lost = _execute(config, folder, on_progress, server, is_new=is_new)
     for attempt in range(1, config.max_restarts + 1):
         if not was_lost:
             break
         print(f"note: {result.error}; restart {attempt} of {config.max_restarts}", file=sys.stderr)
         prepare_folder(folder)
-        result, was_lost = _execute(config, folder, on_progress, server, _start_again)
+        result, was_lost = _execute(config, folder, on_progress, server, is_new=False)
     return result
 
 
@@ -123,7 +122,8 @@ def _execute(
     folder: RunFolder,
     on_progress: Callable[[dict[str, Any]], None],
     server: ForkServer,
-    launch: Launch,
+    *,
+    is_new: bool,
 ) -> tuple[Result, bool]:
     """Start and watch the job; return its result and whether it failed because a process was lost."""
     progress = ProgressReader(folder.progress)
@@ -131,13 +131,13 @@ def _execute(
     started = time.time()
     job: torchrun.Started | None = None
     try:
-        job = launch(config, folder, server)
+        job = _launch(config, folder, server, is_new=is_new)
         ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
     except KeyboardInterrupt:
         server.close()  # also ends ranks that are not watched yet
         return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept"), False
     except RunFailed as failure:
-        was_possible = job is not None or launch is _start_again
+        was_possible = job is not None or not is_new
         return _failed(config, folder, started, "failed", str(failure)), was_possible
     except BaseException as error:
         if job is not None and read_json(folder.status) is None:  # for example, the reader of stdout ended
@@ -176,24 +176,19 @@ def _with_names(config: RunConfig, sentence: str) -> str:
     return re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), sentence)
 
 
-def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """Start a new run; if that fails, remove its folder."""
+def _launch(config: RunConfig, folder: RunFolder, server: ForkServer, *, is_new: bool) -> torchrun.Started:
+    """Start the job; if that fails, remove a new run's folder, or record that the resumed run was interrupted."""
     try:
-        write_json(folder.config, dataclasses.asdict(config))
-        write_json(folder.environment, environment.describe(sys.argv, config.device))
-        return torchrun.launch(config, folder, server)
-    except (UsageError, OSError):
-        shutil.rmtree(folder.path)
-        raise
-
-
-def _start_again(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """Start the job of a resumed run; if that fails, record the run as interrupted."""
-    try:
+        if is_new:
+            write_json(folder.config, dataclasses.asdict(config))
+            write_json(folder.environment, environment.describe(sys.argv, config.device))
         return torchrun.launch(config, folder, server)
     except (UsageError, OSError) as refusal:
-        with contextlib.suppress(OSError, StoreError):  # the refusal says more
-            record_ending(config, folder, "interrupted", str(refusal))
+        if is_new:
+            shutil.rmtree(folder.path)
+        else:
+            with contextlib.suppress(OSError, StoreError):  # the refusal says more
+                record_ending(config, folder, "interrupted", str(refusal))
         raise
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from bench.core.rows import read_rows
 from bench.core.schema.column import Column, to_cells
 from bench.core.schema.metrics import LAYERS, METRICS
-from bench.launch.sweeps.file import Options, SweepFile, read_sweep
-from bench.launch.sweeps.tuning import toml_table
+from bench.launch.sweeps.file import Settings, SweepFile, read_sweep, toml_table
 from bench.report.store import Row, Run, collect_runs, read, read_layers
 
 FILES = Path("examples/published")
@@ -37,7 +36,7 @@ class Sweep:
     """
 
     name: str
-    quick: Options
+    quick: Settings
     quick_cells: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     every_row: bool = False
     layers_of: Sequence[str] = ()
@@ -61,7 +60,7 @@ class Sweep:
 
 _ENDED = ("ok", "failed", "timeout")  # other runs were stopped, and are repeated
 
-SHORT: Options = {"epochs": 2, "train_size": 320, "test_size": 100}
+SHORT: Settings = {"epochs": 2, "train_size": 320, "test_size": 100}
 SWEEPS: Mapping[str, Sweep] = {
     sweep.name: sweep
     for sweep in (
@@ -90,7 +89,7 @@ def quick_version(sweep: Sweep) -> SweepFile:
     """Return about a tenth of a sweep: its first seed, short runs, and only some of its cells."""
     file = read_sweep(sweep.file)
 
-    def stays(options: Options) -> bool:
+    def stays(options: Settings) -> bool:
         return all(options.get(name, values[0]) in values for name, values in sweep.quick_cells.items())
 
     return dataclasses.replace(

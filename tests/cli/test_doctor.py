@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from bench.cli import doctor
 from bench.core.errors import Interrupted, UsageError
 from bench.hosts import job, support
-from bench.launch import doctor
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from collectives.transport import mapped_memory
 from tests.testing.invoke import invoke

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from typing_extensions import override
@@ -117,13 +118,9 @@ class Turns(LiveLine):
         super().__exit__(*raised)
         error = raised[1]
         if isinstance(error, Interrupted):
-            raise Interrupted(f"{error}; {self._kept()}") from None
-
-    def _kept(self) -> str:
-        """Return the end of a message about an interrupted measurement: what happens to its rows."""
-        if not self.rows:
-            return "no row was finished, so none is kept"
-        return f"the rows so far are {'shown' if self._writer is None else f'kept in {self._writer.path}'}"
+            where = "shown" if self._writer is None else f"kept in {self._writer.path}"
+            kept = f"the rows so far are {where}" if self.rows else "no row was finished, so none is kept"
+            raise Interrupted(f"{error}; {kept}") from None
 
     def take(self, report: Mapping[str, Any]) -> None:
         """Handle a worker's report: keep its row, or show the turn that ended."""
@@ -158,3 +155,19 @@ def print_json(value: Any) -> None:
 def plain_table(title: str | None = None) -> Table:
     """Return an empty table with a line below its heading and no frame."""
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def table_of(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table of plain texts.
+
+    Args:
+        left: headings of the first columns, whose cells start at the left.
+        right: headings of the other columns, whose cells end at the right.
+        rows: the cells.
+    """
+    table = plain_table()
+    for heading in (*left, *right):
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table

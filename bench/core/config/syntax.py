@@ -41,7 +41,9 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-_STRAGGLER = re.compile(r"\s*rank\s*=\s*([0-9]{1,9})\s*,\s*slowdown\s*=\s*([0-9.eE+]+)\s*")
+_STRAGGLER = re.compile(
+    r"\s*rank\s*=\s*([0-9]{1,9})\s*,\s*slowdown\s*=\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]\+?[0-9]{1,3})?)\s*"
+)
 MAX_SLOWDOWN = 1e6
 
 
@@ -65,7 +67,7 @@ class Straggler:
             UsageError: the text has another form, or the slowdown is out of range.
         """
         match = _STRAGGLER.fullmatch(text)
-        slowdown = _number(match[2]) if match else math.nan
+        slowdown = float(match[2]) if match else math.nan
         if not match or not 1 <= slowdown <= MAX_SLOWDOWN:
             raise UsageError(
                 f"--straggler {text} is not possible; write rank=1,slowdown=3, with a slowdown of 1 to {MAX_SLOWDOWN:g}"
@@ -83,13 +85,6 @@ class Straggler:
 
     def __str__(self) -> str:
         return f"rank={self.rank},slowdown={self.slowdown:g}"
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 _LINEAR = re.compile(r"\s*linear\s*(?::\s*base\s*=\s*([0-9]{1,9})\s*)?")

@@ -91,6 +91,8 @@ _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+
 _KILLED_AGENT = re.compile(r"^torchrun on .* was killed by .*$", re.MULTILINE)
 _CRASH = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL)")
 _IN_TORCH = re.compile(r'^  File "[^"]*/torch/[^"]*", line (?!.*^  File ")', re.MULTILINE | re.DOTALL)
+# A backend's error about a lost connection, which follows from another rank's end.
+_LOST_CONNECTION = re.compile(r"closed by peer|Connection reset|Broken pipe|onnection refused|timed out", re.I)
 _FREE_BYTES_NEEDED = 1 << 20  # not 0, because a job that ended frees some space
 
 
@@ -98,9 +100,9 @@ def explain(folder: RunFolder) -> str:
     """Return one sentence: the error of the first rank that failed, what was killed, or the last line of a log."""
     reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
-    log = read_log(folder)
-    killed = _killed_agent(log) or _killed_rank(log)
-    if own and not (killed and _is_echo(own[0])):
+    log = folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
+    killed = _killed(log)
+    if own and not (killed and _LOST_CONNECTION.search(own[0]["message"])):
         return _sentence(own[0])
     if killed:
         return killed + (possible_causes() if _CRASH.search(killed) else "")
@@ -109,8 +111,12 @@ def explain(folder: RunFolder) -> str:
     if is_disk_full(folder):
         return f"the disk that holds {folder.path} is full; free some space or choose another folder with --out"
     if _ROOT_CAUSE.search(log):  # a rank failed before it could report, so its own log says more than torchrun's
-        log = _first_log_of_a_rank(folder) or log
-    return f"the job ended without an error message; the last line of its log: {_last_line(log)}{possible_causes()}"
+        logs = [path for path in folder.logs.rglob("stderr.log") if path.stat().st_size]
+        if first := min(logs, key=lambda path: path.stat().st_mtime, default=None):
+            log = first.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in log.splitlines() if line.strip(" =-")]
+    last = lines[-1] if lines else "(empty)"
+    return f"the job ended without an error message; the last line of its log: {last}{possible_causes()}"
 
 
 def is_disk_full(folder: RunFolder) -> bool:
@@ -124,45 +130,16 @@ def reports_of(folder: RunFolder) -> list[dict[str, Any]]:
     return sorted((report for report in reports if report), key=lambda report: float(report["time"]))
 
 
-def read_log(folder: RunFolder) -> str:
-    """Return the log of torchrun or the fork server; empty if there is none."""
-    return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
-
-
 def _sentence(report: dict[str, Any]) -> str:
     is_torchs = _IN_TORCH.search(report.get("traceback", "")) or "Too many open files" in report["message"]
     advice = possible_causes() if is_torchs else ""
     return f"rank {report['rank']}: {report['message']}{advice}"
 
 
-def _is_echo(report: dict[str, Any]) -> bool:
-    """Return whether a report is a backend's error about a lost connection, which follows from another rank's end."""
-    return bool(
-        re.search(r"closed by peer|Connection reset|Broken pipe|onnection refused|timed out", report["message"], re.I)
-    )
-
-
-def _killed_agent(log: str) -> str | None:
-    """Return the line in which the supervisor of virtual hosts says that a torchrun agent was killed, or None."""
-    match = _KILLED_AGENT.search(log)
-    return match[0] if match else None
-
-
-def _killed_rank(log: str) -> str | None:
+def _killed(log: str) -> str | None:
+    """Return a sentence if the supervisor of virtual hosts or torchrun says that an agent or a rank was killed."""
+    if match := _KILLED_AGENT.search(log):
+        return match[0]
     # Every host has its own agent, and agents whose ranks were not killed print a root cause too.
-    match = next((match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0), None)
-    if match is None:
-        return None
-    return killed_by(f"rank {match[1]}", -int(match[2]))
-
-
-def _first_log_of_a_rank(folder: RunFolder) -> str:
-    """Return the log of the rank whose last line is the oldest; empty if no rank printed anything."""
-    logs = [path for path in folder.logs.rglob("stderr.log") if path.stat().st_size]
-    first = min(logs, key=lambda path: path.stat().st_mtime, default=None)
-    return first.read_text(encoding="utf-8", errors="replace") if first else ""
-
-
-def _last_line(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip(" =-")]
-    return lines[-1] if lines else "(empty)"
+    causes = (match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0)
+    return next((killed_by(f"rank {match[1]}", -int(match[2])) for match in causes), None)

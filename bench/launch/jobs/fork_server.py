@@ -32,19 +32,17 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
-def job_variables(threads: int) -> dict[str, str]:
-    """Return the variables to add to this process's own; without OMP_NUM_THREADS, torchrun would set it to 1."""
+def job_variables(threads: int, *, is_local: bool = False) -> dict[str, str]:
+    """Return the variables to add to this process's own; without OMP_NUM_THREADS, torchrun would set it to 1.
+
+    Args:
+        threads: threads per rank.
+        is_local: all ranks of the job are on this machine.
+    """
+    defaults = KEEP_MEMORY | (LOOPBACK if is_local else {})
+    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return _unless_given(KEEP_MEMORY) | limits | {"PYTHONUNBUFFERED": "1"} | import_variables()
-
-
-def local_variables(threads: int) -> dict[str, str]:
-    """Return the variables for a job whose ranks are all on this machine."""
-    return job_variables(threads) | _unless_given(LOOPBACK)
-
-
-def _unless_given(defaults: dict[str, str]) -> dict[str, str]:
-    return {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return given | limits | {"PYTHONUNBUFFERED": "1"} | import_variables()
 
 
 SERVER = "bench.train.fork_server"
@@ -69,7 +67,13 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         environment.kernels()  # fails here, rather than in a rank, if the environment requests missing kernels
-        _check_locks()
+        try:
+            multiprocessing.Lock()  # processes share locks in /dev/shm
+        except (ImportError, OSError) as error:
+            raise UsageError(
+                f"processes cannot share locks, which need a writable /dev/shm ({error}); mount one: mount -t tmpfs "
+                "tmpfs /dev/shm"
+            ) from None
         self.module = module
         self._processes: dict[int, ServerProcess] = {}
 
@@ -86,16 +90,19 @@ class ForkServer:
         self._processes[threads] = ServerProcess(self.module, threads)
 
     def warm_up_for(self, config: RanksConfig) -> None:
-        """Start importing torch for a job, unless it is on virtual hosts or several machines, where nothing is forked.
+        """Start importing torch for a job, unless it is here already.
+
+        Nothing is done for jobs on virtual hosts or several machines either, where nothing is forked.
 
         Args:
             config: placed ranks; of options that could not be placed without torch, the default is expected.
         """
-        if config.nnodes == 1 and config.cluster is None and config.cluster_file is None:
+        is_forked = config.nnodes == 1 and config.cluster is None and config.cluster_file is None
+        if is_forked and "torch" not in sys.modules:
             self.warm_up(config.threads or max(1, usable_cores() // (config.world_size or DEFAULT_WORLD_SIZE)))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function in the process that has torch, or here if no ranks are forked; return its result.
+        """Call the function in the process that has torch, or here if there is none yet; return its result.
 
         Raises:
             Exception: the function raised it.
@@ -144,21 +151,6 @@ class ForkServer:
             self._processes.popitem()[1].close()
 
 
-def _check_locks() -> None:
-    """Check that processes can share locks, which are in /dev/shm.
-
-    Raises:
-        UsageError: they cannot, for example because /dev/shm is read-only.
-    """
-    try:
-        multiprocessing.Lock()
-    except (ImportError, OSError) as error:
-        raise UsageError(
-            f"processes cannot share locks, which need a writable /dev/shm ({error}); mount one: mount -t tmpfs tmpfs "
-            "/dev/shm"
-        ) from None
-
-
 class ServerProcess(subprocess.Popen[bytes]):
     """A process of the fork server.
 
@@ -176,7 +168,7 @@ class ServerProcess(subprocess.Popen[bytes]):
             super().__init__(
                 [sys.executable, "-m", SERVER, module, str(far_end.fileno())],
                 pass_fds=[far_end.fileno()],
-                env=os.environ | local_variables(threads),
+                env=os.environ | job_variables(threads, is_local=True),
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR,  # visible to the user until a job has its log
                 start_new_session=True,  # so Ctrl-C reaches only the launcher, which then stops the job

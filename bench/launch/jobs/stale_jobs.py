@@ -106,54 +106,40 @@ def clear_away() -> None:
         return
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+b") as note:  # its job may end meanwhile
-            if _is_left(path, note.fileno()) and (text := note.read()):
-                if job := _job_in(text):
-                    _clear_away(*job)
-                else:
-                    print(f"note: {path} is not a note of a job and is removed", file=sys.stderr)
-                path.unlink()
+            try:
+                fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # its launcher is alive, or another command is cleaning up
+                continue
+            if not (path.exists() and (text := note.read())):
+                continue
+            try:
+                job = json.loads(text)
+                command, folder = str(job["command"]), RunFolder(Path(job["path"]))
+            except (ValueError, TypeError, KeyError):
+                said = f"{path} is not a note of a job and is removed"
+            else:
+                said = _clear_away(command, folder)
+            if said:
+                print(f"note: {said}", file=sys.stderr)
+            path.unlink()
 
 
-def _is_left(path: Path, note: int) -> bool:
-    try:
-        fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # its launcher is alive, or another command is cleaning up
-        return False
-    return path.exists()
-
-
-def _job_in(text: bytes) -> tuple[str, str] | None:
-    """Return the command and folder in a note, or None if it is damaged."""
-    try:
-        note = json.loads(text)
-        return str(note["command"]), str(note["path"])
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _clear_away(command: str, path: str) -> None:
-    folder = RunFolder(Path(path))
-    if not folder.path.exists() or folder.status.exists():  # already removed, or the job had ended
-        return
-    if command == "run" and not any(inside.is_file() for inside in folder.path.rglob("*")):
-        shutil.rmtree(path, ignore_errors=True)
-        print(f"note: bench was killed before a run started; its empty folder {path} is removed", file=sys.stderr)
-    elif command == "run":
-        print(f"note: bench was killed during an earlier run; {_record_death(folder)} in {path}", file=sys.stderr)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
-        print(f"note: `bench {command}` was killed earlier; its temporary folder {path} is removed", file=sys.stderr)
-
-
-def _record_death(folder: RunFolder) -> str:
-    from bench.core.config.run import RunConfig
-    from bench.launch.jobs.stale_jobs import record_ending
-
-    try:
-        record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")
-    except (OSError, BenchError) as error:
-        return f"a last row that says so could not be written ({error})"
-    return "its rows so far are kept"
+def _clear_away(command: str, folder: RunFolder) -> str:
+    """Record in a run's folder that it was killed, or remove the folder; return what was done."""
+    path = folder.path
+    if not path.exists() or folder.status.exists():  # already removed, or the job had ended
+        return ""
+    if command == "run" and any(inside.is_file() for inside in path.rglob("*")):
+        try:
+            record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")
+            kept = "its rows so far are kept"
+        except (OSError, BenchError) as error:
+            kept = f"a last row that says so could not be written ({error})"
+        return f"bench was killed during an earlier run; {kept} in {path}"
+    shutil.rmtree(path, ignore_errors=True)
+    if command == "run":
+        return f"bench was killed before a run started; its empty folder {path} is removed"
+    return f"`bench {command}` was killed earlier; its temporary folder {path} is removed"
 
 
 def _notes() -> Path:

@@ -31,7 +31,7 @@ from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster
 from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
 from bench.launch.jobs.failure import HOSTS_GRACE_S, ProgressReader, WatchdogTimeouts
-from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer, job_variables, local_variables
+from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer, job_variables
 
 ASK_EVERY_S = 5.0
 ANSWER_WITHIN_S = 2.0
@@ -105,29 +105,58 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
             raise
         return job
     if config.nnodes > 1:
-        return start(command(config, folder, server.module), job_variables(config.threads), folder.log)
+        return start(*agent(config, folder, server.module), folder.log)
     return server.start(folder, num_ranks=config.world_size, threads=config.threads, device=config.device)
 
 
-def command(config: RanksConfig, folder: RunFolder, module: str = TRAIN) -> list[str]:
-    """Return torchrun's command line for this machine.
+def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, module: str) -> HostsJob:
+    """Build the cluster's network, measure it, and start one torchrun agent per host.
+
+    Raises:
+        UsageError: this machine does not support virtual hosts, or their links as configured.
+        RunFailed: the network could not be set up.
+    """
+
+    def agent_of(index: int) -> tuple[list[str], dict[str, str]]:
+        return agent_on_host(index, cluster, config.threads, folder, module)
+
+    with folder.log.open("wb") as output:
+        return start_hosts(cluster, folder.path, agent_of, output=output, grace_s=HOSTS_GRACE_S, seed=config.seed)
+
+
+def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
+    """Return the shell commands that start the job by hand: one, or one per virtual host."""
+    if config.cluster is None:
+        agents = [agent(config, folder, TRAIN)]
+    else:
+        cluster = Cluster.from_dict(config.cluster)
+        hosts = range(len(cluster.hosts))
+        agents = [agent_on_host(index, cluster, config.threads, folder, TRAIN) for index in hosts]
+    return [shlex.join([*(f"{k}={value}" for k, value in needed.items()), *line]) for line, needed in agents]
+
+
+def agent(config: RanksConfig, folder: RunFolder, module: str) -> tuple[list[str], dict[str, str]]:
+    """Return torchrun's command line and environment variables for this machine.
 
     Args:
         config: number and placement of the ranks.
         folder: the job's folder, which the module gets as its only argument.
         module: module that every rank runs.
     """
-    where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}", *_rendezvous(config)]
-    return _line(where, folder.logs, module, folder)
+    where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}"]
+    needed = job_variables(config.threads, is_local=config.nnodes == 1)
+    return _command([*where, *_rendezvous(config)], folder.logs, module, folder), needed
 
 
-def command_on_host(index: int, cluster: Cluster, folder: RunFolder, module: str = TRAIN) -> list[str]:
-    """Return torchrun's command line for one virtual host, which is that of a machine in a real cluster."""
-    where, _ = torchrun_arguments(index, cluster)
-    return _line(where, folder.logs / f"host-{index}", module, folder)
+def agent_on_host(
+    index: int, cluster: Cluster, threads: int, folder: RunFolder, module: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the same for one virtual host: the command of a machine in a real cluster."""
+    where, needed = torchrun_arguments(index, cluster)
+    return _command(where, folder.logs / f"host-{index}", module, folder), job_variables(threads) | needed
 
 
-def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[str]:
+def _command(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -140,39 +169,6 @@ def _line(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[
         module,
         str(folder.path.absolute()),
     ]
-
-
-def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
-    """Return the shell commands that start the job by hand: one, or one per virtual host."""
-    if config.cluster is None:
-        return [_shell_line(local_variables(config.threads), command(config, folder))]
-    hosts = Cluster.from_dict(config.cluster)
-    return [
-        _shell_line(
-            job_variables(config.threads) | torchrun_arguments(index, hosts)[1], command_on_host(index, hosts, folder)
-        )
-        for index in range(len(hosts.hosts))
-    ]
-
-
-def _shell_line(needed: dict[str, str], line: list[str]) -> str:
-    return shlex.join([*(f"{key}={value}" for key, value in needed.items()), *line])
-
-
-def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, module: str = TRAIN) -> HostsJob:
-    """Build the cluster's network, measure it, and start one torchrun agent per host.
-
-    Raises:
-        UsageError: this machine does not support virtual hosts, or their links as configured.
-        RunFailed: the network could not be set up.
-    """
-
-    def command_for(index: int) -> tuple[list[str], dict[str, str]]:
-        _, needed = torchrun_arguments(index, cluster)
-        return command_on_host(index, cluster, folder, module), job_variables(config.threads) | needed
-
-    with folder.log.open("wb") as output:
-        return start_hosts(cluster, folder.path, command_for, output=output, grace_s=HOSTS_GRACE_S, seed=config.seed)
 
 
 def check_port(config: RanksConfig) -> None:

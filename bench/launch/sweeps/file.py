@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import resolve_each
 
 # Option name -> value.
-Options = dict[str, Any]
+Settings = dict[str, Any]
 
 # Option name -> values.
 Lists = dict[str, list[Any]]
@@ -49,12 +50,12 @@ class SweepFile:
     """
 
     where: str
-    base: Options
+    base: Settings
     seeds: list[int] = dataclasses.field(default_factory=list)
     matrix: Lists = dataclasses.field(default_factory=dict)
-    method: list[Options] = dataclasses.field(default_factory=list)
-    include: list[Options] = dataclasses.field(default_factory=list)
-    exclude: list[Options] = dataclasses.field(default_factory=list)
+    method: list[Settings] = dataclasses.field(default_factory=list)
+    include: list[Settings] = dataclasses.field(default_factory=list)
+    exclude: list[Settings] = dataclasses.field(default_factory=list)
     tune: Lists = dataclasses.field(default_factory=dict)
 
     @property
@@ -62,7 +63,7 @@ class SweepFile:
         """Ten hex digits: a hash of the content."""
         return short_digest({**dataclasses.asdict(self), "where": ""})
 
-    def configurations(self) -> list[Options]:
+    def configurations(self) -> list[Settings]:
         """Return for each configuration the options that it adds to `base` or changes.
 
         Raises:
@@ -81,7 +82,7 @@ class SweepFile:
         return combined + self.include
 
 
-def combinations(lists: Lists) -> list[Options]:
+def combinations(lists: Lists) -> list[Settings]:
     """Return every combination of one value from each list."""
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
@@ -128,7 +129,7 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
 def options_by_key() -> dict[str, str]:
     """Return the names of the options by their key in a file, which is the flag with underscores.
 
-    Options for several machines are left out, because a sweep runs on one machine; so is `seed`, which is read apart.
+    Settings for several machines are left out, because a sweep runs on one machine; so is `seed`, which is read apart.
     """
     return {
         option.flag_name.removeprefix("--").replace("-", "_"): option.name
@@ -137,7 +138,30 @@ def options_by_key() -> dict[str, str]:
     }
 
 
-def _table(content: Mapping[str, Any], heading: str, path: Path) -> Options:
+def toml_table(heading: str, options: Mapping[str, Any]) -> str:
+    """Return a table of a sweep file: its heading, and one line per option."""
+    keys = {name: key for key, name in options_by_key().items()}
+    # JSON strings, numbers and booleans are also valid TOML.
+    lines = [f"{keys.get(name, name)} = {json.dumps(value)}" for name, value in options.items()]
+    return "\n".join([heading, *lines]) + "\n"
+
+
+def run_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of `bench run` that set these options."""
+    flags = {option.name: option.flag_name for option in RunConfig.options()}
+    without_no = {option.name for option in RunConfig.options() if option.flag and option.flag.name}
+    arguments = []
+    for name, value in options.items():
+        flag = flags.get(name, f"--{name}")
+        if isinstance(value, bool):
+            if value or name not in without_no:  # those have no --no- form and are off by default
+                arguments.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            arguments += [flag, str(value)]
+    return arguments
+
+
+def _table(content: Mapping[str, Any], heading: str, path: Path) -> Settings:
     """Return the table under [heading], with underscores in its keys."""
     table = content.get(heading, {})
     if not isinstance(table, dict):
@@ -145,7 +169,7 @@ def _table(content: Mapping[str, Any], heading: str, path: Path) -> Options:
     return {key.replace("-", "_"): value for key, value in table.items()}
 
 
-def _without_seeds(table: Options, path: Path) -> tuple[Options, list[int]]:
+def _without_seeds(table: Settings, path: Path) -> tuple[Settings, list[int]]:
     given = [table[key] for key in _SEED_KEYS if key in table]
     if len(given) > 1:
         raise UsageError(f"{path} gives seed and seeds; give one of them")
@@ -154,7 +178,7 @@ def _without_seeds(table: Options, path: Path) -> tuple[Options, list[int]]:
     return rest, [seed for text in texts for seed in parse_seeds(text, f"{path}: seeds =")]
 
 
-def _single(table: Mapping[str, Any], where: str) -> Options:
+def _single(table: Mapping[str, Any], where: str) -> Settings:
     options = _by_name(table, where)
     for name, value in options.items():
         if isinstance(value, (list, dict)):
@@ -170,7 +194,7 @@ def _several(table: Mapping[str, Any], where: str) -> Lists:
     return lists
 
 
-def _by_name(table: Mapping[str, Any], where: str) -> Options:
+def _by_name(table: Mapping[str, Any], where: str) -> Settings:
     spelled = {key.replace("-", "_"): value for key, value in table.items()}
     names = options_by_key()
     refuse_unknown(spelled, names, where=where)
@@ -186,7 +210,7 @@ class PlannedRun:
         config: complete configuration.
     """
 
-    settings: Options
+    settings: Settings
     config: RunConfig
 
 
@@ -215,7 +239,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     return _in_order(runs, sweep)
 
 
-def _given(options: Options) -> RunConfig | UsageError:
+def _given(options: Settings) -> RunConfig | UsageError:
     """Return the options as a configuration, or the error if a value is out of range."""
     try:
         return RunConfig(**options)
@@ -223,9 +247,9 @@ def _given(options: Options) -> RunConfig | UsageError:
         return refusal
 
 
-def _refusals(where: str, settings: list[Options], outcomes: Sequence[RunConfig | UsageError]) -> str:
+def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:
     """Return one line per reason, with the settings shared by all configurations that it applies to."""
-    shared: dict[str, Options] = {}
+    shared: dict[str, Settings] = {}
     for each, outcome in zip(settings, outcomes, strict=True):
         if isinstance(outcome, UsageError):
             before = shared.get(str(outcome), each)
@@ -235,26 +259,19 @@ def _refusals(where: str, settings: list[Options], outcomes: Sequence[RunConfig 
 
 
 def _in_order(runs: list[PlannedRun], sweep: SweepFile) -> list[PlannedRun]:
-    runs = _each_once(runs)  # keeps the first of equal configurations, so that its settings describe all its seeds
-    placements = list(dict.fromkeys(_placement(run.config) for run in runs))
+    first: dict[str, PlannedRun] = {}  # of equal configurations, so that its settings describe all its seeds
+    for run in runs:
+        first.setdefault(run.config.digest, run)
+    names = [option.name for option in RanksConfig.options()]
+    ranks = {run.config.digest: short_digest([getattr(run.config, name) for name in names]) for run in first.values()}
+    placements = list(dict.fromkeys(ranks.values()))
     ordered: dict[str, PlannedRun] = {}
     for seed in sweep.seeds or [RunConfig.seed]:
         turns = [
-            (placements.index(_placement(run.config)), short_digest([sweep.digest, seed, number]), run)
-            for number, run in enumerate(runs)
+            (placements.index(ranks[run.config.digest]), short_digest([sweep.digest, seed, number]), run)
+            for number, run in enumerate(first.values())
         ]
         for *_, run in sorted(turns, key=lambda turn: turn[:2]):
             config = dataclasses.replace(run.config, seed=seed)
             ordered.setdefault(config.digest, dataclasses.replace(run, config=config))
     return list(ordered.values())
-
-
-def _each_once(runs: list[PlannedRun]) -> list[PlannedRun]:
-    by_digest: dict[str, PlannedRun] = {}
-    for run in runs:
-        by_digest.setdefault(run.config.digest, run)
-    return list(by_digest.values())
-
-
-def _placement(config: RunConfig) -> str:
-    return short_digest([getattr(config, option.name) for option in RanksConfig.options()])

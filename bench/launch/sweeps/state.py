@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import shutil
 import statistics
@@ -19,8 +18,8 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.launch.run import obstacle_to_resuming
 from bench.launch.sweeps.file import PlannedRun
 
-State = Literal["torn", "failed", "done"]
-_STATES: dict[str, State] = {"ok": "done", "failed": "failed", "timeout": "failed"}
+PastState = Literal["torn", "failed", "done"]
+_STATES: dict[str, PastState] = {"ok": "done", "failed": "failed", "timeout": "failed"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class PastRun:
     resumed: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def state(self) -> State:
+    def state(self) -> PastState:
         """Done, failed, or torn: the run was interrupted or killed, or is still running."""
         return _STATES.get(self.summary.get("status", ""), "torn")
 
@@ -85,26 +84,19 @@ def take_up(out: Path, digest: str) -> RunFolder | None:
     return found
 
 
-class Estimate:
-    """Durations of finished runs, by configuration."""
+def expected_s(durations: Mapping[str, list[float]], configs: Iterable[RunConfig]) -> float | None:
+    """Return the expected seconds for all of these runs together, or None if no duration is known.
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, list[float]] = collections.defaultdict(list)
+    A run takes the mean of its configuration's durations, or of all durations if its configuration has none.
 
-    def learn(self, config: RunConfig, seconds: float | None) -> None:
-        """Add the duration of a run, unless it is None."""
-        if seconds is not None:
-            self._seconds[config.config_id].append(seconds)
-
-    def total_s(self, configs: Iterable[RunConfig]) -> float | None:
-        """Return the expected seconds for all of these runs together, or None if no duration is known.
-
-        A run takes the mean of its configuration's durations, or of all durations if its configuration has none.
-        """
-        if not self._seconds:
-            return None
-        average = statistics.fmean(seconds for known in self._seconds.values() for seconds in known)
-        return sum(statistics.fmean(self._seconds.get(config.config_id, [average])) for config in configs)
+    Args:
+        durations: seconds of finished runs, by `config_id`.
+        configs: the runs.
+    """
+    if not durations:
+        return None
+    average = statistics.fmean(seconds for known in durations.values() for seconds in known)
+    return sum(statistics.fmean(durations.get(config.config_id, [average])) for config in configs)
 
 
 _LOCKS = ".locks"
@@ -127,7 +119,12 @@ def run_missing(
     Raises:
         UsageError: `out` cannot be written.
     """
-    locks = _make_locks(out)
+    locks = out / _LOCKS
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None
 
     def is_settled(config: RunConfig, *, wait: bool) -> bool:
         lock = locks / config.digest
@@ -151,15 +148,6 @@ def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
     if before is None or before.state != "failed":
         return False
     return (before.folder.path, before.resumed) == (now.folder.path, now.resumed)  # a resumed run keeps its folder
-
-
-def _make_locks(out: Path) -> Path:
-    try:
-        (out / _LOCKS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None
-    return out / _LOCKS
 
 
 Progress = Literal["missing", "failed", "done"]
@@ -223,24 +211,10 @@ class SweepState:
         if self.unrecorded:
             raise RunFailed(f"{counted}: {next(iter(self.unrecorded.values()))}")
 
-    def estimate(self) -> Estimate:
-        """Return an estimate of durations, from the runs that are done."""
-        estimate = Estimate()
+    def durations(self) -> dict[str, list[float]]:
+        """Return the seconds that runs took that are done, by `config_id`."""
+        known: dict[str, list[float]] = {}
         for run in self.runs_with_status("done"):
-            estimate.learn(run.config, self.past[run.config.digest].summary.get("wall_time_s"))
-        return estimate
-
-    def as_data(self) -> list[dict[str, Any]]:
-        """Return one entry per run, for JSON."""
-        return [
-            {
-                "index": index,
-                "settings": run.settings,
-                "seed": run.config.seed,
-                "digest": run.config.digest,
-                "config_id": run.config.config_id,
-                "status": self.progress(run),
-                "folder": str(self.past[run.config.digest].folder.path) if self.progress(run) != "missing" else None,
-            }
-            for index, run in enumerate(self.runs)
-        ]
+            if (seconds := self.past[run.config.digest].summary.get("wall_time_s")) is not None:
+                known.setdefault(run.config.config_id, []).append(seconds)
+        return known

@@ -15,43 +15,12 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import seeds_text
 from bench.core.errors import RunFailed, UsageError
 from bench.launch.refusals import without_torch
-from bench.launch.sweeps.file import Lists, Options, PlannedRun, SweepFile, combinations, table_text
+from bench.launch.sweeps.file import Lists, PlannedRun, Settings, SweepFile, combinations, table_text, toml_table
 from bench.launch.sweeps.state import SweepState
 
 if TYPE_CHECKING:
     from bench.datasets.base import Dataset
     from bench.optimizers.base import Optimizer
-
-
-import json
-from collections.abc import Mapping
-from typing import Any
-
-from bench.launch.sweeps.file import options_by_key
-
-
-def toml_table(heading: str, options: Mapping[str, Any]) -> str:
-    """Return a table of a sweep file: its heading, and one line per option."""
-    keys = {name: key for key, name in options_by_key().items()}
-    # JSON strings, numbers and booleans are also valid TOML.
-    lines = [f"{keys.get(name, name)} = {json.dumps(value)}" for name, value in options.items()]
-    return "\n".join([heading, *lines]) + "\n"
-
-
-def run_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of `bench run` that set these options."""
-    flags = {option.name: option.flag_name for option in RunConfig.options()}
-    without_no = {option.name for option in RunConfig.options() if option.flag and option.flag.name}
-    arguments = []
-    for name, value in options.items():
-        flag = flags.get(name, f"--{name}")
-        if isinstance(value, bool):
-            if value or name not in without_no:  # those have no --no- form and are off by default
-                arguments.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            arguments += [flag, str(value)]
-    return arguments
-
 
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.
@@ -72,15 +41,15 @@ class Tuned:
         at_the_end: options whose best value is the smallest or largest value tried.
     """
 
-    settings: Options
-    best: Options
+    settings: Settings
+    best: Settings
     accuracy: float
     rates_tried: int
     at_the_end: list[str]
 
     @property
-    def chosen(self) -> Options:
-        """Options to run the configuration with, in addition to `[base]`."""
+    def chosen(self) -> Settings:
+        """Settings to run the configuration with, in addition to `[base]`."""
         return {**self.settings, **self.best, "rates_tried": self.rates_tried}
 
 
@@ -109,7 +78,7 @@ def with_defaults(sweep: SweepFile) -> tuple[SweepFile, str]:
     return dataclasses.replace(sweep, base=base, matrix=matrix, tune=tune), " ".join(said)
 
 
-def _lr_and_size(base: Options) -> tuple[float, int]:
+def _lr_and_size(base: Settings) -> tuple[float, int]:
     """Return the peak learning rate and the number of training samples of a run with these options."""
     optimizer = cast("Optimizer", spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)))
     dataset = cast("Dataset", spec.build("datasets", base.get("dataset", RunConfig.dataset)))
@@ -140,23 +109,23 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
     return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=tried)
 
 
-def choose(sweep: SweepFile, agenda: SweepState) -> list[Tuned]:
+def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
     """Return the best settings of each configuration; among equally good ones, the first.
 
     Args:
         sweep: the file.
-        agenda: the finished runs of its `tuning_sweep`.
+        state: the finished runs of its `tuning_sweep`.
 
     Raises:
         RunFailed: every setting of a configuration failed.
     """
-    runs = {table_text(run.settings): run for run in agenda.runs}
+    runs = {table_text(run.settings): run for run in state.runs}
     settings = combinations(sweep.tune)
     chosen = []
     for options in sweep.configurations():
         tried = [runs[text] for text in (table_text(options | each) for each in settings) if text in runs]
         if tried:  # otherwise the configuration equals an earlier one
-            chosen.append(_best(options, tried, sweep.tune, agenda))
+            chosen.append(_best(options, tried, sweep.tune, state))
     return chosen
 
 
@@ -170,20 +139,20 @@ def tuned_file(sweep: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
     return "\n".join([comment, *tables])
 
 
-def evaluated_base(sweep: SweepFile) -> Options:
+def evaluated_base(sweep: SweepFile) -> Settings:
     """Return the options shared by the runs after tuning, which train on all samples and use the test set."""
     return {name: value for name, value in sweep.base.items() if name != "holdout_size"}
 
 
-def _best(options: Options, tried: list[PlannedRun], lists: Lists, agenda: SweepState) -> Tuned:
+def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: SweepState) -> Tuned:
     accuracies = {
-        run.config.digest: agenda.past[run.config.digest].summary["test_accuracy"]
+        run.config.digest: state.past[run.config.digest].summary["test_accuracy"]
         for run in tried
-        if agenda.progress(run) == "done"
+        if state.progress(run) == "done"
     }
     if not accuracies:
         digest = tried[0].config.digest
-        error = agenda.unrecorded.get(digest) or agenda.past[digest].summary["error"]
+        error = state.unrecorded.get(digest) or state.past[digest].summary["error"]
         failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
         raise RunFailed(f"{failed}; see the logs, or try other values")
     best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))

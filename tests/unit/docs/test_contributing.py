@@ -34,7 +34,8 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 COMPRESSOR = (ROOT / "docs/extend/compressor.md").read_text(encoding="utf-8")
 DESIGN = (ROOT / "docs/design.md").read_text(encoding="utf-8")
 EXTEND = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs/extend").glob("*.md")))
-COMMAND = ("bench/cli/run.py", "run")  # whose parameters are the options
+# Functions that are long because each line is a parameter or a part of the set-up.
+LONG = {("bench/cli/run.py", "run"), ("bench/train/worker.py", "run")}
 LAYERS = layers_of_shapes((7, 10), (33,), (1,))
 
 
@@ -176,5 +177,5 @@ def test_a_way_is_as_drawn_and_short(whose: str, most_stations: int, most_files:
         nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
         found = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name]
         assert found, f"{file} has no {name}"
-        functions = [node for node in found if isinstance(node, ast.FunctionDef) and (file, name) != COMMAND]
+        functions = [node for node in found if isinstance(node, ast.FunctionDef) and (file, name) not in LONG]
         assert all((node.end_lineno or 0) - node.lineno < 40 for node in functions), f"{name} is long"

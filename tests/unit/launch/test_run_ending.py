@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -189,8 +190,10 @@ def test_a_run_that_cannot_go_on_here_is_still_one_that_was_cut_short(
     add_checkpoint(folder, config, step=1)
     write_json(folder.status, {"status": "interrupted", "step": 3})
     refuse_with(UsageError("no netem here"), monkeypatch)
+    patient = dataclasses.replace(config, timeout_s=77.0)
     with pytest.raises(UsageError, match="no netem here"):
-        run.resume(folder, lambda _: None, ForkServer(TRAIN))
+        run.resume(folder, lambda _: None, ForkServer(TRAIN), patient)
+    assert run.configuration_of(folder) == patient
     assert (status(folder.path)["status"], status(folder.path)["error"]) == ("interrupted", "no netem here")
     assert [row["resumes"] for row in rows(folder.path)] == ["1"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from bench.cli.output.sweep import sbatch_line
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweeps.file import PlannedRun, SweepFile, plan_runs
-from bench.launch.sweeps.slurm import sbatch_line
-from bench.launch.sweeps.state import Estimate, SweepState
+from bench.launch.sweeps.state import SweepState, expected_s
 from tests.testing.configs import make_config
 
 SWEEP = SweepFile(
@@ -98,16 +98,11 @@ def test_the_line_for_slurm_has_one_element_per_run_that_is_to_be_done(tmp_path:
 
 
 def test_an_estimate_takes_the_same_configuration_else_the_mean_of_all() -> None:
-    estimate = Estimate()
-    known, other = make_config(lr=0.1), make_config(lr=0.2)
-    assert estimate.total_s([known]) is None
-    estimate.learn(known, 10.0)
-    estimate.learn(make_config(lr=0.1, seed=2), 20.0)
-    estimate.learn(other, 40.0)
-    estimate.learn(other, None)
-    unknown = make_config(lr=0.3)
-    assert estimate.total_s([known, other, unknown]) == pytest.approx(15 + 40 + 70 / 3)
-    assert estimate.total_s([]) == 0
+    known, other, unknown = (make_config(lr=lr) for lr in (0.1, 0.2, 0.3))
+    assert expected_s({}, [known]) is None
+    durations = {known.config_id: [10.0, 20.0], other.config_id: [40.0]}
+    assert expected_s(durations, [known, other, unknown]) == pytest.approx(15 + 40 + 70 / 3)
+    assert expected_s(durations, []) == 0
 
 
 def test_of_doubles_the_first_has_all_runs_of_both() -> None:
