@@ -62,7 +62,7 @@ def _text(seconds: float) -> str:
     return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
 
 
-WHAT = "What to measure"
+MEASURED_RUN = "What to measure"
 DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
 
 
@@ -70,19 +70,19 @@ DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
 class CalibrateConfig(JobConfig):
     """One calibration: the training step to measure, and how. `calibrating.resolve` fills in the defaults."""
 
-    panels: ClassVar[tuple[str, ...]] = (WHAT, MEASUREMENT, PROCESSES, OUTPUT)
+    panels: ClassVar[tuple[str, ...]] = (MEASURED_RUN, MEASUREMENT, PROCESSES, OUTPUT)
 
-    model: Annotated[str, Doc("network to train"), Flag(WHAT, kind="models")] = "small_cnn"
-    dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, kind="datasets")] = "digits"
-    data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
-    optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, kind="optimizers")] = "sgd"
-    batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
-    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
-    bucket_mb: Annotated[BucketMb, Flag(WHAT, chosen="a quarter of the model, from 1 to 25")] = NOT_GIVEN
+    model: Annotated[str, Doc("network to train"), Flag(MEASURED_RUN, kind="models")] = "small_cnn"
+    dataset: Annotated[str, Doc("data set to train on"), Flag(MEASURED_RUN, kind="datasets")] = "digits"
+    data_dir: Annotated[DataDir, Flag(MEASURED_RUN)] = DATA_DIR
+    optimizer: Annotated[str, Doc("optimizer"), Flag(MEASURED_RUN, kind="optimizers")] = "sgd"
+    batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(MEASURED_RUN)] = 32
+    augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(MEASURED_RUN)] = True
+    bucket_mb: Annotated[BucketMb, Flag(MEASURED_RUN, chosen="a quarter of the model, from 1 to 25")] = NOT_GIVEN
     compressors: Annotated[
         str,
         Doc("compressors whose encoding is measured, separated by commas"),
-        Flag(WHAT, kind="compressors", many=True),
+        Flag(MEASURED_RUN, kind="compressors", many=True),
     ] = DEFAULT_COMPRESSORS
     virtual_hosts: Annotated[
         bool, Doc("also measure messages between virtual hosts, if this machine supports them"), Flag(MEASUREMENT)
