@@ -26,8 +26,8 @@ from bench.datasets.base import ImageSet
 from bench.strategies.ddp.ddp import Ddp, wrap
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from compressors.auto.hook import ChoosingHook
 from compressors.ddp.attach import attach
-from compressors.ddp.choosing.hook import ChoosingHook
 
 LR, MOMENTUM = 0.02, 0.9
 SETTLING = 2

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import importlib.metadata
 import pkgutil
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -309,10 +310,27 @@ def build(package: str, base: type[T], text: str) -> T:
     spec = Spec.parse(text)
     found = _components(package, base, first=spec.name)
     component = next((component for component in found if component.component_name == spec.name), None)
+    component = component or _extension(package, spec.name)
     if component is None:
         near = did_you_mean(spec.name, component_names(package, base))
         raise OptionError(f"there is no {base.__name__.lower()} '{spec.name}'{near}")
     return component.from_text(spec.options)
+
+
+def _extension(package: str, name: str) -> Any:
+    """Return the component that an extension or another distribution adds by entry point, or None.
+
+    Raises:
+        OptionError: it was removed.
+    """
+    for point in importlib.metadata.entry_points(group=f"bench.{package}", name=name):
+        try:
+            component = point.load()
+        except ModuleNotFoundError as error:
+            raise OptionError(f"'{name}' is an extension that is not installed here ({error})") from None
+        component.component_name = name
+        return component
+    return None
 
 
 def component_names(package: str, base: type[Options]) -> list[str]:

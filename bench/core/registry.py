@@ -6,8 +6,9 @@ directly or through a class in the same folder, from the kind's base class. Its 
 class gives its name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read with ``ast``,
 so listing and completing names takes milliseconds and does not import torch.
 
-Third parties add components by entry point (group ``bench.compressors``, ``bench.collectives``, ...). An error in one
-of theirs becomes a `PluginError`, which matters only to users who name that component.
+Extensions of this project, such as ``auto``, and third parties add components by entry point (group
+``bench.compressors``, ``bench.collectives``, ...). An error in a third party's becomes a `PluginError`, which matters
+only to users who name that component.
 """
 
 from __future__ import annotations
@@ -111,6 +112,11 @@ def load(kind: str, name: str) -> type[Options]:
     """
     known = entries(kind)
     if name not in known:
+        if any(point.name == name for point in _entry_points(f"bench.{kind}")):
+            raise UsageError(
+                f"{KINDS[kind].singular} '{name}' is an extension that is not installed here; install gradwire with "
+                f"it, or choose one that `bench list {kind}` shows"
+            )
         raise UsageError(
             f"there is no {KINDS[kind].singular} '{name}'{did_you_mean(name, known)}; "
             f"`bench list {kind}` shows them all"
@@ -217,12 +223,18 @@ def required_of(component: type) -> set[str]:
 
 @functools.cache  # searching all packages takes 0.1 s; forked ranks inherit the result
 def _third_party(kind: str) -> list[Entry]:
-    points = _entry_points(f"bench.{kind}")
-    providers = [f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package" for point in points]
-    return [
-        Entry(name=point.name, description=f"(from {provider})", target=point.value, provider=provider)
-        for point, provider in zip(points, providers, strict=True)
-    ]
+    found = []
+    for point in _entry_points(f"bench.{kind}"):
+        provider = f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
+        description = f"(from {provider})"
+        if point.dist and point.dist.name == "gradwire":  # an extension of this project
+            root, *folders = point.module.split(".")
+            path = _folder(root).joinpath(*folders).with_suffix(".py")
+            if not path.exists():
+                continue
+            provider, description = "", _first_line(_parsed(path))
+        found.append(Entry(name=point.name, description=description, target=point.value, provider=provider))
+    return found
 
 
 def _entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
@@ -265,22 +277,29 @@ def _built_in(kind: ComponentKind) -> dict[str, Entry]:
     folder = _folder(kind.package)
     packages = (path for path in folder.glob("*/*.py") if path.stem == path.parent.name)
     for path in sorted([*folder.glob("*.py"), *packages]):
-        with _PARSER:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = _parsed(path)
         module = ".".join((kind.package, *path.relative_to(folder).with_suffix("").parts))
         for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
             bases[node.name] = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
             given = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"]
             if given or (node.name.lower() == path.stem.replace("_", "") and path.stem[0] != "_"):
-                text = ast.get_docstring(node if given else tree) or ""
                 name = given[0] if given else path.stem
                 target = f"{module}:{node.name}"
-                found[node.name] = Entry(name=name, description=text.partition("\n")[0], target=target)
+                found[node.name] = Entry(name=name, description=_first_line(node if given else tree), target=target)
 
     def derives(name: str) -> bool:
         return any(base == kind.base or derives(base) for base in bases.get(name, []))
 
     return {entry.name: entry for name, entry in found.items() if derives(name)}
+
+
+def _parsed(path: Path) -> ast.Module:
+    with _PARSER:
+        return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _first_line(node: ast.ClassDef | ast.Module) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
 
 
 def _folder(package: str) -> Path:

@@ -21,9 +21,9 @@ from collectives.allgather import Allgather
 from collectives.base import Collective, PendingSum
 from collectives.options import build
 from collectives.ring import Ring
-from compressors.choice import Choice
+from compressors.auto.choice import Choice
+from compressors.auto.hook import ChoosingHook
 from compressors.ddp.attach import attach
-from compressors.ddp.choosing.hook import ChoosingHook
 from compressors.none import NoCompression
 from compressors.topk import TopK
 from tests.testing.ddp_scenes import (

@@ -23,8 +23,8 @@ from collectives.base import Collective
 from collectives.options import Incompatible, OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
+from compressors.auto.choice import Choice, read_choices
 from compressors.base import OwnHook
-from compressors.choice import Choice, read_choices
 from compressors.layer import Layer
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Auto(OwnHook):
+class Auto(OwnHook, name="auto"):
     """Auto: tries pairs of compressor and collective in the first steps and keeps the fastest.
 
     It tries again when the links change. Dense and mergeable payloads use the run's collective, others `allgather`. A
     layer that loses more than `error` of its norm in a step is moved to a denser pair, together with its residual.
-    The code is in `compressors/ddp/choosing/` and works inside DistributedDataParallel.
+    It works inside DistributedDataParallel.
 
     Bytes: those of the chosen pairs.
 
@@ -112,6 +112,6 @@ class Auto(OwnHook):
     def make_hook(
         self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
     ) -> CompressionHook:
-        from compressors.ddp.choosing.hook import ChoosingHook
+        from compressors.auto.hook import ChoosingHook
 
         return ChoosingHook(ddp, self, collective, settings)

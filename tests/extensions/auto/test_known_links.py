@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from compressors.choice import Pair
-from compressors.ddp.choosing.prices import LinkCost
-from compressors.ddp.choosing.standings import StepSeconds
-from tests.unit.compressors.choosing.played import (
+from compressors.auto.candidates import LinkCost
+from compressors.auto.choice import Pair
+from compressors.auto.ranking import StepSeconds
+from tests.extensions.auto.played import (
     Times,
     chosen,
     last_held,
@@ -39,7 +39,7 @@ def measured_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Times]:
             now.step = step
             return times(step, pair)
 
-        monkeypatch.setattr("compressors.ddp.choosing.chooser.measure_link", measured)
+        monkeypatch.setattr("compressors.auto.chooser.measure_link", measured)
         return noted
 
     return measured_as

@@ -1,4 +1,4 @@
-"""ChoosingHook: the communication hook that finds out by itself through which pairs gradients should go."""
+"""ChoosingHook: the communication hook of `auto`, which chooses pairs between steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from collectives.base import Collective
-from compressors.auto import Auto
-from compressors.choice import FIRST, Choice, dense_pair
-from compressors.ddp.choosing.chooser import Chooser, Decisions
-from compressors.ddp.choosing.reducer import ChosenPairs
-from compressors.ddp.choosing.standings import StepSeconds
+from compressors.auto.choice import FIRST, Choice, dense_pair
+from compressors.auto.chooser import Chooser, Decisions
+from compressors.auto.compressor import Auto
+from compressors.auto.ranking import StepSeconds
+from compressors.auto.reducer import ChosenPairs
 from compressors.ddp.hook import CompressionHook, HookSettings
 from compressors.ddp.reduced import reduced_layers
 from compressors.layer import Step

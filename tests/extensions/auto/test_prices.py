@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from collectives.ring import Ring
-from compressors.auto import Auto
-from compressors.choice import FIRST, Choice, Pair, dense_pair
-from compressors.ddp.choosing.chooser import Chooser
-from compressors.ddp.choosing.prices import LinkCost, exchange_s, look, measure_link
-from compressors.ddp.choosing.standings import StepSeconds
+from compressors.auto.candidates import LinkCost, exchange_s, look, measure_link
+from compressors.auto.choice import FIRST, Choice, Pair, dense_pair
+from compressors.auto.chooser import Chooser
+from compressors.auto.compressor import Auto
+from compressors.auto.ranking import StepSeconds
 from compressors.layer import Step
 from compressors.topk import TopK
-from tests.testing.memory_transport import MemoryTransport, run_threads
-from tests.unit.compressors.choosing.played import (
+from tests.extensions.auto.played import (
     BF16,
     LAYERS,
     SPARSE,
     Rank,
     gradients,
 )
+from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
 def test_a_link_is_measured_alike_on_all_ranks_and_none_of_it_counts_as_gradient() -> None:

@@ -10,13 +10,12 @@ import torch
 
 from collectives.options import Incompatible, OptionError
 from collectives.ring import Ring
-from compressors.auto import Auto
-from compressors.choice import Choice, read_choices
-from compressors.ddp.choosing.chooser import Chooser
+from compressors.auto.choice import Choice, read_choices
+from compressors.auto.chooser import Chooser
+from compressors.auto.compressor import Auto
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
-from tests.testing.memory_transport import MemoryTransport, run_threads
-from tests.unit.compressors.choosing.played import (
+from tests.extensions.auto.played import (
     GROUPS,
     LAYERS,
     TOPK,
@@ -29,6 +28,7 @@ from tests.unit.compressors.choosing.played import (
     run,
     slow_link,
 )
+from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
 def test_choices_are_made_again_at_the_same_steps() -> None:

@@ -9,14 +9,13 @@ import random
 import pytest
 import torch
 
+from compressors.auto import candidates as prices
+from compressors.auto.candidates import LinkCost, Seen
+from compressors.auto.choice import FIRST, Pair
+from compressors.auto.ranking import SETTLING, StepSeconds
 from compressors.base import Compressor
-from compressors.choice import FIRST, Pair
-from compressors.ddp.choosing import prices
-from compressors.ddp.choosing.prices import LinkCost, Seen
-from compressors.ddp.choosing.standings import SETTLING, StepSeconds
 from compressors.layer import Layer, Step
-from tests.testing.memory_transport import MemoryTransport
-from tests.unit.compressors.choosing.played import (
+from tests.extensions.auto.played import (
     BF16,
     SPARSE,
     Times,
@@ -25,6 +24,7 @@ from tests.unit.compressors.choosing.played import (
     last_held,
     slow_link,
 )
+from tests.testing.memory_transport import MemoryTransport
 
 
 def test_the_fastest_pair_that_was_tried_is_kept_and_all_ranks_know_why() -> None:
@@ -136,7 +136,7 @@ def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_p
         priced[transport.rank] += 1
         return LinkCost(wave_s=1e-5, per_byte_s=1e-9 if priced[transport.rank] == 1 else 1e-4)
 
-    monkeypatch.setattr("compressors.ddp.choosing.chooser.measure_link", becomes_slow)
+    monkeypatch.setattr("compressors.auto.chooser.measure_link", becomes_slow)
 
     def slower_and_slower(step: int, pair: Pair) -> StepSeconds:
         seconds = slow_link(step, pair)
@@ -180,7 +180,7 @@ def test_gradients_are_looked_at_again_after_many_steps_and_not_because_the_link
         looked_in.add(step.index)
         return prices.look(compressor, layer, x, step)._replace(seconds=1e-5)
 
-    monkeypatch.setattr("compressors.ddp.choosing.candidates.look", look)
+    monkeypatch.setattr("compressors.auto.candidates.look", look)
     held = chosen(jumping, 1000, {"budget": 1.0})[0]
     assert (
         sum(

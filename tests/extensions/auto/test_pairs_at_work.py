@@ -8,14 +8,14 @@ import torch
 from collectives.options import Incompatible
 from collectives.ring import Ring
 from collectives.server import Server
-from compressors.auto import Auto
-from compressors.choice import pairs_on
-from tests.testing.memory_transport import MemoryTransport, run_threads
-from tests.unit.compressors.choosing.played import (
+from compressors.auto.choice import pairs_on
+from compressors.auto.compressor import Auto
+from tests.extensions.auto.played import (
     WAYS,
     Rank,
     gradients,
 )
+from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
 def test_what_waits_goes_with_its_layer_from_pair_to_pair_and_is_sent_by_a_dense_one() -> None:

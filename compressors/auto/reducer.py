@@ -1,8 +1,7 @@
-"""ChosenPairs: a reducer that sends each layer through the pair that was chosen for it.
+"""ChosenPairs: the reducer that sends each layer through the pair that was chosen for it.
 
-Each pair has a reducer of its own. When a layer changes from one pair to another, what waits in its residual is added
-to its next gradient, whatever that goes through: nothing is lost, also on the way to a dense pair, but what the
-gradient's type cannot hold.
+Each pair has a reducer of its own. When a layer changes from one pair to another, its residual is added to its next
+gradient, whichever pair that goes through. So nothing is lost but what the gradient's type cannot hold.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing_extensions import override
 from collectives.base import BoundCollective, Collective, Key, PendingSum
 from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
+from compressors.auto.choice import Choice, Pair
 from compressors.base import Compressor
-from compressors.choice import Choice, Pair
 from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import copies

@@ -18,13 +18,22 @@ from typing import NamedTuple
 
 from collectives.base import Collective
 from collectives.transport.base import Transport
-from compressors.auto import Auto
-from compressors.choice import FIRST, Choice, Pair, Part
-from compressors.ddp.choosing.candidates import TRIED, Candidates
-from compressors.ddp.choosing.duels import LONGEST_REST, Challenger, Duels
-from compressors.ddp.choosing.prices import LinkCost, measure_link
-from compressors.ddp.choosing.reducer import ChosenPairs
-from compressors.ddp.choosing.standings import SETTLING, TIE, TRIAL, Standings, StepSeconds, ms, usual_s
+from compressors.auto.candidates import TRIED, Candidates, LinkCost, measure_link
+from compressors.auto.choice import FIRST, Choice, Pair, Part
+from compressors.auto.compressor import Auto
+from compressors.auto.ranking import (
+    LONGEST_REST,
+    SETTLING,
+    TIE,
+    TRIAL,
+    Challenger,
+    PairwiseRatios,
+    Ranking,
+    StepSeconds,
+    ms,
+    usual_s,
+)
+from compressors.auto.reducer import ChosenPairs
 from compressors.layer import Layer, Step
 
 ALIKE = 1.5
@@ -75,7 +84,7 @@ class Found:
     why: str
     was_tried: bool
     rivals: list[Challenger]
-    duels: Duels = dataclasses.field(default_factory=Duels)
+    duels: PairwiseRatios = dataclasses.field(default_factory=PairwiseRatios)
     usual: list[StepSeconds] = dataclasses.field(default_factory=list)
     watched: int = 0
 
@@ -201,32 +210,32 @@ class Chooser:
         """
         held, choices, began_on = self._main_pair(), self._candidates.choices(), self._candidates.link
         cheapest, *others = sorted(choices, key=lambda pair: self._cost_s(choices[pair]))
-        standings = Standings(self._candidates.pairs, self._candidates.dense)
-        standings.add(cheapest, (yield from self._measure(choices[cheapest])))
-        priced_s = standings.latest_s(cheapest)
+        ranking = Ranking(self._candidates.pairs, self._candidates.dense)
+        ranking.add(cheapest, (yield from self._measure(choices[cheapest])))
+        priced_s = ranking.latest_s(cheapest)
         for pair in others:
-            if (now_s := standings.latest_s(standings.leader)) > SLOWED * priced_s:
+            if (now_s := ranking.latest_s(ranking.leader)) > SLOWED * priced_s:
                 self._measure_link()  # it was fast a moment ago, and a dense pair would take seconds a step
                 priced_s = now_s
-            if self._is_worth_a_trial(choices[pair], standings):
-                yield from self._compare(pair, standings, choices)
-        racing = standings.pairs
+            if self._is_worth_a_trial(choices[pair], ranking):
+                yield from self._compare(pair, ranking, choices)
+        racing = ranking.pairs
         for close, field in RACE:
-            racing = standings.ahead(racing, close, field)
+            racing = ranking.ahead(racing, close, field)
             for pair in racing:
-                if pair != standings.leader:
-                    yield from self._compare(pair, standings, choices)
-        winner = standings.winner(racing, held)
-        self._lost_s += standings.lost_s(winner)
+                if pair != ranking.leader:
+                    yield from self._compare(pair, ranking, choices)
+        winner = ranking.winner(racing, held)
+        self._lost_s += ranking.lost_s(winner)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
         self._tried_at = self.next_step
         found = Found(
             link=began_on,
             holder=winner,
-            why=f"after {why}: {standings.ranking(winner)}",
+            why=f"after {why}: {ranking.ranking(winner)}",
             was_tried=True,
-            rivals=standings.rivals(winner),
-            usual=standings.of(winner)[-USUAL:],
+            rivals=ranking.rivals(winner),
+            usual=ranking.of(winner)[-USUAL:],
         )
         self._measure_link()
         if self._unlikeness(found) > ALIKE:  # turns on one link and on another
@@ -240,21 +249,21 @@ class Chooser:
             found.duels = known.duels
             self._found.remove(known)
         for rival in found.rivals:  # a contest counts once: its turns followed each other
-            found.duels.add(rival.pair, winner, standings.ratio(rival.pair, winner))
+            found.duels.add(rival.pair, winner, ranking.ratio(rival.pair, winner))
         self._found.append(found)
         return found
 
     def _compare(
-        self, pair: Pair, standings: Standings, choices: Mapping[Pair, Choice]
+        self, pair: Pair, ranking: Ranking, choices: Mapping[Pair, Choice]
     ) -> Generator[None, StepSeconds, None]:
         """A turn for a pair between two of the leader; again, where the link jumped meanwhile."""
-        leader = standings.leader
-        turns = [pair, leader] if standings.latest == leader else [leader, pair, leader]
+        leader = ranking.leader
+        turns = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
         for attempts_left in reversed(range(ATTEMPTS)):
             for each in turns:
-                hopeless_s = HOPELESS * standings.latest_s(standings.latest)
-                standings.add(each, (yield from self._measure(choices[each], hopeless_s)))
-            if standings.compare(whatever=not attempts_left):
+                hopeless_s = HOPELESS * ranking.latest_s(ranking.latest)
+                ranking.add(each, (yield from self._measure(choices[each], hopeless_s)))
+            if ranking.compare(whatever=not attempts_left):
                 break
             turns = [pair, leader]
 
@@ -349,10 +358,10 @@ class Chooser:
         self._lost_s += (SETTLING + len(taken)) * (usual_s(taken) - holder_s)
         return outcome
 
-    def _is_worth_a_trial(self, choice: Choice, standings: Standings) -> bool:
+    def _is_worth_a_trial(self, choice: Choice, ranking: Ranking) -> bool:
         """Whether steps could be about as short as the shortest, if all messages went beside computing."""
-        least_s = max(standings.computing_s(), self._cost_s(choice))
-        return least_s <= WORTH_A_TRIAL * standings.latest_s(standings.leader)
+        least_s = max(ranking.computing_s(), self._cost_s(choice))
+        return least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader)
 
     def _cost_s(self, choice: Choice) -> float:
         return self._candidates.cost_s(choice, self._candidates.link)

@@ -1,20 +1,75 @@
-"""Standings: how much longer steps take under one pair than under another in a contest, and which that puts ahead.
+"""Ranking: by how much steps are longer under one pair than under another, and which pair that puts ahead.
 
-Of a pair's turn, what counts is how it compares with those of another pair right before and after: links fade, jump and
-come back within a contest, and then seconds would say which pair had the better moment.
+A pair's turn is compared with the turns of another pair right before and after it: links fade, jump and come back
+within a contest, and then seconds would say which pair had the better moment. While one pair is held, single turns of
+others go on (`PairwiseRatios`): long and short steps come fifty in a row where ranks share cores, so turns right after
+each other meet one kind, and turns apart meet both.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from compressors.choice import Pair
-from compressors.ddp.choosing.duels import Challenger, middle
+from compressors.auto.choice import Pair
+
+MOST, ENOUGH = 16, 4
+"""the latest that count, and how many there must be"""
+DUEL_REST, LONGEST_REST = 32, 2048
+"""steps until another pair has a turn; doubled as long as it proves slower"""
+PROVES_SLOWER = 1.05
+"""times what is held, from which it does"""
+
+
+@dataclasses.dataclass
+class Challenger:
+    """A pair that is not held but may be better.
+
+    Attributes:
+        pair: which.
+        is_near: its turns cost little.
+        due: steps of watching, after which it has one.
+    """
+
+    pair: Pair
+    is_near: bool
+    due: int = DUEL_REST
+    _rest: int = DUEL_REST
+
+    def had_a_turn(self, at: int, ratio: float) -> None:
+        """Where steps take `ratio` times those of what is held, as far as is known."""
+        self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else DUEL_REST
+        self.due = at + self._rest
+
+
+class PairwiseRatios:
+    """How much longer steps of one pair took than those of another, over a whole run."""
+
+    def __init__(self) -> None:
+        self._logs: dict[tuple[Pair, Pair], collections.deque[float]] = {}
+
+    def add(self, pair: Pair, other: Pair, ratio: float) -> None:
+        """One more outcome: a step of `pair` took `ratio` times one of `other`."""
+        for key, log in (((pair, other), math.log(ratio)), ((other, pair), -math.log(ratio))):
+            self._logs.setdefault(key, collections.deque(maxlen=MOST)).append(log)
+
+    def ratio(self, pair: Pair, other: Pair) -> float | None:
+        """Over outcomes, whose middle half counts, for a link may jump within a duel; None where they are too few."""
+        logs = self._logs.get((pair, other), ())
+        return math.exp(middle(logs)) if len(logs) >= ENOUGH else None
+
+
+def middle(values: Collection[float]) -> float:
+    """The mean of the middle half; of fewer than four, of all."""
+    quarter = len(values) // 4
+    return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
+
 
 SETTLING, TRIAL = 2, 4
 """steps that begin a turn and are not counted (first the one before is told, then one that is not like others), and
@@ -40,7 +95,7 @@ class StepSeconds(NamedTuple):
     wire_s: float
 
 
-class Standings:
+class Ranking:
     """Compares turns.
 
     Args:

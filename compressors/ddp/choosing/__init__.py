@@ -1,1 +1,0 @@
-"""What `auto` does: pairs of compressor and collective are priced, tried, chosen for each layer, and watched."""
