@@ -88,13 +88,13 @@ _PARSER = threading.Lock()
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
     """Return all components of one kind by name, sorted; built-in ones win over entry points of the same name."""
-    found = {entry.name: entry for entry in _third_party(kind)} | _built_in(KINDS[kind])
+    found = {entry.name: entry for entry in _added(kind)} | _built_in(KINDS[kind])
     return dict(sorted(found.items()))
 
 
 def warn_of_clashes(kind: str) -> None:
     """Name on stderr the components of third parties that are hidden by another one of the same name."""
-    for entry in _third_party(kind):
+    for entry in _added(kind):
         chosen = entries(kind)[entry.name]
         if chosen != entry:
             winner = f"that of {chosen.provider}" if chosen.provider else "the built-in one"
@@ -149,21 +149,8 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
 
 
 def plugins(group: str) -> dict[str, Entry]:
-    """Return what packages add in one group of entry points, ``commands`` or ``plots``, by name.
-
-    An extension of this project whose folder was removed is left out, although the installation still names it.
-    """
-    return {entry.name: entry for entry in _third_party(group) if not _was_removed(entry.target)}
-
-
-def _was_removed(target: str) -> bool:
-    names = target.partition(":")[0].split(".")
-    if names[:2] != ["bench", "extensions"]:
-        return False
-    try:
-        return importlib.util.find_spec(".".join(names[:3])) is None
-    except ModuleNotFoundError:  # the folder of all extensions is gone
-        return True
+    """Return what packages add by entry point to a group, ``commands`` or ``plots``, by name."""
+    return {entry.name: entry for entry in _added(group)}
 
 
 def load_plugin(group: str, name: str) -> object:
@@ -222,7 +209,11 @@ def required_of(component: type) -> set[str]:
 
 
 @functools.cache  # searching all packages takes 0.1 s; forked ranks inherit the result
-def _third_party(kind: str) -> list[Entry]:
+def _added(kind: str) -> list[Entry]:
+    """Return what extensions of this project and third parties add by entry point.
+
+    An extension whose file was removed is left out, although the installation still names it.
+    """
     found = []
     for point in _entry_points(f"bench.{kind}"):
         provider = f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"

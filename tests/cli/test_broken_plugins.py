@@ -24,10 +24,10 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def _fresh_registry() -> Iterator[None]:
-    for cached in (registry.entries, registry._third_party, registry.warn_once):
+    for cached in (registry.entries, registry._added, registry.warn_once):
         cached.cache_clear()
     yield
-    for cached in (registry.entries, registry._third_party, registry.warn_once):
+    for cached in (registry.entries, registry._added, registry.warn_once):
         cached.cache_clear()
 
 

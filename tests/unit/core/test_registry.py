@@ -55,10 +55,10 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.setattr(registry, "_folder", lambda _package: tmp_path)
     registry.entries.cache_clear()
-    registry._third_party.cache_clear()
+    registry._added.cache_clear()
     yield "compressors"
     registry.entries.cache_clear()
-    registry._third_party.cache_clear()
+    registry._added.cache_clear()
 
 
 def test_the_rooms_are_the_six_parts_of_a_run() -> None:
