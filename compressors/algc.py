@@ -26,9 +26,8 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from compressors.kernels.residuals import Found, add_and_find, find
 from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
-from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Memory, Step
-from compressors.topk import DensitySparsifier, num_kept
+from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
 
 DEFAULT_MIN_NUMEL = 8192
 CONTROL = "control"  # state per layer: threshold, moving average of the root mean square, number of elements

@@ -21,9 +21,8 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.group_sparse import GroupSparse
 from compressors.base import Granularity, NonFiniteSum
 from compressors.kernels.selection import select_groups, send_groups
-from compressors.kernels.value_types import TORCH_DTYPES
 from compressors.layer import Layer, Step
-from compressors.topk import DensitySparsifier, num_kept
+from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
 
 Preset = Literal["none", "patent", "recommended"]
 

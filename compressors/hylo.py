@@ -25,14 +25,13 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.codes import Codes
 from collectives.payloads.dense import Dense
 from collectives.payloads.group_sparse import RowSparse
+from compressors.kernels.quantisation import CODES, LEVELS, ternary, ternary_and_mean, ternary_payload
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k
-from compressors.kernels.ternary import CODES, LEVELS, ternary, ternary_and_mean, ternary_payload
-from compressors.kernels.value_types import TORCH_DTYPES, ValueDtype, roundoff
 from compressors.layer import Layer, Step
-from compressors.terngrad import SharedScale
-from compressors.topk import num_kept
+from compressors.quantizers import SharedScale
+from compressors.topk import TORCH_DTYPES, ValueDtype, num_kept, roundoff
 
 Importance = Literal["l1", "l2", "taylor", "random"]
 

@@ -1,4 +1,4 @@
-"""Quantisers with one scale per block of elements: `qsgd`, `natural` and `int8`."""
+"""Quantisers: `qsgd`, `natural` and `int8` with a scale per block, `terngrad` with one per layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,25 @@ from annotated_types import Ge, Le
 from typing_extensions import Doc, override
 
 from collectives.kernels.loop import Parts
-from collectives.payloads.base import Payload
+from collectives.options import OptionError, PositiveOrZero
+from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.codes import Codes
-from compressors.base import Granularity, LossyCompressor
-from compressors.kernels.quantisation import block_maxima, block_norms, pack_levels, pack_powers
+from collectives.payloads.dense import Dense
+from collectives.transport.base import Transport
+from compressors.base import Given, Granularity, LossyCompressor
+from compressors.kernels.quantisation import (
+    CODES,
+    LEVELS,
+    block_maxima,
+    block_norms,
+    level_dtype,
+    pack_levels,
+    pack_powers,
+    random_ternary,
+    ternary_payload,
+)
 from compressors.kernels.random import seed_for
+from compressors.kernels.selection import squares_and_largest, sum_of_limited, sum_of_squares
 from compressors.layer import Layer, Step
 
 
@@ -151,7 +165,7 @@ class Natural(StochasticQuantizer, name="natural"):
         return Codes(x.numel, "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)
 
 
-LEVELS = 127  # per sign
+INT8_LEVELS = 127  # per sign
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -176,7 +190,7 @@ class Int8(LossyCompressor, name="int8"):
     @override
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
         x = Parts(gradients)
-        scales = block_maxima(x, self.block_numel).div_(LEVELS)
+        scales = block_maxima(x, self.block_numel).div_(INT8_LEVELS)
         key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
         packed = Codes.room(x.numel, 8, x.device, block_numel=self.block_numel)
         pack_levels(x, scales, self.block_numel, bits=8, key=key, out=packed)
@@ -187,8 +201,167 @@ class Int8(LossyCompressor, name="int8"):
 
         An element's error is at most half a level; with random rounding, its root mean square is.
         """
-        return min(self.block_numel, layer.numel) / (4 * LEVELS**2)
+        return min(self.block_numel, layer.numel) / (4 * INT8_LEVELS**2)
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
         return Codes.packed_nbytes(layer.numel, 8, block_numel=self.block_numel)
+
+
+@dataclasses.dataclass(kw_only=True)
+class SharedScale(LossyCompressor):
+    """Base of the methods that can send integer levels with one scale per layer for all ranks.
+
+    Class facts:
+        combine: how the ranks' scales become the shared one.
+    """
+
+    combine: ClassVar[Literal["max", "mean"]]
+
+    @property
+    @override
+    def needs_all_ranks(self) -> bool:
+        """Return True if scales are shared: levels with a scale of their own are sent as `Codes`."""
+        return Codes not in self.emits
+
+    @abc.abstractmethod
+    def shares_scale(self, layer: Layer) -> bool:
+        """Return True if this layer is sent as levels with a shared scale."""
+
+    @abc.abstractmethod
+    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
+
+    def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
+        """Round fp32 scales, in any shape, after the ranks have agreed on them; by default unchanged."""
+        return scale
+
+    def shared_payload(self, levels: torch.Tensor, step: Step) -> Dense:
+        """Return the payload of integer levels [numel], in a type that can hold their sum over ranks."""
+        return Dense(levels.to(level_dtype(step.world_size)))
+
+    def shared_nbytes(self, layer: Layer) -> int:
+        """Return the packed bytes of `shared_payload` for up to 127 ranks."""
+        return HEADER_BYTES + layer.numel
+
+    @override
+    def agree(self, given: Given, step: Step, transport: Transport) -> None:
+        shared = [(layer.id, float(self.local_scale(x))) for layer, x in given if self.shares_scale(layer)]
+        if not shared:
+            return
+        scales = transport.all_reduce_scalars([scale for _, scale in shared], "max" if self.combine == "max" else "sum")
+        if self.combine == "mean":
+            scales = [total / step.world_size for total in scales]
+        rounded = self.rounded_scale(torch.tensor(scales, dtype=torch.float32)).tolist()
+        step.memory.scales.update(zip([layer_id for layer_id, _ in shared], rounded, strict=True))
+
+    @override
+    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
+        if isinstance(payload, Dense) and self.shares_scale(layer):
+            x.sub_(payload.values, alpha=step.memory.scales[layer.id])
+        else:
+            super().subtract_(x, payload, layer, step)
+
+    @override
+    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
+        """Write the mean; levels with a shared scale are multiplied by it."""
+        super().finish(total, layer, step, out)
+        if self.shares_scale(layer):
+            out.mul_(step.memory.scales[layer.id])
+
+
+@dataclasses.dataclass(kw_only=True)
+class TernGrad(SharedScale, name="terngrad"):
+    """TernGrad: rounds every element at random to -s, 0 or +s, with s the layer's largest magnitude after clipping.
+
+    Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
+    section 3.4.
+    Differs: sigma is the root mean square, that is, the standard deviation around 0 (with that around the mean, a flat
+    gradient would be clipped to nothing); with error feedback, s is reduced according to the variance of this gradient,
+    so that the method is a contraction.
+
+    An element becomes s or -s, by its sign, with probability |x| / s, else 0; this is unbiased for elements that are
+    not clipped.
+
+    Bytes: 28 + ceil(m / 4) per layer of m elements, 24 for zeros; with shared_scale 16 + m (up to 127 ranks), plus 8
+    control bytes.
+
+    Raises:
+        OptionError: both shared_scale and error_feedback.
+    """
+
+    sends: ClassVar[type[Payload]] = Codes
+    biased: ClassVar[bool] = True  # by clipping; the rounding is unbiased
+    combine: ClassVar[Literal["max", "mean"]] = "max"
+
+    clip_sigmas: Annotated[PositiveOrZero, Doc("clip at this multiple of the layer's root mean square; 0: do not")] = (
+        2.5
+    )
+    shared_scale: Annotated[
+        bool, Doc("use one scale for all ranks: sums are then integers, which suit collective ring")
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shared_scale and self.error_feedback:
+            raise OptionError("terngrad: shared_scale=true and error_feedback=true exclude each other; leave one out")
+
+    @property
+    @override
+    def emits(self) -> frozenset[type[Payload]]:
+        return super().emits - {Codes} | {Dense if self.shared_scale else Codes}
+
+    @override
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        return Dense if self.shared_scale else Codes
+
+    @override
+    def shares_scale(self, layer: Layer) -> bool:
+        return self.shared_scale
+
+    @override
+    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x.new_tensor([min(self._limit_and_largest(x))])
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        limit, largest = self._limit_and_largest(x)
+        key = seed_for(layer, step, per_rank=True)
+        if self.shared_scale:
+            levels = random_ternary(x, step.memory.scales[layer.id], key, LEVELS, limit=limit)
+            return self.shared_payload(levels, step)
+        scale = min(limit, largest)
+        codes = random_ternary(x, scale, key, CODES, limit=limit)
+        if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
+            scale = sum_of_squares(x, limit) / sum_of_limited(x, limit)
+        return ternary_payload(codes, x.numel(), x.new_tensor([scale]))
+
+    def contraction_bound(self, layer: Layer) -> float | None:
+        """Return the bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.
+
+        It follows from s |x|_1 <= w |x|^2 with w = (sqrt(m) + 1) / 2. With clipping, let y be x clipped at k root mean
+        squares, and u = |y| / |x|. Clipping loses at most |x|^2 - |y|^2, and rounding loses s |y|_1 - |y|^2, where
+        s |y|_1 is at most w |y|^2 and at most k |x| |y|. So together they lose at most 1 + (w - 2) u^2 and at most
+        1 + k u - 2 u^2 of |x|^2. With error feedback at least (x, y) / w is gained, where (x, y) is at least
+        min(1, k / sqrt(m)) |x|^2. A shared scale has no bound, because another rank's scale may be arbitrarily larger.
+        """
+        if self.shared_scale:
+            return None
+        most, clip = (math.sqrt(layer.numel) + 1) / 2, self.clip_sigmas
+        if self.error_feedback:
+            return 1 - (min(1.0, clip / math.sqrt(layer.numel)) if clip else 1.0) / most
+        if not clip:
+            return most - 1
+        peak = min(1.0, clip / 4)  # where 1 + k u - 2 u^2 is largest
+        return min(max(1.0, most - 1), 1 + clip * peak - 2 * peak**2)
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
+
+    def _limit_and_largest(self, x: torch.Tensor) -> tuple[float, float]:
+        """Return the magnitude at which `x` is clipped and its largest magnitude, both exact in fp32."""
+        squares, largest = squares_and_largest(x)
+        root_mean_square = math.sqrt(squares / x.numel())
+        limit = torch.tensor(self.clip_sigmas * root_mean_square, dtype=torch.float32)
+        return float(limit) if self.clip_sigmas else math.inf, largest

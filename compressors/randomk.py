@@ -17,9 +17,8 @@ from collectives.payloads.codec.philox import check_numel, marks_for, seeded_pos
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from collectives.payloads.sparse import Seeded
 from compressors.kernels.random import seed_for
-from compressors.kernels.value_types import TORCH_DTYPES, roundoff
 from compressors.layer import Layer, Step
-from compressors.topk import DensitySparsifier, num_kept
+from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept, roundoff
 
 KINDS = (torch.float32, torch.float16, torch.bfloat16)  # types of the values, in the order of the native loops
 

@@ -14,12 +14,15 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codes import Codes, TwoMeans
 from compressors.base import LossyCompressor
 from compressors.kernels.quantisation import (
+    CODES,
     add_signs_and_magnitude,
     add_signs_and_sums,
     signs_and_magnitude,
     signs_and_sums,
+    ternary,
+    ternary_of_sum,
+    ternary_payload,
 )
-from compressors.kernels.ternary import CODES, ternary, ternary_of_sum, ternary_payload
 from compressors.layer import Layer, Step
 
 

@@ -26,8 +26,8 @@ from collectives.ring import Ring
 from compressors.ddp import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import pack_state, unpack_state
+from compressors.floats import NoCompression
 from compressors.group_topk import GroupTopK
-from compressors.none import NoCompression
 from compressors.quantizers import Int8
 from compressors.sign import Sign
 from compressors.topk import TopK

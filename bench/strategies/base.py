@@ -35,8 +35,8 @@ from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import StepReport
+from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
-from compressors.none import NoCompression
 
 # Saves a rank's state: (optimizer steps done, state). Every rank must call.
 SaveState = Callable[[int, dict[str, Any]], None]

@@ -11,7 +11,6 @@ import struct
 
 import torch
 
-from collectives.kernels.loop import also_on_gpus
 from collectives.payloads.codec.philox import random_words
 from compressors.layer import Layer, Step
 
@@ -22,7 +21,6 @@ def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
     return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little") >> 1
 
 
-@also_on_gpus
 def uniform_numbers(key: int, count: int, device: torch.device) -> torch.Tensor:
     """Return random numbers in [0, 1), multiples of 2^-24: fp32 [count]."""
     return uniform(random_words(key, count, device))

@@ -15,7 +15,6 @@ from collectives.kernels.loop import (
     IntArray,
     LongArray,
     Loop,
-    also_on_gpus,
     array,
 )
 from collectives.payloads.codec.values import to_value_dtype, value_limit
@@ -24,7 +23,7 @@ from compressors.kernels.selection import (
     SPARE,
     TYPES,
     candidates_room,
-    magnitude_bits,
+    level_bits,
     magnitudes_and_largest,
     reaching,
     sum_of_squares,
@@ -35,7 +34,6 @@ _ADD_SCALED = Loop("add_scaled", FloatArray, Float, FloatArray, Int, FloatArray)
 _ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int, Int, FloatArray, FloatArray)
 
 
-@also_on_gpus
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
     """Write a + factor * b, where the product is rounded before the addition.
 
@@ -151,7 +149,7 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
         capacity = len(out) // FEW + SPARE
         positions, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=torch.float32)
         squares = torch.empty(1, dtype=torch.float64)
-        count = _FIND(gradient, residual, len(out), magnitude_bits(level), capacity, positions, values, squares, out)
+        count = _FIND(gradient, residual, len(out), level_bits(level), capacity, positions, values, squares, out)
         if count <= capacity:
             return Found(float(squares), positions[:count], values[:count])
     else:

@@ -46,7 +46,7 @@ def magnitudes(x: torch.Tensor) -> torch.Tensor:
     return x.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def magnitude_bits(level: float) -> int:
+def level_bits(level: float) -> int:
     """Return the bits of `level` in fp32 as an integer; these integers have the same order as the magnitudes.
 
     A negative level counts as zero, NaN as infinity.
@@ -101,7 +101,7 @@ def sum_of_limited(x: torch.Tensor, limit: float) -> float:
 @also_on_gpus
 def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
     """Return the sum of all |x| >= level over fp32 [numel], in fp64."""
-    bound = magnitude_bits(level)
+    bound = level_bits(level)
     if _SUM_OF_REACHING.serves(x):
         return float(_SUM_OF_REACHING(x, x.numel(), *struct.unpack("<f", struct.pack("<i", bound))))
     reaches = magnitudes(x).view(torch.int32) >= bound
@@ -280,8 +280,8 @@ def kth_largest(x: torch.Tensor, k: int) -> float:
 def count_reaching(x: torch.Tensor, level: float) -> int:
     """Return the number of |x| >= level; arguments as in `reaching`."""
     if _COUNT_REACHING.serves(x):
-        return int(_COUNT_REACHING(x, x.numel(), magnitude_bits(level)))
-    return int((magnitudes(x).view(torch.int32) >= magnitude_bits(level)).sum())
+        return int(_COUNT_REACHING(x, x.numel(), level_bits(level)))
+    return int((magnitudes(x).view(torch.int32) >= level_bits(level)).sum())
 
 
 @also_on_gpus
@@ -293,14 +293,14 @@ def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
         level: rounded to fp32; NaN counts as infinite.
     """
     if _FIND_REACHING.serves(x):
-        bound, capacity = magnitude_bits(level), x.numel() // FEW + SPARE
+        bound, capacity = level_bits(level), x.numel() // FEW + SPARE
         positions = torch.empty(capacity, dtype=torch.int64)
         count = _FIND_REACHING(x, x.numel(), bound, capacity, positions)
         if count > capacity:
             positions = torch.empty(count, dtype=torch.int64)
             _FIND_REACHING(x, x.numel(), bound, count, positions)
         return positions[:count]
-    return (magnitudes(x).view(torch.int32) >= magnitude_bits(level)).nonzero().view(-1)
+    return (magnitudes(x).view(torch.int32) >= level_bits(level)).nonzero().view(-1)
 
 
 def _top_of_rows(rows: torch.Tensor, k: int) -> torch.Tensor:

@@ -97,7 +97,7 @@ def test_entry_points_that_cannot_be_read_are_said(
 
 @pytest.mark.usefixtures("_installed")
 def test_what_a_built_in_component_raises_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compressors.sixteen_bit import Fp16
+    from compressors.floats import Fp16
 
     def fail(_self: Fp16) -> None:
         raise RuntimeError("a bug")

@@ -24,7 +24,7 @@ from collectives.ring import Ring
 from compressors.auto.choice import Choice
 from compressors.auto.hook import ChoosingHook
 from compressors.ddp.attach import attach
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from compressors.topk import TopK
 from tests.testing.ddp_scenes import (
     LR,

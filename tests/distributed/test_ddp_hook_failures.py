@@ -27,9 +27,9 @@ from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
 from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient
+from compressors.floats import NoCompression
 from compressors.group_topk import GroupTopK
 from compressors.layer import Step
-from compressors.none import NoCompression
 from compressors.topk import Dgc, TopK
 from compressors.torch_hooks import TorchFp16
 from tests.testing.ddp_scenes import batch, loss_of, message_of, network, played_by_two, train, wrapped

@@ -19,8 +19,8 @@ from collectives.base import Collective
 from collectives.native import Native
 from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator
+from compressors.floats import NoCompression
 from compressors.layer import Step
-from compressors.none import NoCompression
 from tests.testing.ranks import run_ranks
 
 STEPS, NUMEL = 3, 55

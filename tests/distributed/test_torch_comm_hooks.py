@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.core import registry
 from bench.strategies.ddp.ddp import DDP_TIMER_EVERY, DdpExchange
 from compressors.base import TorchHook
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from compressors.torch_hooks import TorchPowerSgd
 from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks

@@ -15,8 +15,8 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import reducer_for
+from compressors.floats import NoCompression
 from compressors.layer import layers_of
-from compressors.none import NoCompression
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

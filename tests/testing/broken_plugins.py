@@ -17,7 +17,7 @@ import dataclasses
 from bench.datasets.digits import Digits
 from collectives.options import OptionError
 from compressors.base import Compressor
-from compressors.sixteen_bit import Fp16
+from compressors.floats import Fp16
 
 number = 3
 

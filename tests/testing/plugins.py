@@ -18,7 +18,7 @@ import torch
 from collectives.base import PendingSum
 from collectives.payloads.dense import Dense
 from collectives.native import BoundNative, Native
-from compressors.sixteen_bit import Fp16
+from compressors.floats import Fp16
 from compressors.group_topk import GroupTopK
 
 

@@ -37,8 +37,8 @@ from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
+from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
-from compressors.none import NoCompression
 
 DATASET, BATCH_SIZE = "digits", 32
 # CPU time in ns to encode one element of ResNet-18 (`results/reference/encode-resnet18.csv`).

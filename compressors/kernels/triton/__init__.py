@@ -5,7 +5,7 @@ same name.
 
 | Operation | On a GPU |
 | :--- | :--- |
-| maxima, norms, sums, signs, levels, powers, ternary codes, a + factor * b | one kernel each; two for signs and sums |
+| maxima, norms, sums, signs, levels, powers, ternary codes | one kernel each; two for signs and sums |
 | largest entries of groups of up to 16384 | one kernel, which finds the k-th largest bit by bit in registers |
 | largest entries of a tensor, entries that reach a level | three histograms (top-k only), one count, one write |
 | random numbers | inside the kernel that uses them |

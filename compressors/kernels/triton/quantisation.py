@@ -9,10 +9,21 @@ import triton
 import triton.language as tl
 
 from collectives.kernels.loop import Parts, launch
-from collectives.payloads.codec.triton import shared_tile
-from compressors.kernels.quantisation import divisors
-from compressors.kernels.triton.selection import sum_of_magnitudes
-from compressors.kernels.triton.tiles import magnitude_bits, pack_tile, relative_tile, row_maxima, row_sums, store_bytes
+from collectives.payloads.codec.triton import shared_tile, uniform
+from collectives.payloads.codes import Codes
+from compressors.kernels.quantisation import LEVELS, divisors
+from compressors.kernels.triton.selection import (
+    magnitude_bits,
+    pack_tile,
+    relative_tile,
+    row_maxima,
+    row_sums,
+    store_bytes,
+    sum_of_magnitudes,
+)
+
+TILE = 2048
+SIGN_TILE = 4096
 
 
 def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
@@ -23,9 +34,6 @@ def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
 def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
     """Return the sum of every block's squares: fp64 [ceil(numel / block_numel)]."""
     return row_sums(x.flat, block_numel, "square", math.inf)
-
-
-LEVEL_TILE = 2048
 
 
 def pack_levels(
@@ -40,9 +48,9 @@ def pack_levels(
 ) -> None:
     """Write levels, rounded to the nearest integer or at random."""
     launch(
-        _pack_levels, triton.cdiv(x.numel, LEVEL_TILE),
+        _pack_levels, triton.cdiv(x.numel, TILE),
         x.flat, divisors(scales), out, x.numel, block_numel, float(multiplier), key or 0,
-        AT_RANDOM=key is not None, BITS=bits, TILE=LEVEL_TILE,
+        AT_RANDOM=key is not None, BITS=bits, TILE=TILE,
     )  # fmt: skip
 
 
@@ -65,14 +73,11 @@ def _pack_levels(
     store_bytes(out, pack_tile(rounded, BITS, False, TILE), numel, BITS, TILE)
 
 
-POWER_TILE = 2048
-
-
 def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
     """Write codes of powers of two, rounded at random."""
     launch(
-        _pack_powers, triton.cdiv(x.numel, POWER_TILE),
-        x.flat, divisors(scales), out, x.numel, block_numel, key, BITS=bits, TILE=POWER_TILE,
+        _pack_powers, triton.cdiv(x.numel, TILE),
+        x.flat, divisors(scales), out, x.numel, block_numel, key, BITS=bits, TILE=TILE,
     )  # fmt: skip
 
 
@@ -92,9 +97,6 @@ def _pack_powers(x, divisors, out, numel, block_numel, key, BITS: tl.constexpr, 
     is_negative = (relative.to(tl.int32, bitcast=True) < 0) & (code > 0)
     code += tl.where(is_negative, NUM_EXPONENTS + 1, 0)
     store_bytes(out, pack_tile(code, BITS, False, TILE), numel, BITS, TILE)
-
-
-SIGN_TILE = 4096
 
 
 def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
@@ -126,3 +128,52 @@ def _pack_signs(x, out, counts, numel, TILE: tl.constexpr):
     is_set = (tl.load(x + places, mask=places < numel, other=-1.0) >= 0).to(tl.int32)
     store_bytes(out, pack_tile(is_set, 1, False, TILE), numel, 1, TILE)
     tl.store(counts + tl.program_id(0), tl.sum(is_set, 0))
+
+
+def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
+    """Return the levels or codes by a threshold."""
+    out = _output(x, bits)
+    launch(_ternary, triton.cdiv(x.numel(), TILE), x.contiguous(), out, x.numel(), threshold, BITS=bits, TILE=TILE)
+    return out.view(torch.int8) if bits == LEVELS else out
+
+
+def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
+    """Return levels or codes that are rounded at random."""
+    out = _output(x, bits)
+    launch(
+        _random_ternary, triton.cdiv(x.numel(), TILE),
+        x.contiguous(), out, x.numel(), scale, limit, key, BITS=bits, TILE=TILE,
+    )  # fmt: skip
+    return out.view(torch.int8) if bits == LEVELS else out
+
+
+def _output(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
+
+
+@triton.jit
+def _ternary(x, out, numel, threshold, BITS: tl.constexpr, TILE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    element = tl.load(x + places, mask=places < numel, other=0.0)
+    bound = tl.zeros_like(element) + tl.cast(threshold, tl.float32)
+    _store(out, (element >= bound).to(tl.int32) - (element <= -bound).to(tl.int32), numel, BITS, TILE)
+
+
+@triton.jit(do_not_specialize=["key"])
+def _random_ternary(x, out, numel, scale, limit, key, BITS: tl.constexpr, TILE: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * TILE
+    places = first + tl.arange(0, TILE)
+    element = tl.load(x + places, mask=places < numel, other=0.0)
+    most = tl.zeros_like(element) + tl.cast(limit, tl.float32)
+    magnitude = tl.where(tl.abs(element) > most, most, tl.abs(element))
+    is_chosen = uniform(shared_tile(key, first, TILE)) * tl.cast(scale, tl.float32) < magnitude
+    sign = (element > 0).to(tl.int32) - (element < 0).to(tl.int32)
+    _store(out, tl.where(is_chosen, sign, 0), numel, BITS, TILE)
+
+
+@triton.jit
+def _store(out, levels, numel, BITS: tl.constexpr, TILE: tl.constexpr):
+    """Store levels as bytes or as codes of two bits, 11 for +1 and 10 for -1, the first in the highest bits."""
+    if BITS == 2:
+        levels = (levels & 2) | (levels > 0).to(tl.int32) * 3
+    store_bytes(out, pack_tile(levels, BITS, True, TILE), numel, BITS, TILE)

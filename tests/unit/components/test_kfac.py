@@ -20,8 +20,8 @@ from collectives.options import incompatibility
 from collectives.transport.base import SingleRank, Transport
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import reducer_for
+from compressors.floats import NoCompression
 from compressors.layer import layers_of
-from compressors.none import NoCompression
 from tests.testing.memory_transport import run_threads
 
 LR = 0.05

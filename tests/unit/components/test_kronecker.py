@@ -20,7 +20,7 @@ from collectives.transport.base import Traffic
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from tests.testing.compressor_cases import layers_of_shapes
 from tests.testing.memory_transport import MemoryTransport, run_threads
 

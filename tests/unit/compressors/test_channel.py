@@ -11,7 +11,7 @@ from bench.core import registry, spec
 from collectives.base import Collective
 from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.reducer import reducer_for
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from compressors.topk import TopK
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from compressors.kernels.selection import INFINITE, magnitude_bits
+from compressors.kernels.selection import INFINITE, level_bits
 
 
 @pytest.mark.parametrize("level", [0.0, -0.0, 1.0, 1 / 3, 1e-45, 1e-50, 3.4028235e38, 1e39, math.inf, -math.inf, -1.0])
 def test_they_are_those_of_the_nearest_fp32(level: float) -> None:
     nearest = torch.tensor(max(level, 0.0), dtype=torch.float32).abs()
-    assert magnitude_bits(level) == int(nearest.view(torch.int32))
+    assert level_bits(level) == int(nearest.view(torch.int32))
 
 
 def test_nan_counts_as_infinite() -> None:
-    assert magnitude_bits(math.nan) == magnitude_bits(math.inf) == INFINITE
+    assert level_bits(math.nan) == level_bits(math.inf) == INFINITE

@@ -12,14 +12,13 @@ from collectives.options import Incompatible, build, incompatibility
 from collectives.ring import Ring
 from collectives.server import Server
 from compressors.base import Compressor
+from compressors.floats import NoCompression
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import layers_of
-from compressors.none import NoCompression
 from compressors.powersgd import PowerSgd
-from compressors.quantizers import Qsgd
+from compressors.quantizers import Qsgd, TernGrad
 from compressors.randomk import RandomK
-from compressors.terngrad import TernGrad
 from compressors.topk import TopK
 from compressors.torch_hooks import TorchPowerSgd
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from collectives.payloads import Sparse, SparseLevels, unpack
-from compressors.qsparse import QSparse
-from compressors.topk import TopK
+from compressors.topk import QSparse, TopK
 from tests.testing.compressor_cases import layers_of_shapes, step_at
 
 (LAYER,) = layers_of_shapes((4000,))

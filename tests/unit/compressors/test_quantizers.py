@@ -14,11 +14,10 @@ from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
 from compressors.ddp.reducer import reducer_for
+from compressors.floats import Fp16
 from compressors.kernels import quantisation, ternary
-from compressors.quantizers import Int8, Natural, Qsgd
+from compressors.quantizers import Int8, Natural, Qsgd, TernGrad
 from compressors.sign import OneBit, Sign, TwoBit
-from compressors.sixteen_bit import Fp16
-from compressors.terngrad import TernGrad
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
 LAYER = layers_of_shapes((40, 50))[0]

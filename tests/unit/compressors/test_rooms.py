@@ -8,7 +8,7 @@ from collectives.payloads.dense import Dense
 from collectives.transport.base import SingleRank
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at
 
 LAYERS = layers_of_shapes((30, 20))

@@ -6,7 +6,7 @@ import pytest
 
 from collectives.options import OptionError, build
 from compressors.base import Compressor
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from compressors.topk import TopK
 
 

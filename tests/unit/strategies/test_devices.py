@@ -23,8 +23,8 @@ from collectives.ring import Ring
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import reducer_for
+from compressors.floats import NoCompression
 from compressors.layer import Step, layers_of
-from compressors.none import NoCompression
 from compressors.topk import TopK
 from tests.testing.configs import make_config
 from tests.testing.devices import device_file

@@ -16,7 +16,7 @@ from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trig
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.layer import layers_of
-from compressors.none import NoCompression
+from compressors.floats import NoCompression
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
