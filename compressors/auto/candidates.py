@@ -36,12 +36,12 @@ _REPEATS = 3
 
 
 class Seen(NamedTuple):
-    """What a compressor made of a layer's gradient, the worst of all ranks.
+    """The cost and the loss of encoding a layer's gradient, the largest of all ranks.
 
     Attributes:
-        seconds: of encoding.
-        nbytes: of the packed payload.
-        error: |x - C(x)| / |x|; 1 where there is no gradient, of which nobody knows what it would lose.
+        seconds: time of encoding.
+        nbytes: size of the packed payload.
+        error: |x - C(x)| / |x|; 1 for a gradient of zeros, whose loss is unknown.
     """
 
     seconds: float
@@ -68,11 +68,11 @@ def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> See
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkCost:
-    """What messages take: the slowest rank's.
+    """The time that messages take on the slowest rank.
 
     Attributes:
-        wave_s: a wave of messages, however short.
-        per_byte_s: one more byte that a rank sends.
+        wave_s: seconds per wave of messages, however short they are.
+        per_byte_s: seconds per byte that a rank sends.
     """
 
     wave_s: float
@@ -96,7 +96,7 @@ def measure_link(collective: BoundCollective, transport: Transport) -> LinkCost:
 
 
 def exchange_s(pair: Pair, nbytes: float, numel: int, link: LinkCost, world_size: int) -> float:
-    """Seconds in which messages travel if what is summed has so many packed bytes and stands for so many elements."""
+    """Return the seconds in which the messages of a sum travel, for payloads of `nbytes` that hold `numel` elements."""
     if not numel or world_size == 1:
         return 0.0
     waves, sent = _messages(pair, nbytes, numel, world_size)
@@ -105,7 +105,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: LinkCost, world_size
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """As `_waves` has it; a choice asks it of every layer, and again whenever a link is held to have changed."""
+    """Return `_waves` of a pair; cached, because it is needed for every layer whenever a link seems to have changed."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
@@ -113,7 +113,7 @@ def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[i
 
 
 def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> float:
-    """Seconds of the fastest of a few sums, on the slowest rank; of one, if that takes long enough."""
+    """Return the seconds of the fastest of a few sums, on the slowest rank; one sum is enough if it takes long."""
     fastest = math.inf
     transport.barrier()
     for _ in range(_REPEATS):
@@ -127,7 +127,7 @@ def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> flo
 
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:
-    """(waves of messages one after the other, bytes that the busiest rank sends, summed over waves)."""
+    """Return the number of waves of messages, and the bytes that the busiest rank sends, summed over waves."""
     lengths = lengths or _growing(FP32_BYTES * layout.numel, layout.numel).bare(layout.itemsize)
     count, total = 0, 0.0
     for wave in waves_of(collective, world_size, layout, lengths) or ():
@@ -138,7 +138,7 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
 
 
 def _growing(nbytes: float, numel: int) -> Lengths:
-    """Pieces of a payload whose entries differ from rank to rank, so that sums grow until they are dense."""
+    """Return the lengths of sums of payloads whose entries differ between ranks: they grow until they are dense."""
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         body = np.minimum(max(0.0, nbytes - HEADER_BYTES) / numel * terms, FP32_BYTES) * (stop - start)
@@ -147,26 +147,24 @@ def _growing(nbytes: float, numel: int) -> Lengths:
     return Lengths(packed)
 
 
-SMALL = 1024
-"""elements; a layer of no more goes the way of most others: what it loses or costs is little"""
-TRIED = "tried"
-"""why a layer goes the way of most others"""
+SMALL = 1024  # layers of at most this many elements use the pair of most others, because their loss and cost are small
+TRIED = "tried"  # the reason for which a layer uses the pair of most others
 
 
 class Candidates:
-    """What can be tried, from gradients that were looked at.
+    """The choices that can be tried, computed from gradients that every compressor has encoded.
 
     Args:
         auto: the options.
-        collective: the run's.
+        collective: the run's collective.
         layers: every trainable parameter.
         world_size: number of ranks.
 
     Attributes:
-        pairs: from dense to sparse.
-        dense: the one that every layer may go through.
-        layers: those with elements.
-        link: what messages take now.
+        pairs: the pairs, from dense to sparse.
+        dense: the pair that every layer may use.
+        layers: the layers that have elements.
+        link: the time that messages take now.
     """
 
     def __init__(self, auto: Auto, collective: Collective, layers: Sequence[Layer], world_size: int) -> None:
@@ -182,7 +180,7 @@ class Candidates:
         self._looked_at: Step | None = None
 
     def have_changed(self, step: Step) -> bool:
-        """Whether compressors send another share of the entries than when they looked: some begin with more."""
+        """Return True if compressors send another share of the entries than at the last look; warm-ups do."""
         if self._looked_at is None:
             return False
         return any(
@@ -192,12 +190,12 @@ class Candidates:
         )
 
     def forget_gradients(self) -> None:
-        """Make ready for another look, at all buckets of a step."""
+        """Forget the last look, before another one at all buckets of a step."""
         self._seen = {pair: {} for pair in self.pairs}
         self._buckets = []
 
     def look_at(self, bucket: Bucket) -> None:
-        """Have every compressor encode a bucket's gradients, beside what is sent."""
+        """Let every compressor encode a bucket's gradients; the results are not sent."""
         self._buckets.append(bucket.layers)
         self._looked_at = bucket.step
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
@@ -206,7 +204,7 @@ class Candidates:
                 self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
 
     def agree(self, transport: Transport) -> None:
-        """Replace what was seen by the worst of all ranks; every rank must call."""
+        """Replace this rank's costs and losses by the largest of all ranks; every rank must call."""
         unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
         keys = [(pair, layer.id) for pair in self.pairs for layer in self.layers]
         own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
@@ -215,7 +213,7 @@ class Candidates:
             self._seen[pair][layer_id] = Seen(*values)
 
     def choices(self) -> dict[Pair, Choice]:
-        """All candidates by the pair that is for most layers, those that come to the same once."""
+        """Return the candidates by the pair of most layers; equal candidates occur once."""
         choices: dict[Pair, Choice] = {}
         for pair in self.pairs:
             choice = self.choice(pair)
@@ -224,7 +222,7 @@ class Candidates:
         return choices
 
     def choice(self, pair: Pair) -> Choice:
-        """Each layer through this pair, or a denser one where that loses too much or costs more than dense."""
+        """Return the choice of this pair for all layers, but a denser one where it loses or costs too much."""
         ways: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
         for layer in self.layers:
@@ -236,7 +234,7 @@ class Candidates:
         return Choice(step=0, parts=parts)
 
     def cost_s(self, choice: Choice, link: LinkCost) -> float:
-        """Seconds of encoding and of messages in a step, one after the other."""
+        """Return the seconds of encoding and of messages in a step, if nothing overlaps."""
         total = 0.0
         for part, layers in itertools.product(choice.parts, self._buckets):
             seen = [self._seen[part.pair][layer.id] for layer in layers if layer.id in part.layers]
@@ -248,12 +246,14 @@ class Candidates:
         return total
 
     def unlikeness(self, link: LinkCost, pair: Pair, negligible_s: float) -> float:
-        """How many times as long messages take on one of two links, that link and the one now; dense ones or a pair's.
+        """Return the ratio of the times that messages take on another link and now, the larger to the smaller.
+
+        It is the larger ratio of dense messages and of a pair's.
 
         Args:
-            link: the other one.
+            link: the other link.
             pair: the pair.
-            negligible_s: a difference that counts for nothing.
+            negligible_s: a smaller difference counts as none.
         """
         most = 1.0
         for choice in (self.choice(self.dense), self.choice(pair)):
@@ -271,7 +271,7 @@ class Candidates:
         return chosen, f"{pair.compressor} would lose {error:.1%} of it"
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
-        """Layers that are cheaper dense, where that is worth another message in each bucket."""
+        """Return the ids of layers that are cheaper dense, if that is worth another message in each bucket."""
         if all(kind.elementwise for kind in self._compressors[pair].emits):
             return set()
         without_waves = LinkCost(wave_s=0.0, per_byte_s=self.link.per_byte_s)

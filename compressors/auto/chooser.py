@@ -1,8 +1,8 @@
-"""Chooser: looks at gradients and link, tries pairs, keeps the fastest, and watches whether it stays so.
+"""Chooser: tries pairs on the layers' gradients and the link, keeps the fastest, and watches whether it stays so.
 
-A link that comes back after a while is recognised, and what proved the fastest on it is held again without trials.
+If a link becomes again as it was before, the pair that was the fastest on it is used again without trials.
 
-`Chooser.decisions` is that, as it is done: every `yield` lets one step go by and gives what the one before it took. All
+`Chooser.decisions` is a generator: every `yield` lets one step pass and returns how long the step before took. All
 ranks get the same figures, so all of them decide the same.
 """
 
@@ -36,47 +36,47 @@ from compressors.auto.ranking import (
 from compressors.auto.reducer import ChosenPairs
 from compressors.layer import Layer, Step
 
+# Two links count as one if messages take at most this many times as long on one of them.
 ALIKE = 1.5
-"""ratio of what messages take on two links, up to which they are one to a choice"""
+# The link is measured again if steps take this many times as long as when it was measured.
 SLOWED = 1.25
-"""times what steps took when the link was measured, from which that is done again"""
+# One step of a pair is enough if it takes this many times as long as a step of the turn before.
 HOPELESS = 2.5
-"""times a step of the turn before, from which one step of a pair is enough"""
+# A turn is repeated up to this many times until the link does not jump meanwhile.
 ATTEMPTS = 3
-"""at a turn while which the link does not jump"""
+# A pair is tried if its step could take at most this many times the best.
 WORTH_A_TRIAL = 1.1
-"""times the best, up to which a pair is tried"""
+# (times the best, number of pairs) up to which pairs get a second turn, a third, and so on. Single steps differ by a
+# fifth where ranks share cores, so a few of them exclude only pairs that are far behind.
 RACE = ((1.3, 5), (1.2, 3), *[(1.1, 2)] * 3)
-"""(times the best, how many), up to which pairs have a second turn, a third, and so on: single steps differ by a fifth
-where ranks share cores, so that few of them drop only what is far behind"""
+# Numbers of steps whose medians are compared, after the choice and now; medians of fewer steps differ by chance.
 USUAL, WINDOW = 32, 15
-"""steps whose medians are held against each other, around the choice and now: those of fewer differ by chance"""
+# A choice is made again if the time on the link, or that of a step, is this many times what it was after the choice;
+# above the last ratio at once, whatever trials have cost.
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
-"""ratios of the time on the link, and of the whole step's, to what it was after the choice, at which it is made again;
-above the last one at once, whatever trials have cost"""
+# A change of the time on the link by a smaller share of a step is ignored.
 NOTICEABLE = 0.05
-"""of a step: a smaller change of the time on the link changes nothing"""
+# Steps until pairs may be tried again; doubled as long as the same pair wins.
 REST = 64
-"""steps until pairs may be tried again; doubled as long as the same one wins"""
+# After this many rests, pairs are tried again though nothing seems to have changed.
 PERIOD = 8
-"""rests after which pairs are tried again though nothing seems to have changed"""
+# If pairs are tried this many steps after the last look at gradients, gradients are looked at again.
 LOOK_AGAIN = 500
-"""steps since gradients were looked at, after which that is done anew when pairs are tried"""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Found:
-    """What is known of the pairs on a link.
+    """The knowledge about the pairs on a link.
 
     Attributes:
-        link: as it was then.
-        holder: what is held on such a link.
-        why: that one.
-        was_tried: against others, and not merely held on to when the link became like this.
-        rivals: that may be better.
-        duels: on such links.
-        usual: the first steps of what is held there.
-        watched: steps on such links, turns of others aside.
+        link: the link as it was then.
+        holder: the pair in use on such a link.
+        why: the reason for it.
+        was_tried: False if the pair was only kept when the link became like this.
+        rivals: other pairs that may be better.
+        pairwise: results of single turns of rivals on such links.
+        usual: the first steps with the pair in use.
+        watched: number of steps on such links, without those of rivals.
     """
 
     link: LinkCost
@@ -84,13 +84,13 @@ class Found:
     why: str
     was_tried: bool
     rivals: list[Challenger]
-    duels: PairwiseRatios = dataclasses.field(default_factory=PairwiseRatios)
+    pairwise: PairwiseRatios = dataclasses.field(default_factory=PairwiseRatios)
     usual: list[StepSeconds] = dataclasses.field(default_factory=list)
     watched: int = 0
 
 
 class Occasion(NamedTuple):
-    """Why to look at the link again, and whether trials must not wait until they can be afforded."""
+    """A reason to look at the link again; if it is urgent, trials do not wait until they can be afforded."""
 
     why: str
     is_urgent: bool = False
@@ -100,18 +100,18 @@ Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decides for one rank as for all others.
+    """Decide which pair each layer uses, the same on all ranks.
 
     Args:
         auto: the options.
-        reducer: that does what is chosen.
-        collective: the run's.
+        reducer: sends the layers through the chosen pairs.
+        collective: the run's collective.
         layers: every trainable parameter.
-        transport: among the ranks; used between steps.
+        transport: connects the ranks; used between steps.
 
     Attributes:
-        step: the one that ended last; None before the first.
-        was_skipped: whether that one was left out, for a gradient was not finite.
+        step: the last step that has ended; None before the first.
+        was_skipped: True if that step was skipped because a gradient was not finite.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Chooser:
 
     @property
     def next_step(self) -> int:
-        """Index of the step for which a decision would hold."""
+        """Return the index of the step from which a decision would hold."""
         return 0 if self.step is None else self.step.index + 1
 
     def decisions(self) -> Decisions:
-        """Look, try and watch, for as long as there are steps."""
+        """Look at gradients, try pairs and watch the link, as long as there are steps."""
         occasion = Occasion("the first steps")
         looked: int | None = None
         latest: Found | None = None
@@ -160,14 +160,14 @@ class Chooser:
             occasion = yield from self._watch(latest)
 
     def follow(self, choices: Iterable[Choice]) -> Decisions:
-        """Do what was chosen before, at the same steps."""
+        """Repeat earlier choices at the same steps."""
         for choice in choices:
             while self.next_step < choice.step:
                 yield
             self._reducer.switch(choice)
 
     def _look(self) -> Decisions:
-        """Have the compressors encode the next step's gradients beside what is sent; the worst of all ranks counts."""
+        """Let all compressors encode the next step's gradients, and agree on the largest costs of all ranks."""
         while self._reducer.look is None or self.was_skipped:  # zeros in the place of NaN say nothing
             self._candidates.forget_gradients()
             self._reducer.look = self._candidates.look_at
@@ -183,7 +183,7 @@ class Chooser:
         self._candidates.link = measure_link(dense, self._transport)
 
     def _known(self) -> Found | None:
-        """What is known of the link most like the one now, if there was such a link."""
+        """Return the knowledge about the link that is most like the one now, or None if no link is like it."""
         nearest = min(self._found, key=self._unlikeness, default=None)
         return nearest if nearest is not None and self._unlikeness(nearest) <= ALIKE else None
 
@@ -192,21 +192,21 @@ class Chooser:
         return self._candidates.unlikeness(found.link, found.holder, negligible_s)
 
     def _recall(self, found: Found, why: str) -> Found:
-        """Hold again what was held on such a link."""
+        """Use again the pair that was in use on such a link."""
         self._switch(found.holder, f"after {why}, to a link that is known: {found.why}")
         return found
 
     def _hold_on(self, before: Found) -> Found:
-        """Keep what was held on the link before: trials on a new one must wait."""
+        """Keep the pair of the link before, because trials on a new link must wait."""
         rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
         link = self._candidates.link
         self._found.append(Found(link=link, holder=before.holder, why=before.why, was_tried=False, rivals=rivals))
         return self._found[-1]
 
     def _contest(self, why: str) -> Generator[None, StepSeconds, Found]:
-        """Try the pairs that may be the fastest, cheapest first, and hold the one that is.
+        """Try the pairs that may be the fastest, the cheapest first, and use the one that is.
 
-        Where the link became another one meanwhile, what is known of that counts for more.
+        If the link has changed meanwhile, earlier knowledge about the new link counts for more.
         """
         held, choices, began_on = self._main_pair(), self._candidates.choices(), self._candidates.link
         cheapest, *others = sorted(choices, key=lambda pair: self._cost_s(choices[pair]))
@@ -232,7 +232,7 @@ class Chooser:
         found = Found(
             link=began_on,
             holder=winner,
-            why=f"after {why}: {ranking.ranking(winner)}",
+            why=f"after {why}: {ranking.summary(winner)}",
             was_tried=True,
             rivals=ranking.rivals(winner),
             usual=ranking.of(winner)[-USUAL:],
@@ -246,17 +246,17 @@ class Chooser:
             return self._recall(known, why)
         self._switch(winner, found.why)
         if known is not None:
-            found.duels = known.duels
+            found.pairwise = known.pairwise
             self._found.remove(known)
         for rival in found.rivals:  # a contest counts once: its turns followed each other
-            found.duels.add(rival.pair, winner, ranking.ratio(rival.pair, winner))
+            found.pairwise.add(rival.pair, winner, ranking.ratio(rival.pair, winner))
         self._found.append(found)
         return found
 
     def _compare(
         self, pair: Pair, ranking: Ranking, choices: Mapping[Pair, Choice]
     ) -> Generator[None, StepSeconds, None]:
-        """A turn for a pair between two of the leader; again, where the link jumped meanwhile."""
+        """Give a pair a turn between two turns of the leader; repeat it if the link jumped meanwhile."""
         leader = ranking.leader
         turns = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
         for attempts_left in reversed(range(ATTEMPTS)):
@@ -268,7 +268,7 @@ class Chooser:
             turns = [pair, leader]
 
     def _measure(self, choice: Choice, hopeless_s: float = math.inf) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """What steps take under a choice; no more of them after one that takes longer than `hopeless_s`."""
+        """Return the times of steps under a choice; stop after one that takes longer than `hopeless_s`."""
         if choice.ways != self._reducer.choice.ways:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken: list[StepSeconds] = []
@@ -279,10 +279,10 @@ class Chooser:
         return taken[SETTLING:]
 
     def _watch(self, found: Found) -> Generator[None, StepSeconds, Occasion]:
-        """Let steps go by until the link seems to have changed or time is up.
+        """Let steps pass until the link seems to have changed or time is up.
 
         Args:
-            found: on this link; another pair is held from where it proves better.
+            found: the knowledge about this link; its pair is replaced by a rival that proves better.
         """
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
         for count in itertools.count(1):
@@ -297,14 +297,14 @@ class Chooser:
             usual, now = _median(found.usual), _median(recent)
             if occasion := self._occasion(count, usual, now):
                 return occasion
-            due = next((each for each in found.rivals if found.watched >= each.due and self._may_duel(each)), None)
+            due = next((each for each in found.rivals if found.watched >= each.due and self._may_try_rival(each)), None)
             if due is None or _change(usual, now):  # of another link, it would tell nothing of this one
                 continue
-            outcome = yield from self._duel(found.holder, due.pair, usual_s(list(recent)[-TRIAL:]))
-            found.duels.add(due.pair, found.holder, outcome)
+            outcome = yield from self._rival_ratio(found.holder, due.pair, usual_s(list(recent)[-TRIAL:]))
+            found.pairwise.add(due.pair, found.holder, outcome)
             if self._can_afford() and SLOWER * outcome < 1:
                 return Occasion(f"steps of {due.pair} took {outcome:.3g} times those of {found.holder}")
-            ratio = found.duels.ratio(due.pair, found.holder)
+            ratio = found.pairwise.ratio(due.pair, found.holder)
             due.had_a_turn(found.watched, ratio or outcome)
             if ratio and TIE * ratio <= 1:
                 found.why = f"after turns of both, steps took {ratio:.3g} times those with {found.holder}"
@@ -315,12 +315,12 @@ class Chooser:
         raise AssertionError
 
     def _occasion(self, count: int, usual: StepSeconds, now: StepSeconds) -> Occasion | None:
-        """What speaks for another look at the link, if anything does.
+        """Return the reason for another look at the link, or None.
 
         Args:
-            count: steps since the one before.
-            usual: a step as they were on this link.
-            now: a step of late.
+            count: number of steps since the last look.
+            usual: the usual step on this link.
+            now: a step as they are now.
         """
         if self._have_candidates_changed():
             return Occasion("sparse pairs became sparser", is_urgent=True)
@@ -335,19 +335,19 @@ class Chooser:
     def _is_rested(self) -> bool:
         return self.next_step - self._tried_at > self._rest
 
-    def _may_duel(self, rival: Challenger) -> bool:
+    def _may_try_rival(self, rival: Challenger) -> bool:
         return rival.is_near or self._can_afford()
 
     def _can_afford(self) -> bool:
         return self._lost_s <= self._auto.budget * self._elapsed_s
 
-    def _duel(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
-        """A turn for another pair, between steps of the one held; how many times as long its steps took.
+    def _rival_ratio(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
+        """Give a rival a turn between steps of the pair in use; return the ratio of their step times.
 
         Args:
-            holder: the one held.
-            rival: the other.
-            before_s: what the last steps took.
+            holder: the pair in use.
+            rival: the other pair.
+            before_s: the time of the last steps.
         """
         of_holder = self._reducer.choice
         taken = yield from self._measure(self._candidates.choice(rival), HOPELESS * before_s)
@@ -359,7 +359,7 @@ class Chooser:
         return outcome
 
     def _is_worth_a_trial(self, choice: Choice, ranking: Ranking) -> bool:
-        """Whether steps could be about as short as the shortest, if all messages went beside computing."""
+        """Return True if steps could be about as short as the shortest, if messages overlapped all computing."""
         least_s = max(ranking.computing_s(), self._cost_s(choice))
         return least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader)
 
@@ -367,7 +367,7 @@ class Chooser:
         return self._candidates.cost_s(choice, self._candidates.link)
 
     def _switch(self, pair: Pair, why: str) -> None:
-        """Hold a pair, and say why."""
+        """Use a pair, and note the reason."""
         parts = []
         for part in self._candidates.choice(pair).parts:
             reason = why if part.why == TRIED else f"{part.why}; else {pair}: {why}"
@@ -375,7 +375,7 @@ class Chooser:
         self._reducer.switch(Choice(step=self.next_step, parts=tuple(parts)))
 
     def _main_pair(self) -> Pair | None:
-        """What most elements go through; None before anything was chosen."""
+        """Return the pair that most elements use; None before anything was chosen."""
         parts = self._reducer.choice.parts
         if any(part.why == FIRST for part in parts):
             return None
@@ -384,7 +384,7 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """What changed so much that another pair may be better, in words; empty where nothing did."""
+    """Return in words what changed so much that another pair may be better; empty if nothing did."""
     if now.step_s > SLOWER * usual.step_s:
         return f"steps went from {ms(usual.step_s)} to {ms(now.step_s)}"
     low, high = sorted((now.wire_s, usual.wire_s))
@@ -394,5 +394,5 @@ def _change(usual: StepSeconds, now: StepSeconds) -> str:
 
 
 def _median(taken: Sequence[StepSeconds]) -> StepSeconds:
-    """Of each figure by itself."""
+    """Return the median of each figure by itself."""
     return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))

@@ -18,16 +18,16 @@ from compressors.auto.chooser import Chooser, Decisions
 from compressors.auto.compressor import Auto
 from compressors.auto.ranking import StepSeconds
 from compressors.auto.reducer import ChosenPairs
+from compressors.ddp.gradients import reduced_layers
 from compressors.ddp.hook import CompressionHook, HookSettings
-from compressors.ddp.reduced import reduced_layers
 from compressors.layer import Step
 
 
 class ChoosingHook(CompressionHook):
-    """Takes decisions between two steps, in the communication thread.
+    """Take decisions between two steps, in the communication thread.
 
-    What a step took travels with the next step's word whether all gradients were finite, so that no message is sent
-    for it.
+    The times of a step travel with the flag of the next step that says whether all gradients were finite, so they need
+    no message of their own.
 
     Args:
         auto: the options. The rest is as of `CompressionHook`.
@@ -55,14 +55,14 @@ class ChoosingHook(CompressionHook):
         self._ended = time.perf_counter()
 
     def follow(self, choices: Sequence[Choice]) -> None:
-        """Make choices again that were made after this state was saved, then go on choosing; every rank must call.
+        """Repeat choices that were made after this state was saved, then go on choosing; every rank must call.
 
         Args:
-            choices: of the run that is resumed; those that the state knows are passed over. Where the options name
-                some, those are made, for they reach further.
+            choices: the choices of the run that is resumed; those that the state contains are left out. Choices that
+                the options name take their place, because they reach further.
         """
         held = self._pairs.choice.step
-        self._pairs.look = None  # as decisions that are made no more had asked for
+        self._pairs.look = None  # it belonged to decisions that are no longer made
         self._decisions = self._resumed([choice for choice in self._auto.recorded or choices if choice.step > held])
         next(self._decisions, None)
 
@@ -105,7 +105,7 @@ class ChoosingHook(CompressionHook):
     @override
     def _conclude(self) -> None:
         super()._conclude()
-        if self._settings.nonfinite == "zero":  # nobody was asked
+        if self._settings.nonfinite == "zero":  # no flag was sent
             self.on_any_rank(False)
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
         self._chooser.step, self._chooser.was_skipped = self._step, self._report.skipped

@@ -19,75 +19,76 @@ import numpy as np
 
 from compressors.auto.choice import Pair
 
-MOST, ENOUGH = 16, 4
-"""the latest that count, and how many there must be"""
-DUEL_REST, LONGEST_REST = 32, 2048
-"""steps until another pair has a turn; doubled as long as it proves slower"""
+MOST, ENOUGH = 16, 4  # results of a pair of pairs: how many of the latest count, and how many there must be
+# Steps until a rival has a turn; doubled as long as its steps take PROVES_SLOWER times those of the pair in use.
+RIVAL_REST, LONGEST_REST = 32, 2048
 PROVES_SLOWER = 1.05
-"""times what is held, from which it does"""
 
 
 @dataclasses.dataclass
 class Challenger:
-    """A pair that is not held but may be better.
+    """A pair that is not in use but may be better.
 
     Attributes:
-        pair: which.
+        pair: the pair.
         is_near: its turns cost little.
-        due: steps of watching, after which it has one.
+        due: number of watched steps after which it has a turn.
     """
 
     pair: Pair
     is_near: bool
-    due: int = DUEL_REST
-    _rest: int = DUEL_REST
+    due: int = RIVAL_REST
+    _rest: int = RIVAL_REST
 
     def had_a_turn(self, at: int, ratio: float) -> None:
-        """Where steps take `ratio` times those of what is held, as far as is known."""
-        self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else DUEL_REST
+        """Set when its next turn is due, after one in which steps took `ratio` times those of the pair in use."""
+        self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else RIVAL_REST
         self.due = at + self._rest
 
 
 class PairwiseRatios:
-    """How much longer steps of one pair took than those of another, over a whole run."""
+    """The ratios of the step times of two pairs, over a whole run."""
 
     def __init__(self) -> None:
         self._logs: dict[tuple[Pair, Pair], collections.deque[float]] = {}
 
     def add(self, pair: Pair, other: Pair, ratio: float) -> None:
-        """One more outcome: a step of `pair` took `ratio` times one of `other`."""
+        """Add a result: a step of `pair` took `ratio` times as long as one of `other`."""
         for key, log in (((pair, other), math.log(ratio)), ((other, pair), -math.log(ratio))):
             self._logs.setdefault(key, collections.deque(maxlen=MOST)).append(log)
 
     def ratio(self, pair: Pair, other: Pair) -> float | None:
-        """Over outcomes, whose middle half counts, for a link may jump within a duel; None where they are too few."""
+        """Return the mean ratio of the middle half of the results, or None if there are too few.
+
+        The others do not count, because a link may jump within a turn.
+        """
         logs = self._logs.get((pair, other), ())
         return math.exp(middle(logs)) if len(logs) >= ENOUGH else None
 
 
 def middle(values: Collection[float]) -> float:
-    """The mean of the middle half; of fewer than four, of all."""
+    """Return the mean of the middle half of the values, or of all if there are fewer than four."""
     quarter = len(values) // 4
     return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
 
 
+# Steps at the start of a turn that do not count (the first still belongs to the turn before, the second is unlike
+# others), and steps that do.
 SETTLING, TRIAL = 2, 4
-"""steps that begin a turn and are not counted (first the one before is told, then one that is not like others), and
-those that are"""
+# Times the best: up to TIE a pair is as good (the pair in use is kept then, or the densest is chosen), up to
+# HARDLY_WORSE the pair in use does not give way to a sparser one, up to NEAR a pair is worth turns beside it.
 TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.3
-"""times the best, up to which: a pair is as good (what was held is chosen then, or the densest), what was held does not
-give way to a sparser one, and a pair is worth duels while another is held"""
+# If the turns before and after a turn differ by more than this ratio, the link jumped and the turn says nothing.
 JUMP = 1.5
-"""ratio of the turns before and after one, above which the link jumped and nothing can be said"""
 
 
 class StepSeconds(NamedTuple):
-    """What a step took, on the slowest rank.
+    """The time of a step on the slowest rank.
 
     Attributes:
-        step_s: from the end of one exchange to the end of the next.
-        computing_s: of that, while no result was waited for.
-        wire_s: in which the communication thread sent or waited.
+        step_s: seconds from the end of one exchange to the end of the next.
+        computing_s: the part of it in which the step did not wait for a result.
+        wire_s: seconds in which the communication thread sent or waited.
     """
 
     step_s: float
@@ -96,15 +97,15 @@ class StepSeconds(NamedTuple):
 
 
 class Ranking:
-    """Compares turns.
+    """Compare the turns of a contest.
 
     Args:
-        order: all pairs that there are, from dense to sparse.
-        dense: the one that must not lose by chance.
+        order: all pairs, from dense to sparse.
+        dense: the pair that must not lose by chance.
 
     Attributes:
-        pairs: those that had a turn, in the order of their first.
-        leader: the fastest as far as is known, or as good as that one.
+        pairs: the pairs that had a turn, in the order of their first turns.
+        leader: the fastest pair so far, or one that is as good.
     """
 
     leader: Pair
@@ -118,11 +119,11 @@ class Ranking:
 
     @property
     def latest(self) -> Pair:
-        """Whose turn was the last one."""
+        """Return the pair whose turn was the last."""
         return self._turns[-1][0]
 
     def add(self, pair: Pair, taken: Sequence[StepSeconds]) -> None:
-        """Count a turn: those of its steps that do."""
+        """Add the steps of a turn that count."""
         self._turns.append((pair, taken))
         if not self.pairs:
             self.leader = pair
@@ -130,13 +131,13 @@ class Ranking:
             self.pairs.append(pair)
 
     def compare(self, *, whatever: bool = False) -> bool:
-        """Hold the last turn but one against those right before and after, which were another pair's.
+        """Compare the last turn but one with those right before and after it, which were another pair's.
 
         Args:
-            whatever: even where these two show that the link jumped.
+            whatever: compare even if these two show that the link jumped.
 
         Returns:
-            Whether that says anything.
+            False if the link jumped, so that nothing was compared.
         """
         (_, before), (pair, between), (other, after) = self._turns[-3:]
         low, high = sorted((usual_s(before), usual_s(after)))
@@ -150,24 +151,24 @@ class Ranking:
         return True
 
     def ratio(self, pair: Pair, other: Pair) -> float:
-        """How many times as long steps of a pair take."""
+        """Return the ratio of the step times of two pairs."""
         logs = self._logs()
         return math.exp(logs[pair] - logs[other])
 
     def of(self, pair: Pair) -> list[StepSeconds]:
-        """The steps of a pair that counted, oldest first."""
+        """Return the steps of a pair that counted, the oldest first."""
         return [seconds for who, taken in self._turns if who == pair for seconds in taken]
 
     def latest_s(self, pair: Pair) -> float:
-        """A step in the last turn of a pair."""
+        """Return the usual step time in the last turn of a pair."""
         return usual_s(next(taken for who, taken in reversed(self._turns) if who == pair))
 
     def computing_s(self) -> float:
-        """The least that computing took."""
+        """Return the shortest computing time of all pairs."""
         return min(statistics.median(each.computing_s for each in self.of(pair)) for pair in self.pairs)
 
     def lost_s(self, winner: Pair) -> float:
-        """What the turns of all others took beyond as many steps of the winner."""
+        """Return the seconds by which the turns of all others took longer than as many steps of the winner."""
         logs = self._logs()
         return math.fsum(
             (SETTLING + len(taken)) * usual_s(taken) * (1 - math.exp(logs[winner] - logs[pair]))
@@ -175,14 +176,17 @@ class Ranking:
         )
 
     def ahead(self, racing: Sequence[Pair], close: float, field: int) -> list[Pair]:
-        """The leader and the fastest of those racing, and the dense one if it is no slower than `close` times them."""
+        """Return the leader and the fastest pairs, and the dense pair if it takes at most `close` times as long."""
         logs = self._logs()
         fastest = sorted(racing, key=lambda pair: (pair != self.leader, logs[pair]))
         near = [pair for pair in fastest if logs[pair] <= math.log(close) + logs[self.leader]]
         return [pair for pair in near if pair in near[:field] or pair == self._dense]
 
     def winner(self, racing: Sequence[Pair], held: Pair | None) -> Pair:
-        """What was held, if it is as good as the best; else, or where a dense one is as good, the densest that is."""
+        """Return the pair in use if it is as good as the best; otherwise the densest that is.
+
+        A dense pair that is as good also takes the place of a sparse pair in use.
+        """
         logs, rank = self._logs(), self._order.index
         best = min(logs[pair] for pair in racing)
         winner = min((pair for pair in racing if logs[pair] <= math.log(TIE) + best), key=rank)
@@ -192,14 +196,14 @@ class Ranking:
         return held if logs[held] <= math.log(patience) + best else winner
 
     def rivals(self, holder: Pair) -> list[Challenger]:
-        """The pair nearest to what is held, if it is near, and the one that promised most and had the first turn."""
+        """Return the next best pair, if it is near, and the one that had the first turn because it promised most."""
         others = [pair for pair in self._fastest_first() if pair != holder]
         near = [pair for pair in others[:1] if self.ratio(pair, holder) <= NEAR]
         favourite = [pair for pair in self.pairs[:1] if pair not in (holder, *near)]
         return [Challenger(pair=pair, is_near=pair in near) for pair in near + favourite]
 
-    def ranking(self, winner: Pair) -> str:
-        """What the winner took, and the next best one that was tried."""
+    def summary(self, winner: Pair) -> str:
+        """Return in words the step times of the winner and of the next best pair."""
         step_s = usual_s(self.of(winner))
         others = [pair for pair in self._fastest_first() if pair != winner]
         if others:
@@ -212,7 +216,7 @@ class Ranking:
         return sorted(logs, key=logs.__getitem__)
 
     def _logs(self) -> dict[Pair, float]:
-        """By pair, the logarithm of what a step takes, up to a constant: the least squares over all comparisons."""
+        """Return the logarithms of the step times by pair, up to a constant: least squares over all comparisons."""
         signs = np.zeros((len(self._logs_of), len(self.pairs)))
         logs = np.zeros(len(self._logs_of))
         for row, ((pair, other), compared) in enumerate(self._logs_of.items()):
@@ -224,10 +228,10 @@ class Ranking:
 
 
 def usual_s(taken: Sequence[StepSeconds]) -> float:
-    """The median step."""
+    """Return the median step time."""
     return statistics.median(each.step_s for each in taken)
 
 
 def ms(seconds: float) -> str:
-    """As text."""
+    """Return the seconds as text in milliseconds."""
     return f"{1000 * seconds:.3g} ms"

@@ -23,30 +23,30 @@ from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer
 from compressors.ddp.report import Bucket
 from compressors.layer import copies
 
+# Gets a bucket's gradients before they are sent.
 Looked = Callable[[Bucket], None]
-"""is shown a bucket's gradients before they are sent"""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class _Arm:
-    """A pair at work."""
+class _BoundPair:
+    """The reducer and the bound collective of a pair."""
 
     reducer: Reducer
     collective: BoundCollective
 
 
 class ChosenPairs(Reducer):
-    """Pairs at work on one rank.
+    """Send each layer through its pair.
 
     Args:
-        compressor: that stands for all of them.
-        choice: what holds at first.
-        bind: puts a collective to work among the ranks.
+        compressor: the compressor `auto`.
+        choice: the first choice.
+        bind: binds a collective to the ranks.
 
     Attributes:
-        choice: what holds now.
+        choice: the choice in use.
         wire_s: seconds of the current step in which messages were sent or waited for.
-        look: is shown every bucket; None: nobody looks.
+        look: gets every bucket before it is sent, or None.
     """
 
     def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
@@ -55,24 +55,24 @@ class ChosenPairs(Reducer):
         self.look: Looked | None = None
         self._hold(choice)
         self._bind = bind
-        self._arms: dict[Pair, _Arm] = {}
+        self._bound_pairs: dict[Pair, _BoundPair] = {}
         self._carried: dict[int, torch.Tensor] = {}
         self._added: set[int] = set()
 
     def collective_of(self, pair: Pair) -> BoundCollective:
-        """The pair's collective at work; every rank must call."""
-        return self._arm(pair).collective
+        """Return the pair's bound collective; every rank must call."""
+        return self._bound(pair).collective
 
     def switch(self, choice: Choice) -> None:
-        """Send layers through other pairs from the next step on; between two steps, on all ranks alike."""
-        for pair, arm in self._arms.items():
+        """Send layers through other pairs from the next step on; call it between steps, on all ranks."""
+        for pair, bound in self._bound_pairs.items():
             staying = {layer_id for part in choice.parts if part.pair == pair for layer_id in part.layers}
-            state = arm.reducer.state_dict()
+            state = bound.reducer.state_dict()
             for layer_id, residual in state["residuals"].items():
                 if layer_id not in staying:
                     waiting = self._carried.get(layer_id)
                     self._carried[layer_id] = residual if waiting is None else waiting + residual
-            arm.reducer.load_state_dict(_only(state, staying))
+            bound.reducer.load_state_dict(_only(state, staying))
         self._hold(choice)
 
     @override
@@ -87,9 +87,9 @@ class ChosenPairs(Reducer):
                 self._added.add(layer.id)
         parts, pendings = [], []
         for pair, part in self._cut(bucket):
-            arm = self._arm(pair)
+            bound = self._bound(pair)
             parts.append(part)
-            pendings.append(arm.reducer.start(part, self._timed(arm.collective), transport))
+            pendings.append(bound.reducer.start(part, self._timed(bound.collective), transport))
         bucket.let_go()
 
         def wait() -> None:
@@ -109,10 +109,10 @@ class ChosenPairs(Reducer):
     @override
     def commit(self) -> None:
         last_encoded: dict[Key, Payload] = {}
-        for arm in self._arms.values():
-            arm.reducer.commit()
-            arm.collective.commit()
-            last_encoded |= arm.reducer.last_encoded
+        for bound in self._bound_pairs.values():
+            bound.reducer.commit()
+            bound.collective.commit()
+            last_encoded |= bound.reducer.last_encoded
         self.last_encoded = last_encoded
         for layer_id in self._added:
             del self._carried[layer_id]
@@ -120,16 +120,16 @@ class ChosenPairs(Reducer):
 
     @override
     def drop(self) -> None:
-        for arm in self._arms.values():
-            arm.reducer.drop()
-            arm.collective.drop()
+        for bound in self._bound_pairs.values():
+            bound.reducer.drop()
+            bound.collective.drop()
         self._added = set()
 
     @override
     def residual_norms(self) -> dict[int, float]:
         norms = {layer_id: float(residual.norm()) for layer_id, residual in self._carried.items()}
-        for arm in self._arms.values():
-            norms |= arm.reducer.residual_norms()
+        for bound in self._bound_pairs.values():
+            norms |= bound.reducer.residual_norms()
         return norms
 
     @override
@@ -137,7 +137,7 @@ class ChosenPairs(Reducer):
         return {
             "choice": self.choice.to_dict(),
             "carried": copies(self._carried),
-            "pairs": [[*pair, arm.reducer.state_dict()] for pair, arm in self._arms.items()],
+            "pairs": [[*pair, bound.reducer.state_dict()] for pair, bound in self._bound_pairs.items()],
         }
 
     @override
@@ -145,31 +145,31 @@ class ChosenPairs(Reducer):
         self._hold(Choice.from_dict(state["choice"]))
         self._carried, self._added = copies(state["carried"]), set()
         saved = {Pair(compressor, collective): kept for compressor, collective, kept in state["pairs"]}
-        for pair in {**self._arms, **saved}:
+        for pair in {**self._bound_pairs, **saved}:
             kept = saved.get(pair, {"residuals": {}, "velocities": {}, "memory": {}})
-            self._arm(pair).reducer.load_state_dict(kept)
+            self._bound(pair).reducer.load_state_dict(kept)
 
     def _hold(self, choice: Choice) -> None:
         self.choice = choice
         self._pair_of = choice.ways
 
-    def _arm(self, pair: Pair) -> _Arm:
-        if pair not in self._arms:
+    def _bound(self, pair: Pair) -> _BoundPair:
+        if pair not in self._bound_pairs:
             compressor, collective = pair.built()
-            self._arms[pair] = _Arm(reducer=reducer_for(compressor), collective=self._bind(collective))
-        return self._arms[pair]
+            self._bound_pairs[pair] = _BoundPair(reducer=reducer_for(compressor), collective=self._bind(collective))
+        return self._bound_pairs[pair]
 
     def _cut(self, bucket: Bucket) -> Sequence[tuple[Pair, Bucket]]:
-        """The bucket's layers by the pairs that they go through."""
+        """Return a bucket per pair, with the layers that use it."""
         of_pair: dict[Pair, list[int]] = {}
         for index, layer in enumerate(bucket.layers):
             if not layer.numel:
-                continue  # nobody chose a pair for nothing
+                continue  # layers without elements have no pair
             of_pair.setdefault(self._pair_of[layer.id], []).append(index)
         return [(pair, bucket.part(indices)) for pair, indices in sorted(of_pair.items())]
 
     def _timed(self, collective: BoundCollective) -> StartSum:
-        """The collective's sums, with the time in which nothing else is done."""
+        """Return the collective's `start`, with its time added to `wire_s`."""
 
         def start(payload: Payload, key: Key) -> PendingSum:
             started = time.perf_counter()
@@ -181,7 +181,7 @@ class ChosenPairs(Reducer):
 
 
 def _only(state: dict[str, Any], layer_ids: set[int]) -> dict[str, Any]:
-    """What a reducer keeps for some layers."""
+    """Return the part of a reducer's state that belongs to these layers."""
     kept: dict[str, Any] = {
         name: {layer_id: tensor for layer_id, tensor in state[name].items() if layer_id in layer_ids}
         for name in ("residuals", "velocities")

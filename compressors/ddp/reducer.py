@@ -28,8 +28,9 @@ from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.base import FP32_BYTES, Compressor, MultiRound, NonFiniteSum, PerLayer
-from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
+from compressors.ddp.encode_group import EncodeGroup, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
+from compressors.ddp.state import BufferPool, LayerStore
 from compressors.layer import Memory, Step, copies
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks

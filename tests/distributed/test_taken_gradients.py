@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from compressors.ddp import hook
+from compressors.ddp import gradients as ddp_gradients
 from compressors.ddp.attach import attach
-from compressors.ddp.hook import ZeroCopyGradients
+from compressors.ddp.gradients import ZeroCopyGradients
 from tests.testing.ddp_scenes import gradients, loss_of, network, played_by_two, train, wrapped
 
 NUM_PARAMETERS = 4
@@ -36,11 +36,11 @@ pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all 
 @contextmanager
 def worth_taking(numel: int) -> Iterator[None]:
     """From so many elements on, gradients are taken."""
-    usual, hook.WORTH_TAKING = hook.WORTH_TAKING, numel
+    usual, ddp_gradients.WORTH_TAKING = ddp_gradients.WORTH_TAKING, numel
     try:
         yield
     finally:
-        hook.WORTH_TAKING = usual
+        ddp_gradients.WORTH_TAKING = usual
 
 
 def trained_by_all_pairs(rank: int) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ from collectives.ring import Ring
 from collectives.schedule.layout import leaves
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
-from compressors.ddp.hook import ZeroCopyGradients
+from compressors.ddp.gradients import ZeroCopyGradients
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from compressors.ddp.encode_group import EncodeGroup, LayerStore
+from compressors.ddp.encode_group import EncodeGroup
+from compressors.ddp.state import LayerStore
 from compressors.layer import Memory, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes
 

@@ -1,0 +1,118 @@
+"""The gradients of a DistributedDataParallel model: which parameters it reduces, and large gradients taken uncopied."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
+
+from compressors.layer import Layer, layers_of
+
+
+def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
+    """Return the trainable parameters whose gradients DDP reduces, with the ids that `layers_of` gives them."""
+    reduced = {
+        id(parameter) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()
+    }
+    return [layer for layer in layers_of(ddp.module) if id(layer.weight) in reduced]
+
+
+def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
+    """Return which parameter was changed after wrapping so that DDP misses its gradient and what to do, or None."""
+    buffer_of = {
+        id(parameter): bucket.buffer()
+        for bucket in ddp.reducer._get_zeros_like_grad_buckets()
+        for parameter in bucket.parameters()
+    }
+    for name, parameter in ddp.module.named_parameters():
+        buffer = buffer_of.get(id(parameter))
+        if buffer is None:
+            if parameter.requires_grad and name not in ddp.parameters_to_ignore:
+                return f"{name} was added or unfrozen after the model was wrapped; do that first, then wrap it in DDP"
+        elif not parameter.requires_grad:
+            return f"{name} was frozen after it was wrapped; freeze first, then wrap the model in DDP"
+        elif (parameter.dtype.to_real(), parameter.device) != (buffer.dtype, buffer.device):
+            was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (buffer, parameter))
+            return f"{name} was {was} when it was wrapped and is {now}; convert first, then wrap the model in DDP"
+    return None
+
+
+# Smallest number of elements for which avoiding a copy saves time.
+WORTH_TAKING = 1 << 15
+
+
+class ZeroCopyGradients:
+    """Take large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
+
+    On GPUs gradients are not taken, because a copy is cheap and memory is scarce. Neither are gradients that DDP does
+    not exchange (inside `no_sync`), that are added to an existing `grad`, or whose parameter has a hook from
+    `register_post_accumulate_grad_hook`. Any other hook that reads the `grad` of a parameter whose gradient was taken
+    sees its old contents.
+
+    Args:
+        ddp: the model; without `gradient_as_bucket_view` no gradient is taken.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+        self._taken: dict[nn.Parameter, torch.Tensor] = {}
+        self._places: dict[nn.Parameter, torch.Tensor] = {}
+        self._is_expected = False
+        self._handles = [ddp.register_forward_pre_hook(self._expect)] if ddp.gradient_as_bucket_view else []
+        for parameter in ddp.module.parameters() if ddp.gradient_as_bucket_view else ():
+            if parameter.requires_grad and parameter.numel() >= WORTH_TAKING and parameter.device.type == "cpu":
+                # This node accumulates gradients: tensor hooks run before it, and `torch.autograd.grad` skips it.
+                accumulates = get_gradient_edge(parameter).node
+                self._handles.append(accumulates.register_prehook(functools.partial(self._take, parameter)))
+
+    def of(self, bucket: dist.GradBucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # type: ignore[name-defined]
+        """Return a bucket's flat gradients, and the flat tensors for its updates; gradients taken are read-only."""
+        parameters, places = bucket.parameters(), bucket.gradients()
+        self._places.update(zip(parameters, places, strict=True))
+        self._is_expected &= not bucket.is_last()
+        updates = [place.flatten() for place in places]
+        taken = [self._taken.pop(parameter, None) for parameter in parameters]
+        if not any(gradient is not None for gradient in taken):
+            return updates, updates
+        gradients = [
+            update if gradient is None else gradient.view(-1) for gradient, update in zip(taken, updates, strict=True)
+        ]
+        return gradients, updates
+
+    def close(self) -> None:
+        """Stop taking gradients."""
+        for handle in self._handles:
+            handle.remove()
+        self._taken.clear()
+        self._places.clear()
+
+    def _expect(self, *_: Any) -> None:
+        """Remember whether DDP will exchange the gradients of the next backward; runs before forward."""
+        self._is_expected = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
+
+    def _take(self, parameter: nn.Parameter, gradients: tuple[torch.Tensor | None]) -> tuple[torch.Tensor] | None:
+        """Take a gradient before it is accumulated; return a replacement for it, or None to leave it as it is."""
+        (gradient,), place = gradients, self._places.get(parameter)
+        if (first := self._taken.pop(parameter, None)) is not None and place is not None:
+            place.copy_(first)  # a static graph allows a second gradient, which is now added to the first
+            return None
+        if (
+            gradient is None
+            or place is None
+            or not self._is_expected
+            or torch.is_grad_enabled()
+            or parameter.grad is not None
+            or parameter._post_accumulate_grad_hooks
+            or gradient.dtype != place.dtype
+            or not (
+                gradient.is_contiguous() and parameter.is_contiguous()
+            )  # DDP's views have the strides of the parameters
+        ):
+            return None
+        self._taken[parameter] = gradient
+        return (place.detach(),)  # a new view, because autograd would copy one that is referenced elsewhere
