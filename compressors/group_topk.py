@@ -120,7 +120,7 @@ class GroupTopK(DensitySparsifier):
 
     @override
     def warnings(self) -> list[str]:
-        sentences = super().warnings()
+        sentences = []
         if self.ratio * self.group_size < 0.5:
             sentences.append(
                 f"group_topk keeps at least one entry of every {self.group_size}, so the density is not "

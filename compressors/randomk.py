@@ -17,16 +17,15 @@ from collectives.payloads.codec.philox import check_numel, marks_for, seeded_pos
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from collectives.payloads.sparse import Seeded
 from compressors.kernels.random import seed_for
+from compressors.kernels.selection import TYPES
 from compressors.layer import Layer, Step
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept, roundoff
 
-KINDS = (torch.float32, torch.float16, torch.bfloat16)  # types of the values, in the order of the native loops
-
 _SEND_AT = Loop(
-    "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*KINDS), FloatArray, returns=Int
+    "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*TYPES), FloatArray, returns=Int
 )
 _SEND_DRAWN = Loop(
-    "send_drawn", FloatArray, FloatArray, Int, Int, Int, LongArray, LongArray, Int, Float, array(*KINDS), FloatArray
+    "send_drawn", FloatArray, FloatArray, Int, Int, Int, LongArray, LongArray, Int, Float, array(*TYPES), FloatArray
 )
 
 
@@ -56,7 +55,7 @@ def send_drawn(
         send_at([gradient], residual, left, positions, world_size, values)
         return positions
     positions, dtype = torch.empty(count, dtype=torch.int64), values.dtype
-    kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
+    kind, limit = TYPES.index(dtype), value_limit(dtype, world_size)
     _SEND_DRAWN(gradient, residual, numel, count, seed, marks, positions, kind, limit, values, left)
     return positions
 
@@ -77,11 +76,11 @@ def send_at(
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         positions: int64 [count], strictly ascending within 0..numel-1.
         world_size: as in `to_value_dtype`.
-        values: [count], contiguous, overwritten; one of the types in `KINDS`.
+        values: [count], contiguous, overwritten; one of `TYPES`.
     """
     dtype = values.dtype
     if _SEND_AT.serves(left, *gradients):
-        kind, limit = KINDS.index(dtype), value_limit(dtype, world_size)
+        kind, limit = TYPES.index(dtype), value_limit(dtype, world_size)
         start = following = 0
         for gradient in gradients:
             stop = start + gradient.numel()
@@ -129,7 +128,7 @@ class RandomK(DensitySparsifier):
 
     @override
     def warnings(self) -> list[str]:
-        sentences = super().warnings()
+        sentences = []
         if not (self.scaled or self.error_feedback):
             sentences.append(
                 "randomk without scaling or error feedback shrinks the update; use scaled=true or error_feedback=true"

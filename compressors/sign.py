@@ -65,14 +65,11 @@ class Sign(LossyCompressor, name="sign"):
 
     @override
     def warnings(self) -> list[str]:
-        sentences = super().warnings()
         if self.mode == "vote":
-            sentences.append(
-                "sign: mode=vote moves every element by the learning rate, so use a far smaller learning rate"
-            )
-        elif not self.error_feedback:
-            sentences.append("sign without error feedback is biased and may not converge; error_feedback=true is safe")
-        return sentences
+            return ["sign: mode=vote moves every element by the learning rate, so use a far smaller learning rate"]
+        if not self.error_feedback:
+            return ["sign without error feedback is biased and may not converge; error_feedback=true is safe"]
+        return []
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
@@ -128,12 +125,9 @@ class OneBit(LossyCompressor, name="onebit"):
 
     @override
     def warnings(self) -> list[str]:
-        sentences = super().warnings()
-        if not self.error_feedback:
-            sentences.append(
-                "onebit without error feedback is biased and may not converge; error_feedback=true is safe"
-            )
-        return sentences
+        if self.error_feedback:
+            return []
+        return ["onebit without error feedback is biased and may not converge; error_feedback=true is safe"]
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
@@ -188,10 +182,9 @@ class TwoBit(LossyCompressor, name="twobit"):
 
     @override
     def warnings(self) -> list[str]:
-        sentences = super().warnings()
-        if not self.error_feedback:
-            sentences.append("twobit without error feedback loses what is below its threshold; set error_feedback=true")
-        return sentences
+        if self.error_feedback:
+            return []
+        return ["twobit without error feedback loses what is below its threshold; set error_feedback=true"]
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:

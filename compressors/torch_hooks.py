@@ -7,7 +7,7 @@ because the backend does not report what it sends.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch.distributed as dist
 from annotated_types import Ge, Le
@@ -21,17 +21,14 @@ from compressors.layer import Layer
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchBf16(TorchHook, name="torch_bf16"):
-    """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16 and all-reduces.
+class SixteenBitHook(TorchHook):
+    """Base of the hooks that divide by the number of ranks, round to a 16-bit type and all-reduce."""
 
-    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook, unchanged.
-
-    Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
-    """
+    compress: ClassVar[DDPHook]
 
     @override
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        return process_group, default_hooks.bf16_compress_hook
+        return process_group, type(self).compress
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
@@ -39,7 +36,19 @@ class TorchBf16(TorchHook, name="torch_bf16"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TorchFp16(TorchHook, name="torch_fp16"):
+class TorchBf16(SixteenBitHook, name="torch_bf16"):
+    """PyTorch's bf16 hook: divides by the number of ranks, rounds to bf16 and all-reduces.
+
+    Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook, unchanged.
+
+    Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
+    """
+
+    compress: ClassVar[DDPHook] = default_hooks.bf16_compress_hook
+
+
+@dataclasses.dataclass(kw_only=True)
+class TorchFp16(SixteenBitHook, name="torch_fp16"):
     """PyTorch's fp16 hook: divides by the number of ranks, rounds to fp16 and all-reduces.
 
     Source: torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook, unchanged.
@@ -47,13 +56,7 @@ class TorchFp16(TorchHook, name="torch_fp16"):
     Bytes: 2 m for a bucket of m elements, all-reduced by the backend.
     """
 
-    @override
-    def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
-        return process_group, default_hooks.fp16_compress_hook
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int:
-        return 2 * layer.numel
+    compress: ClassVar[DDPHook] = default_hooks.fp16_compress_hook
 
 
 # Attributes of PowerSGDState: tensors per bucket, and with the number of steps, all that a checkpoint needs.
