@@ -12,7 +12,7 @@ from collectives.kernels.loop import Parts
 from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.sparse import SparseLevels
 from compressors import randomk
-from compressors.kernels import quantisation, ternary
+from compressors.kernels import quantisation
 from compressors.kernels.quantisation import pack_nearest_levels
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
@@ -67,8 +67,11 @@ def level_of(x: torch.Tensor, seed: int) -> float:
 
 
 def randomly_ternary(x: torch.Tensor, seed: int) -> Result:
-    limit, bits = (torch.inf if seed % 2 else level_of(x, seed + 1)), [ternary.LEVELS, ternary.CODES][seed % 2]
-    return [ternary.random_ternary(x, level_of(x, seed), seed, bits, limit=limit)]
+    limit, bits = (torch.inf if seed % 2 else level_of(x, seed + 1)), (quantisation.LEVELS, quantisation.CODES)[seed % 2]
+        (torch.inf if seed % 2 else level_of(x, seed + 1)),
+        [quantisation.LEVELS, quantisation.CODES][seed % 2],
+    )
+    return [quantisation.random_ternary(x, level_of(x, seed), seed, bits, limit=limit)]
 
 
 def sent(x: torch.Tensor, seed: int) -> Result:
@@ -90,7 +93,7 @@ def drawn(x: torch.Tensor, seed: int) -> Result:
 
 def ternary_of_sum(x: torch.Tensor, seed: int) -> Result:
     left, level = torch.empty_like(x), float(torch.tensor(level_of(x, seed)))
-    return [ternary.ternary_of_sum(x, x.flip(0), level, left), left]
+    return [quantisation.ternary_of_sum(x, x.flip(0), level, left), left]
 
 
 def nearest_levels(x: torch.Tensor, seed: int) -> Result:
@@ -116,9 +119,11 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "nearest_levels": nearest_levels,
     "send_at": sent,
     "send_drawn": drawn,
-    "ternary": lambda x, seed: [ternary.ternary(x, level_of(x, seed), [ternary.LEVELS, ternary.CODES][seed % 2])],
+    "ternary": lambda x, seed: [
+        quantisation.ternary(x, level_of(x, seed), (quantisation.LEVELS, quantisation.CODES)[seed % 2])
+    ],
     "ternary_of_sum": ternary_of_sum,
-    "ternary_and_mean": lambda x, seed: ternary.ternary_and_mean(x, level_of(x, seed)),
+    "ternary_and_mean": lambda x, seed: quantisation.ternary_and_mean(x, level_of(x, seed)),
     "random_ternary": randomly_ternary,
     "signs_and_magnitude": lambda x, _: with_bits(quantisation.signs_and_magnitude, x),
     "signs_and_sums": lambda x, _: with_bits(quantisation.signs_and_sums, x),
