@@ -67,10 +67,8 @@ def level_of(x: torch.Tensor, seed: int) -> float:
 
 
 def randomly_ternary(x: torch.Tensor, seed: int) -> Result:
-    limit, bits = (torch.inf if seed % 2 else level_of(x, seed + 1)), (quantisation.LEVELS, quantisation.CODES)[seed % 2]
-        (torch.inf if seed % 2 else level_of(x, seed + 1)),
-        [quantisation.LEVELS, quantisation.CODES][seed % 2],
-    )
+    limit = torch.inf if seed % 2 else level_of(x, seed + 1)
+    bits = (quantisation.LEVELS, quantisation.CODES)[seed % 2]
     return [quantisation.random_ternary(x, level_of(x, seed), seed, bits, limit=limit)]
 
 

@@ -15,8 +15,8 @@ from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport
-from compressors.layer import layers_of
 from compressors.floats import NoCompression
+from compressors.layer import layers_of
 from tests.testing.compressor_cases import step_at
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
