@@ -26,7 +26,7 @@ from bench.datasets.base import ImageSet
 from bench.strategies.ddp.ddp import Ddp, wrap
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
-from compressors.auto.hook import ChoosingHook
+from compressors.auto.compressor import ChoosingHook
 from compressors.ddp.attach import attach
 
 LR, MOMENTUM = 0.02, 0.9

@@ -28,7 +28,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from compressors.base import OwnHook, TorchHook
+from compressors.base import TorchHook
+from compressors.ddp.hook import OwnHook
 
 HERE = Path(__file__).resolve()
 ROOT, WORKER = HERE.parents[1], HERE.parent / "exchange_worker.py"

@@ -24,7 +24,7 @@ from collectives.options import MOST, Count, CountOrZero, OptionError, Positive,
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
-from compressors.kernels.residuals import Found, add_and_find, find
+from compressors.kernels.residuals import LargeEntries, add_and_find, find
 from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
 from compressors.layer import Layer, Memory, Step
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
@@ -150,7 +150,7 @@ class Algc(DensitySparsifier):
             return math.inf
         return float(control[0]) or math.inf
 
-    def _payload(self, x: torch.Tensor, found: Found, layer: Layer, step: Step) -> Payload:
+    def _payload(self, x: torch.Tensor, found: LargeEntries, layer: Layer, step: Step) -> Payload:
         """Return the payload of the entries that reach the threshold, and propose the state for the next step."""
         rms = math.sqrt(found.squares / x.numel())
         if rms == 0:

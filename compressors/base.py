@@ -1,8 +1,8 @@
 """The contract of a compressor, which turns gradients into payloads and holds nothing but its options.
 
-`PerLayer` encodes, `MultiRound` exchanges several messages per bucket, `TorchHook` is one of PyTorch's own
-communication hooks, and `OwnHook` brings a hook of this project. What a rank keeps from step to step belongs to the
-`Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
+`PerLayer` encodes, `MultiRound` exchanges several messages per bucket, and `TorchHook` is one of PyTorch's own
+communication hooks; `OwnHook` in `compressors/ddp/hook.py` brings a hook of this project. What a rank keeps from step
+to step belongs to the `Reducer` that runs the compressor (`compressors/ddp/reducer.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ from collectives.payloads.base import HEADER_BYTES, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.dense import Dense
 from collectives.transport.base import Transport
-from compressors.layer import Kind, Layer, Step, end_to_end
+from compressors.layer import Layer, LayerKind, Step, end_to_end
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.nn.parallel import DistributedDataParallel
-
-    from compressors.ddp.hook import CompressionHook, HookSettings
 
 FP32_BYTES = 4
 
@@ -45,7 +42,7 @@ class NonFiniteSum(ArithmeticError):
 
 @dataclasses.dataclass(kw_only=True)
 class Compressor(Options, abc.ABC):
-    """What all compressors have. Subclass one of the four classes below, not this one.
+    """What all compressors have. Subclass `PerLayer`, `MultiRound` or `TorchHook`, not this one.
 
     The dataclass fields of a subclass are its options. It is registered under its class argument `name`, or under its
     file's name where the two agree (`TopK` in `topk.py`).
@@ -368,28 +365,13 @@ class TorchHook(Compressor):
 
 
 @dataclasses.dataclass(kw_only=True)
-class OwnHook(Compressor):
-    """Send each layer through other compressors and collectives, by a communication hook of its own."""
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None
-
-    @abc.abstractmethod
-    def make_hook(
-        self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
-    ) -> CompressionHook:
-        """Register the hook with a model in DDP and return it; every rank must call."""
-
-
-@dataclasses.dataclass(kw_only=True)
 class LayerPolicy(Compressor):
     """The options of a compressor with error feedback that can send chosen layers uncompressed."""
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
     skip: Annotated[
-        tuple[Kind, ...], Doc("kinds of layers sent in fp32, joined by +: conv, linear, norm, bias, other")
+        tuple[LayerKind, ...], Doc("kinds of layers sent in fp32, joined by +: conv, linear, norm, bias, other")
     ] = ()
     dense_ends: Annotated[bool, Doc("send the first and the last layer of the model in fp32")] = False
 

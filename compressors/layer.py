@@ -72,7 +72,7 @@ def copies(tensors: Tensors) -> Tensors:
     return {layer_id: tensor.clone() for layer_id, tensor in tensors.items()}
 
 
-Kind = Literal["conv", "linear", "norm", "bias", "other"]
+LayerKind = Literal["conv", "linear", "norm", "bias", "other"]
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CONV_TRANSPOSE = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -97,7 +97,7 @@ class Layer:
     id: int
     name: str
     shape: tuple[int, ...]
-    kind: Kind = "other"
+    kind: LayerKind = "other"
     numel: int
     filter_axis: int | None = None
     position: float = 0.0
@@ -164,7 +164,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def _classify(module: nn.Module, field: str) -> tuple[Kind, int | None]:
+def _classify(module: nn.Module, field: str) -> tuple[LayerKind, int | None]:
     if isinstance(module, _NORM):
         return "norm", None
     if "bias" in field:

@@ -12,8 +12,9 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
 from bench.models.base import Model
-from compressors.base import FP32_BYTES, Compressor, OwnHook, PerLayer
-from compressors.layer import Kind, Layer, layers_of
+from compressors.base import FP32_BYTES, Compressor, PerLayer
+from compressors.ddp.hook import OwnHook
+from compressors.layer import Layer, LayerKind, layers_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class PlannedLayer:
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: LayerKind
     payload: str
     dense_nbytes: int
     sent_nbytes: int | None

@@ -195,7 +195,8 @@ def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
-    from compressors.base import OwnHook, PerLayer
+    from compressors.base import PerLayer
+    from compressors.ddp.hook import OwnHook
 
     if isinstance(compressor, OwnHook):
         raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
@@ -268,7 +269,8 @@ def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: For
 
 def _measurable(texts: str | None) -> list[str]:
     """Return short spec texts without repetitions; None: all compressors, the baseline first."""
-    from compressors.base import OwnHook, TorchHook
+    from compressors.base import TorchHook
+    from compressors.ddp.hook import OwnHook
 
     if texts is None:
         made = registry.ask_each("compressors", lambda component: cast("Compressor", component()))

@@ -146,7 +146,8 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     Raises:
         UsageError: the run cannot change its number of ranks.
     """
-    from compressors.base import OwnHook, TorchHook
+    from compressors.base import TorchHook
+    from compressors.ddp.hook import OwnHook
 
     parts = build_components(config)
     compressor = parts.compressor

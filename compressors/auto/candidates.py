@@ -25,7 +25,6 @@ from collectives.schedule.layout import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport
 from compressors.auto.choice import Choice, Pair, Part, dense_pair, pairs_on
-from compressors.auto.compressor import Auto
 from compressors.base import FP32_BYTES, PerLayer
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Memory, Step
@@ -67,7 +66,7 @@ def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> See
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkCost:
+class MessageCost:
     """The time that messages take on the slowest rank.
 
     Attributes:
@@ -79,7 +78,7 @@ class LinkCost:
     per_byte_s: float
 
 
-def measure_link(collective: BoundCollective, transport: Transport) -> LinkCost:
+def measure_link(collective: BoundCollective, transport: Transport) -> MessageCost:
     """Time sums of a short tensor and of a longer one; every rank must call. Counted as control."""
     with transport.counted_as("control"):
         short_s = _sum_s(collective, transport, _SHORT)
@@ -92,10 +91,10 @@ def measure_link(collective: BoundCollective, transport: Transport) -> LinkCost:
     numel = min(numel, _LONGEST)
     waves, nbytes = _waves(collective.options, transport.world_size, Layout.dense(numel), None)
     _, few = _waves(collective.options, transport.world_size, Layout.dense(_SHORT), None)
-    return LinkCost(wave_s=short_s / max(1, waves), per_byte_s=max(0.0, seconds - short_s) / max(1.0, nbytes - few))
+    return MessageCost(wave_s=short_s / max(1, waves), per_byte_s=max(0.0, seconds - short_s) / max(1.0, nbytes - few))
 
 
-def exchange_s(pair: Pair, nbytes: float, numel: int, link: LinkCost, world_size: int) -> float:
+def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_size: int) -> float:
     """Return the seconds in which the messages of a sum travel, for payloads of `nbytes` that hold `numel` elements."""
     if not numel or world_size == 1:
         return 0.0
@@ -155,10 +154,10 @@ class Candidates:
     """The choices that can be tried, computed from gradients that every compressor has encoded.
 
     Args:
-        auto: the options.
         collective: the run's collective.
         layers: every trainable parameter.
         world_size: number of ranks.
+        error: the largest error of a layer of more than `SMALL` elements.
 
     Attributes:
         pairs: the pairs, from dense to sparse.
@@ -167,12 +166,12 @@ class Candidates:
         link: the time that messages take now.
     """
 
-    def __init__(self, auto: Auto, collective: Collective, layers: Sequence[Layer], world_size: int) -> None:
+    def __init__(self, collective: Collective, layers: Sequence[Layer], world_size: int, error: float) -> None:
         self.pairs = pairs_on(collective)
         self.dense = dense_pair(collective)
         self.layers = [layer for layer in layers if layer.numel]
-        self.link = LinkCost(wave_s=0.0, per_byte_s=0.0)
-        self._auto = auto
+        self.link = MessageCost(wave_s=0.0, per_byte_s=0.0)
+        self._largest_error = error
         self._world_size = world_size
         self._compressors = {pair: cast(PerLayer, pair.built()[0]) for pair in self.pairs}
         self._seen: dict[Pair, dict[int, Seen]] = {}
@@ -233,7 +232,7 @@ class Candidates:
         parts = tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
         return Choice(step=0, parts=parts)
 
-    def cost_s(self, choice: Choice, link: LinkCost) -> float:
+    def cost_s(self, choice: Choice, link: MessageCost) -> float:
         """Return the seconds of encoding and of messages in a step, if nothing overlaps."""
         total = 0.0
         for part, layers in itertools.product(choice.parts, self._buckets):
@@ -245,7 +244,7 @@ class Candidates:
                 total += exchange_s(part.pair, nbytes, numel, link, self._world_size)
         return total
 
-    def unlikeness(self, link: LinkCost, pair: Pair, negligible_s: float) -> float:
+    def unlikeness(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
         """Return the ratio of the times that messages take on another link and now, the larger to the smaller.
 
         It is the larger ratio of dense messages and of a pair's.
@@ -264,17 +263,19 @@ class Candidates:
 
     def _dense_enough(self, pair: Pair, layer: Layer) -> tuple[Pair, str]:
         error = self._seen[pair][layer.id].error
-        if layer.numel <= SMALL or error <= self._auto.error:
+        if layer.numel <= SMALL or error <= self._largest_error:
             return pair, TRIED
         denser = reversed(self.pairs[: self.pairs.index(pair)])
-        chosen = next((other for other in denser if self._seen[other][layer.id].error <= self._auto.error), self.dense)
+        chosen = next(
+            (other for other in denser if self._seen[other][layer.id].error <= self._largest_error), self.dense
+        )
         return chosen, f"{pair.compressor} would lose {error:.1%} of it"
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
         """Return the ids of layers that are cheaper dense, if that is worth another message in each bucket."""
         if all(kind.elementwise for kind in self._compressors[pair].emits):
             return set()
-        without_waves = LinkCost(wave_s=0.0, per_byte_s=self.link.per_byte_s)
+        without_waves = MessageCost(wave_s=0.0, per_byte_s=self.link.per_byte_s)
 
         def gain_s(layer: Layer) -> float:
             mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self.dense, layer, without_waves)
@@ -284,6 +285,6 @@ class Candidates:
         more_s = len(self._buckets) * self.link.wave_s * 2 * (self._world_size - 1)
         return set(gains) if sum(gains.values()) > more_s else set()
 
-    def _layer_s(self, pair: Pair, layer: Layer, link: LinkCost) -> float:
+    def _layer_s(self, pair: Pair, layer: Layer, link: MessageCost) -> float:
         seen = self._seen[pair][layer.id]
         return seen.seconds + exchange_s(pair, seen.nbytes, layer.numel, link, self._world_size)

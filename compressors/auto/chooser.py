@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from collectives.base import Collective
 from collectives.transport.base import Transport
-from compressors.auto.candidates import TRIED, Candidates, LinkCost, measure_link
+from compressors.auto.candidates import TRIED, Candidates, MessageCost, measure_link
 from compressors.auto.choice import FIRST, Choice, Pair, Part
-from compressors.auto.compressor import Auto
 from compressors.auto.ranking import (
     LONGEST_REST,
     SETTLING,
@@ -65,7 +64,7 @@ LOOK_AGAIN = 500
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class Found:
+class LinkKnowledge:
     """The knowledge about the pairs on a link.
 
     Attributes:
@@ -79,7 +78,7 @@ class Found:
         watched: number of steps on such links, without those of rivals.
     """
 
-    link: LinkCost
+    link: MessageCost
     holder: Pair
     why: str
     was_tried: bool
@@ -103,11 +102,11 @@ class Chooser:
     """Decide which pair each layer uses, the same on all ranks.
 
     Args:
-        auto: the options.
         reducer: sends the layers through the chosen pairs.
         collective: the run's collective.
         layers: every trainable parameter.
         transport: connects the ranks; used between steps.
+        error, budget, revise: the options of `Auto`.
 
     Attributes:
         step: the last step that has ended; None before the first.
@@ -115,17 +114,25 @@ class Chooser:
     """
 
     def __init__(
-        self, auto: Auto, reducer: ChosenPairs, collective: Collective, layers: Sequence[Layer], transport: Transport
+        self,
+        reducer: ChosenPairs,
+        collective: Collective,
+        layers: Sequence[Layer],
+        transport: Transport,
+        *,
+        error: float,
+        budget: float,
+        revise: bool,
     ) -> None:
         self.step: Step | None = None
         self.was_skipped = False
-        self._auto = auto
+        self._budget, self._revise = budget, revise
         self._reducer = reducer
         self._transport = transport
-        self._candidates = Candidates(auto, collective, layers, transport.world_size)
+        self._candidates = Candidates(collective, layers, transport.world_size, error)
         self._elapsed_s = self._lost_s = 0.0
         self._rest, self._tried_at = REST, 0
-        self._found: list[Found] = []
+        self._found: list[LinkKnowledge] = []
 
     @property
     def next_step(self) -> int:
@@ -136,7 +143,7 @@ class Chooser:
         """Look at gradients, try pairs and watch the link, as long as there are steps."""
         occasion = Occasion("the first steps")
         looked: int | None = None
-        latest: Found | None = None
+        latest: LinkKnowledge | None = None
         while self._transport.world_size > 1:
             if self._have_candidates_changed():
                 self._found.clear()
@@ -155,7 +162,7 @@ class Chooser:
                 latest = self._hold_on(latest)
             else:
                 latest.usual.clear()  # the link is what it was, and yet steps take another time
-            if not self._auto.revise:
+            if not self._revise:
                 return
             occasion = yield from self._watch(latest)
 
@@ -182,28 +189,30 @@ class Chooser:
         dense = self._reducer.collective_of(self._candidates.dense)
         self._candidates.link = measure_link(dense, self._transport)
 
-    def _known(self) -> Found | None:
+    def _known(self) -> LinkKnowledge | None:
         """Return the knowledge about the link that is most like the one now, or None if no link is like it."""
         nearest = min(self._found, key=self._unlikeness, default=None)
         return nearest if nearest is not None and self._unlikeness(nearest) <= ALIKE else None
 
-    def _unlikeness(self, found: Found) -> float:
+    def _unlikeness(self, found: LinkKnowledge) -> float:
         negligible_s = NOTICEABLE * usual_s(found.usual) if found.usual else 0.0
         return self._candidates.unlikeness(found.link, found.holder, negligible_s)
 
-    def _recall(self, found: Found, why: str) -> Found:
+    def _recall(self, found: LinkKnowledge, why: str) -> LinkKnowledge:
         """Use again the pair that was in use on such a link."""
         self._switch(found.holder, f"after {why}, to a link that is known: {found.why}")
         return found
 
-    def _hold_on(self, before: Found) -> Found:
+    def _hold_on(self, before: LinkKnowledge) -> LinkKnowledge:
         """Keep the pair of the link before, because trials on a new link must wait."""
         rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
         link = self._candidates.link
-        self._found.append(Found(link=link, holder=before.holder, why=before.why, was_tried=False, rivals=rivals))
+        self._found.append(
+            LinkKnowledge(link=link, holder=before.holder, why=before.why, was_tried=False, rivals=rivals)
+        )
         return self._found[-1]
 
-    def _contest(self, why: str) -> Generator[None, StepSeconds, Found]:
+    def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
         """Try the pairs that may be the fastest, the cheapest first, and use the one that is.
 
         If the link has changed meanwhile, earlier knowledge about the new link counts for more.
@@ -229,7 +238,7 @@ class Chooser:
         self._lost_s += ranking.lost_s(winner)
         self._rest = REST if winner != held else min(LONGEST_REST, 2 * self._rest)
         self._tried_at = self.next_step
-        found = Found(
+        found = LinkKnowledge(
             link=began_on,
             holder=winner,
             why=f"after {why}: {ranking.summary(winner)}",
@@ -278,7 +287,7 @@ class Chooser:
         self._elapsed_s += sum(seconds.step_s for seconds in taken)
         return taken[SETTLING:]
 
-    def _watch(self, found: Found) -> Generator[None, StepSeconds, Occasion]:
+    def _watch(self, found: LinkKnowledge) -> Generator[None, StepSeconds, Occasion]:
         """Let steps pass until the link seems to have changed or time is up.
 
         Args:
@@ -339,7 +348,7 @@ class Chooser:
         return rival.is_near or self._can_afford()
 
     def _can_afford(self) -> bool:
-        return self._lost_s <= self._auto.budget * self._elapsed_s
+        return self._lost_s <= self._budget * self._elapsed_s
 
     def _rival_ratio(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
         """Give a rival a turn between steps of the pair in use; return the ratio of their step times.

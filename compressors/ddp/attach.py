@@ -24,10 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives.base import Collective
 from collectives.options import build
-from compressors.base import Compressor, OwnHook, TorchHook
+from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import Nonfinite, Trigger
 from compressors.ddp.gradients import change_since_wrapping, reduced_layers
-from compressors.ddp.hook import CompressionHook, HookSettings
+from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.reducer import reducer_for
 from compressors.layer import Layer
 

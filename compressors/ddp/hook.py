@@ -7,6 +7,7 @@ with a garbled text, and hangs if a Future is never completed.
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import functools
@@ -27,6 +28,7 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.transport.base import WakeupEvent
+from compressors.base import Compressor
 from compressors.ddp.communicator import (
     CompressedCommunicator,
     Nonfinite,
@@ -39,7 +41,7 @@ from compressors.ddp.communicator import (
 from compressors.ddp.gradients import ZeroCopyGradients, change_since_wrapping, reduced_layers
 from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import Bucket, StepReport
-from compressors.layer import Step
+from compressors.layer import Layer, Step
 
 _CLOSED = "the communication hook of this model is closed; wrap the model in DDP again"
 
@@ -363,6 +365,21 @@ class CompressionHook(CompressedCommunicator):
             self.commit()
         if self._report.skipped and self._settings.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
+
+
+@dataclasses.dataclass(kw_only=True)
+class OwnHook(Compressor):
+    """Send each layer through other compressors and collectives, by a communication hook of its own."""
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None
+
+    @abc.abstractmethod
+    def make_hook(
+        self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
+    ) -> CompressionHook:
+        """Register the hook with a model in DDP and return it; every rank must call."""
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

@@ -111,7 +111,7 @@ _TOP_K = Loop(
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class LargeEntries:
     """The result of `add_and_find` and `find`.
 
     Attributes:
@@ -143,7 +143,7 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
     return magnitudes_and_largest(out)
 
 
-def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, out: torch.Tensor) -> Found:
+def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, out: torch.Tensor) -> LargeEntries:
     """Write gradient + residual to `out` as `add_and_measure` does, and find its entries with |x| >= level."""
     if _FIND.serves(gradient, residual):
         capacity = len(out) // FEW + SPARE
@@ -151,7 +151,7 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
         squares = torch.empty(1, dtype=torch.float64)
         count = _FIND(gradient, residual, len(out), level_bits(level), capacity, positions, values, squares, out)
         if count <= capacity:
-            return Found(float(squares), positions[:count], values[:count])
+            return LargeEntries(float(squares), positions[:count], values[:count])
     else:
         torch.add(gradient, residual, out=out)
     return find(out, level)
@@ -204,7 +204,7 @@ def send_top_k(
     return positions[values != 0], values[values != 0], bool(sums.isfinite().all())
 
 
-def find(x: torch.Tensor, level: float) -> Found:
+def find(x: torch.Tensor, level: float) -> LargeEntries:
     """Find the entries of `x`, fp32 [numel], contiguous, with |x| >= level."""
     positions = reaching(x, level)
-    return Found(sum_of_squares(x), positions, x.index_select(0, positions))
+    return LargeEntries(sum_of_squares(x), positions, x.index_select(0, positions))

@@ -22,7 +22,7 @@ from collectives.base import Collective, PendingSum
 from collectives.options import build
 from collectives.ring import Ring
 from compressors.auto.choice import Choice
-from compressors.auto.hook import ChoosingHook
+from compressors.auto.compressor import ChoosingHook
 from compressors.ddp.attach import attach
 from compressors.floats import NoCompression
 from compressors.topk import TopK

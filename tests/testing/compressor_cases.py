@@ -11,7 +11,8 @@ import torch
 from bench.core import registry
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
-from compressors.base import Compressor, OwnHook, TorchHook
+from compressors.base import Compressor, TorchHook
+from compressors.ddp.hook import OwnHook
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step

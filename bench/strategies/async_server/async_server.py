@@ -25,7 +25,8 @@ from bench.strategies.base import BoundStrategy, Setup, Strategy
 from collectives.base import Collective
 from collectives.options import CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer
-from compressors.base import Compressor, OwnHook, TorchHook
+from compressors.base import Compressor, TorchHook
+from compressors.ddp.hook import OwnHook
 
 
 @dataclasses.dataclass(kw_only=True)

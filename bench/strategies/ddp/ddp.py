@@ -25,7 +25,7 @@ from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strateg
 from collectives.base import Collective
 from collectives.options import Incompatible
 from collectives.transport.base import Purpose, Traffic
-from compressors.base import Compressor, OwnHook, TorchHook
+from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import (
     CompressedCommunicator,
     Nonfinite,
@@ -33,7 +33,7 @@ from compressors.ddp.communicator import (
     await_command,
     zero_nonfinite_,
 )
-from compressors.ddp.hook import CompressionHook, HookSettings
+from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 

@@ -37,8 +37,9 @@ from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.options import Incompatible
 from collectives.transport.shared_memory import SharedMemoryTransport
-from compressors.base import Compressor, OwnHook, TorchHook
+from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
+from compressors.ddp.hook import OwnHook
 from compressors.layer import layers_of
 
 # Ring buffer between two processes: large enough for the activations of a usual mini-batch in one piece.

@@ -78,6 +78,10 @@ Times = Callable[[int, Pair], StepSeconds]
 """(step, what most elements go through) -> what the step takes"""
 
 
+def chooser_of(auto: Auto, reducer: ChosenPairs, transport: MemoryTransport) -> Chooser:
+    return Chooser(reducer, Ring(), LAYERS, transport, error=auto.error, budget=auto.budget, revise=auto.revise)
+
+
 def chosen(
     times: Times,
     steps: int,
@@ -90,7 +94,7 @@ def chosen(
     def rank(transport: MemoryTransport) -> list[Choice]:
         auto = Auto(**options or {})
         one = Rank(transport, Choice.of_all(0, dense_pair(Ring()), LAYERS, FIRST))
-        chooser = Chooser(auto, one.reducer, Ring(), LAYERS, transport)
+        chooser = chooser_of(auto, one.reducer, transport)
         held: list[Choice] = []
 
         def exchange(step: int) -> Step:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from compressors.auto.candidates import LinkCost
+from compressors.auto.candidates import MessageCost
 from compressors.auto.choice import Pair
 from compressors.auto.ranking import StepSeconds
 from tests.extensions.auto.played import (
@@ -32,8 +32,8 @@ def measured_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Times]:
     now = threading.local()  # a rank is a thread
 
     def measured_as(times: Times, per_byte_s: Callable[[int], float] = per_byte_s) -> Times:
-        def measured(*_: object) -> LinkCost:
-            return LinkCost(wave_s=1e-5, per_byte_s=per_byte_s(getattr(now, "step", 0)))
+        def measured(*_: object) -> MessageCost:
+            return MessageCost(wave_s=1e-5, per_byte_s=per_byte_s(getattr(now, "step", 0)))
 
         def noted(step: int, pair: Pair) -> StepSeconds:
             now.step = step

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from collectives.ring import Ring
-from compressors.auto.candidates import LinkCost, exchange_s, look, measure_link
+from compressors.auto.candidates import MessageCost, exchange_s, look, measure_link
 from compressors.auto.choice import FIRST, Choice, Pair, dense_pair
-from compressors.auto.chooser import Chooser
 from compressors.auto.compressor import Auto
 from compressors.auto.ranking import StepSeconds
 from compressors.layer import Step
@@ -18,13 +17,14 @@ from tests.extensions.auto.played import (
     LAYERS,
     SPARSE,
     Rank,
+    chooser_of,
     gradients,
 )
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
 def test_a_link_is_measured_alike_on_all_ranks_and_none_of_it_counts_as_gradient() -> None:
-    def rank(transport: MemoryTransport) -> tuple[LinkCost, int]:
+    def rank(transport: MemoryTransport) -> tuple[MessageCost, int]:
         return measure_link(Ring().bind(transport), transport), transport.traffic["gradient"].nbytes
 
     (cost, nbytes), other = run_threads(rank, 2)
@@ -43,7 +43,7 @@ def test_a_layer_without_a_gradient_is_one_of_which_nothing_is_known() -> None:
 def test_gradients_of_a_step_that_is_left_out_are_looked_at_again() -> None:
     def rank(transport: MemoryTransport) -> tuple[list[bool], float]:
         one = Rank(transport, Choice.of_all(0, dense_pair(Ring()), LAYERS, FIRST))
-        chooser = Chooser(Auto(), one.reducer, Ring(), LAYERS, transport)
+        chooser = chooser_of(Auto(), one.reducer, transport)
         decisions = chooser.decisions()
         next(decisions)
         looking = []
@@ -61,7 +61,7 @@ def test_gradients_of_a_step_that_is_left_out_are_looked_at_again() -> None:
 
 
 def test_a_price_grows_with_bytes_waves_and_ranks() -> None:
-    link = LinkCost(wave_s=1.0, per_byte_s=1e-3)
+    link = MessageCost(wave_s=1.0, per_byte_s=1e-3)
     assert exchange_s(BF16, 2000, 1000, link, 1) == 0
     assert exchange_s(BF16, 2000, 1000, link, 2) == pytest.approx(2 + 2.0)
     assert exchange_s(BF16, 2000, 1000, link, 4) == pytest.approx(6 + 3.0)

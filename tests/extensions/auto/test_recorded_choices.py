@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from collectives.options import Incompatible, OptionError
-from collectives.ring import Ring
 from compressors.auto.choice import Choice, read_choices
-from compressors.auto.chooser import Chooser
 from compressors.auto.compressor import Auto
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
@@ -21,6 +19,7 @@ from tests.extensions.auto.played import (
     TOPK,
     WAYS,
     Rank,
+    chooser_of,
     chosen,
     exchanged,
     fast_link,
@@ -36,7 +35,7 @@ def test_choices_are_made_again_at_the_same_steps() -> None:
 
     def rank(transport: MemoryTransport) -> list[Choice]:
         one = Rank(transport, made[0])
-        chooser = Chooser(Auto(), one.reducer, Ring(), LAYERS, transport)
+        chooser = chooser_of(Auto(), one.reducer, transport)
         held: list[Choice] = []
         later = [choice for index, choice in enumerate(made) if index and choice != made[index - 1]]
         decisions = chooser.follow(later)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compressors.auto import candidates as prices
-from compressors.auto.candidates import LinkCost, Seen
+from compressors.auto.candidates import MessageCost, Seen
 from compressors.auto.choice import FIRST, Pair
 from compressors.auto.ranking import SETTLING, StepSeconds
 from compressors.base import Compressor
@@ -132,9 +132,9 @@ def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_p
 ) -> None:
     priced = collections.Counter[int]()
 
-    def becomes_slow(collective: object, transport: MemoryTransport) -> LinkCost:
+    def becomes_slow(collective: object, transport: MemoryTransport) -> MessageCost:
         priced[transport.rank] += 1
-        return LinkCost(wave_s=1e-5, per_byte_s=1e-9 if priced[transport.rank] == 1 else 1e-4)
+        return MessageCost(wave_s=1e-5, per_byte_s=1e-9 if priced[transport.rank] == 1 else 1e-4)
 
     monkeypatch.setattr("compressors.auto.chooser.measure_link", becomes_slow)
 
