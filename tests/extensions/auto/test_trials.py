@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 
-from compressors.auto import candidates as prices
 from compressors.auto.candidates import MessageCost, Seen
+from compressors.auto.candidates import look as encode_twice
 from compressors.auto.choice import FIRST, Pair
 from compressors.auto.ranking import SETTLING, StepSeconds
 from compressors.base import Compressor
@@ -178,7 +178,7 @@ def test_gradients_are_looked_at_again_after_many_steps_and_not_because_the_link
 
     def look(compressor: Compressor, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
         looked_in.add(step.index)
-        return prices.look(compressor, layer, x, step)._replace(seconds=1e-5)
+        return encode_twice(compressor, layer, x, step)._replace(seconds=1e-5)
 
     monkeypatch.setattr("compressors.auto.candidates.look", look)
     held = chosen(jumping, 1000, {"budget": 1.0})[0]

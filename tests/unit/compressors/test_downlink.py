@@ -20,7 +20,7 @@ TOTAL = torch.cat([gradient(layer, 0, 0) for layer in (LAYERS[0], LAYERS[3], LAY
 KEY = (0, 3, 1, 2)  # as a worker's message holds them: what is compressed, then what is not
 
 
-def downlink_of(compressor: Compressor) -> AnswerEncoder:
+def downlink_of(compressor: Compressor) -> Downlink:
     downlink = Downlink(compressor, LAYERS)
     downlink.step = step_at(0, 0, 2)
     return downlink

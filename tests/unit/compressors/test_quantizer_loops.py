@@ -12,7 +12,7 @@ from collectives.kernels.loop import Parts
 from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.sparse import SparseLevels
 from compressors import randomk
-from compressors.kernels import quantisation
+from compressors.kernels import quantisation, selection
 from compressors.kernels.quantisation import pack_nearest_levels
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
@@ -76,7 +76,7 @@ def sent(x: torch.Tensor, seed: int) -> Result:
     border, left = seed * 31 % (x.numel() + 1), torch.empty_like(x)
     gradients, residual = [x[:border], x[border:]], x.flip(0)
     positions = seeded_positions(x.numel(), x.numel() // 7, seed).to(x.device)
-    values = torch.empty(len(positions), dtype=randomk.KINDS[seed % 3], device=x.device)
+    values = torch.empty(len(positions), dtype=selection.TYPES[seed % 3], device=x.device)
     randomk.send_at(gradients, residual, left, positions, 1 + seed % 4, values)
     return [values, left]
 
@@ -84,7 +84,7 @@ def sent(x: torch.Tensor, seed: int) -> Result:
 def drawn(x: torch.Tensor, seed: int) -> Result:
     """From a part in three hundred, which is not drawn by marks, to all."""
     count, left = [x.numel() // 300, x.numel() // 9, x.numel() * 2 // 3, x.numel()][seed % 4], torch.empty_like(x)
-    values = torch.empty(count, dtype=randomk.KINDS[seed % 3], device=x.device)
+    values = torch.empty(count, dtype=selection.TYPES[seed % 3], device=x.device)
     positions = randomk.send_drawn(x, x.flip(0), left, seed, 1 + seed % 4, values)
     return [positions, values, left]
 
