@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
     """Return in one sentence why a compressor's work cannot be measured on one rank; None if it can."""
-    from compressors.base import MultiRound, OwnHook, TorchHook
+    from compressors.base import MultiRound, TorchHook
+    from compressors.ddp.hook import OwnHook
 
     text = spec.short_text(compressor)
     obstacles = (
