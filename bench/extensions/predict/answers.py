@@ -141,7 +141,7 @@ def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path
     with ForkServer(TRAIN) as server:
         agenda = SweepState.look_up(plan_runs(read_sweep(file), server), runs)
         cells = cells_of(known, agenda.runs)
-        for kept in (path, table or runs / TABLE):
+        for kept in filter(None, (path, table)):  # the folder of runs is made later
             check_writable(kept)
         configs = agenda.to_do(retry_failed=False)
         say_plan(agenda, configs, again)
