@@ -159,6 +159,8 @@ def _rows(file: Path, is_named: bool, warn: Warn) -> list[Row]:
         warn(f"{file} is left out: it is empty, or no row of it can be read")
     for row in rows:
         row |= {name: _ABSENT[name] for name in _IN_EVERY_ROW if row.get(name) is None}
+        if row["compressor"]:
+            row["compressor"] = row["compressor"].replace("approx_rank=", "rank=")  # as older files spell it
     return rows if rows and rows[0].keys() >= _ABSENT.keys() else [_ABSENT | row for row in rows]
 
 
