@@ -1,0 +1,63 @@
+"""docs/design.md draws a gradient's way; a traced step calls every function that it names."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from compressors.ddp import attach
+from tests.testing.ranks import run_ranks
+
+ROOT = Path(__file__).parents[2]
+DRAWN = re.compile(r"^((?:compressors|collectives)/\S+\.py) +(\w+(?:, \w+)*)", re.MULTILINE)
+
+
+def drawn_functions() -> set[tuple[str, str]]:
+    """Return (file, function) of every function in the drawing."""
+    drawing = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("### A gradient's way")[1].split("```")[1]
+    return {(path, name) for path, names in DRAWN.findall(drawing) for name in names.split(", ")}
+
+
+def called_functions(rank: int) -> set[tuple[str, str]]:
+    """Return (file, function) of everything that one step of group_topk on a ring calls in our libraries."""
+    called: set[tuple[str, str]] = set()
+    is_recording = threading.Event()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and is_recording.is_set() and code.co_filename.startswith(str(ROOT)):
+            called.add((str(Path(code.co_filename).relative_to(ROOT)), code.co_name))
+
+    threading.setprofile(note)  # the thread that exchanges is started by attach
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = attach(model, "group_topk:ratio=0.1,warmup_epochs=0", "ring")
+    sys.setprofile(note)
+    try:
+        for step in range(4):
+            if step == 3:  # buffers exist by now
+                is_recording.set()
+            model(torch.randn(16, 64)).square().mean().backward()
+            if hook.step_ok():
+                optimizer.step()
+            optimizer.zero_grad()
+        is_recording.clear()
+    finally:
+        sys.setprofile(None)
+        hook.close()
+    return called
+
+
+def test_a_step_calls_every_function_on_a_gradients_way(tmp_path: Path) -> None:
+    drawn = drawn_functions()
+    assert len(drawn) > 20
+    called, _ = run_ranks(called_functions, 2, tmp_path)
+    assert drawn <= called, f"drawn, but not called: {sorted(drawn - called)}"
