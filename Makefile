@@ -10,7 +10,7 @@ NOT_BUILT := collectives/kernels/not-built.txt bench/hosts/forwarder/not-built.t
 LOOPS := bench/hosts/forwarder/build.py bench/hosts/forwarder/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-network test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean
+.PHONY: help setup demo demo-network check test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo: $(READY) ## does compression pay on a 50 Mbit/s link? five methods on real
 
 demo-network: $(READY) ## step time and bytes of ResNet-18 on four virtual hosts at 100 Mbit/s, six methods (under 5 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo_network.sh
+
+check: lint ## check style, types and layers, and run the unit tests
+	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup tests/unit
 
 test: lint ## check style, types and layers, then run all tests but the long ones
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup

@@ -111,9 +111,9 @@ def test_what_a_built_in_component_raises_keeps_its_traceback(monkeypatch: pytes
     "command",
     [
         ("run", "--model", "linear", "--steps", "2"),
-        ("compressors", "--model", "linear", "--repeats", "1"),
-        ("collectives", "--sizes", "1kB", "--iters", "1", "--rounds", "1"),
-        ("doctor", "--no-smoke"),
+        pytest.param(("compressors", "--model", "linear", "--repeats", "1"), marks=pytest.mark.long),
+        pytest.param(("collectives", "--sizes", "1kB", "--iters", "1", "--rounds", "1"), marks=pytest.mark.long),
+        pytest.param(("doctor", "--no-smoke"), marks=pytest.mark.long),
     ],
     ids=lambda command: command[0],
 )

@@ -152,10 +152,24 @@ def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
 
 
 SHORT = "--dataset digits --model linear --steps 2 --train-size 64 --test-size 32 --batch-size 8 --out runs"
+ALL_CLOSED = ">&- 2>&- <&-"
+# With True, the command starts processes and takes seconds.
+STREAM_COMMANDS = (
+    ("list", False),
+    ("compare good.csv", False),
+    (f"run {SHORT}", True),
+    ("sweep one.toml --out runs", True),
+)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-@pytest.mark.parametrize("command", ["list", "compare good.csv", f"run {SHORT}", "sweep one.toml --out runs"])
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        pytest.param(command, closed, marks=[pytest.mark.long] if is_job and closed != ALL_CLOSED else [])
+        for command, is_job in STREAM_COMMANDS
+        for closed in (">&-", "2>&-", "<&-", ALL_CLOSED)
+    ],
+)
 def test_closed_standard_streams(command: str, closed: str, folder: Path) -> None:
     (folder / "one.toml").write_text(
         "[base]\nmodel = 'linear'\nsteps = 2\ntrain_size = 64\ntest_size = 32\nbatch_size = 8\n", encoding="utf-8"
@@ -165,7 +179,13 @@ def test_closed_standard_streams(command: str, closed: str, folder: Path) -> Non
     assert "Traceback" not in answer.error
 
 
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", "TkAgg"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "module://matplotlib_inline.backend_inline",
+        *(pytest.param(b, marks=pytest.mark.long) for b in ("nonsense", "TkAgg")),
+    ],
+)
 @pytest.mark.parametrize("command", ["plot target good.csv --out drawn.pdf", "report good.csv --out page.html"])
 def test_pictures_are_drawn_whatever_backend_is_asked_for(command: str, backend: str, folder: Path) -> None:
     answer = shell(f"bench {command}", folder, MPLBACKEND=backend, SOURCE_DATE_EPOCH="abc")

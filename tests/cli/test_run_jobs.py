@@ -133,6 +133,7 @@ def test_the_density_window_of_algc_is_seen_in_training(tmp_path: Path) -> None:
     assert float(aimed[0]["density_wanted"]) > 0.2 > 0.05 > float(aimed[-1]["density_wanted"])
 
 
+@pytest.mark.long  # `make bench-ci` holds figures of 1 seed against those of another machine
 def test_one_seed_gives_the_same_numbers_twice(tmp_path: Path) -> None:
     columns = [column.name for column in METRICS if column.deterministic]
     found = []

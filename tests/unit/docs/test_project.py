@@ -19,6 +19,7 @@ PROMISED = {
     "setup",
     "demo",
     "demo-network",
+    "check",
     "test",
     "exhaustive",
     "sanitize",
