@@ -173,12 +173,14 @@ class PerLayer(Compressor):
 
     notices_nonfinite: ClassVar[bool] = False
     averages: ClassVar[bool] = True
+    _parts_behind_encode: ClassVar[Callable[..., Payload | None] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Drop the faster forms of a base class's `encode` if a subclass encodes in its own way."""
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        if "encode" in own and "encode_parts" not in own:
+        if "encode" in own and "encode_parts" not in own and cls.encode_parts is not PerLayer.encode_parts:
+            cls._parts_behind_encode = cls.encode_parts  # `super().encode` may need it
             cls.encode_parts = PerLayer.encode_parts  # type: ignore[method-assign]
         if "encode" in own and "encode_sum" not in own:
             cls.encode_sum, cls.notices_nonfinite = PerLayer.encode_sum, False  # type: ignore[method-assign]
@@ -213,7 +215,8 @@ class PerLayer(Compressor):
             layer: the layer of `x`; for granularity "bucket", one flat layer that stands for several.
             step: the current step.
         """
-        payload = self.encode_parts([x], layer, step)
+        encode_parts = self._parts_behind_encode or self.encode_parts
+        payload = encode_parts([x], layer, step)
         if payload is None:
             raise TypeError(f"{self.component_name} defines neither encode nor encode_parts")
         return payload

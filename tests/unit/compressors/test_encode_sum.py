@@ -14,7 +14,7 @@ from collectives.options import build
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
 from collectives.transport.base import SingleRank
-from compressors.base import Compressor
+from compressors.base import Compressor, PerLayer
 from compressors.ddp.reducer import PerLayerReducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
@@ -143,6 +143,17 @@ def test_a_class_that_derives_from_one_to_encode_in_its_own_way_does(base: type[
         assert isinstance(message, Payload)
         assert same(message.to_dense(), torch.cat(gradients))
         reducer.commit()
+
+
+@pytest.mark.parametrize("base", [TopK, Int8], ids=["encode_sum", "encode_parts"])
+def test_a_class_may_add_to_what_its_base_class_encodes(base: type[PerLayer]) -> None:
+    class Doubled(base):  # type: ignore[valid-type, misc]
+        def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+            return super().encode(2 * x, layer, step)
+
+    layer, step = LAYERS[0], step_at(0)
+    x = gradient(layer, 0, 0).view(-1)
+    assert same(Doubled().encode(x, layer, step).to_dense(), base().encode(2 * x, layer, step).to_dense())
 
 
 def second_step(
