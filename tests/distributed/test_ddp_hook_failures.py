@@ -392,7 +392,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     played: list[dict[str, Any]],
 ) -> None:
     said = played[0]["refusals"]
-    assert said["pair"].startswith("ValueError: topk sends Sparse payloads: ")
+    assert said["pair"].startswith("Incompatible: topk sends Sparse payloads: ")
     assert said["missing"].startswith("ValueError: dgc applies the momentum itself")
     assert said["range"] == said["missing"]
     assert said["in vain"].startswith("ValueError: topk applies no momentum")
