@@ -185,6 +185,7 @@ def test_what_placed_refuses_is_one_sentence(options: list[str], sentence: str, 
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.long
 def test_images_of_another_size_are_dealt_like_others(tmp_path: Path) -> None:
     options = (
         "--model", "resnet18:stem=imagenet", "--dataset", "synthetic:size=64,classes=20", "--steps", "2",

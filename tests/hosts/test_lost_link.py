@@ -65,7 +65,7 @@ def said(result: Result) -> dict[int, tuple[str, int | None]]:
     [
         pytest.param(2, {"compressor": "topk", "collective": "ring"}, marks=pytest.mark.long),
         pytest.param(3, {"collective": "native"}, marks=pytest.mark.long),
-        (0, {"collective": "tree"}),  # the rendezvous store goes with it
+        pytest.param(0, {"collective": "tree"}, marks=pytest.mark.long),  # the rendezvous store goes with it
     ],
     ids=lambda value: str(value) if isinstance(value, int) else value["collective"],
 )

@@ -32,6 +32,7 @@ def test_a_full_link_is_near_its_limit_and_frames_hold_headers(tmp_path: Path) -
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_barriers_between_small_sums_are_not_counted() -> None:
     """Each of four hosts sends 416 bytes to three others, in about 2.4 kB of frames; a barrier adds 1.3 kB."""
     answer = execute(

@@ -203,8 +203,7 @@ class KeptParts:
         check_writable(self.path)
         options = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_DIFFER}
         self._of = json.loads(json.dumps(_origin() | options))
-        kept = read_json(self.path) or {}
-        self.parts: dict[str, dict[str, Any]] = kept.get("parts", {}) if kept.get("of") == self._of else {}
+        self.parts = self._written()
         self._since = time.monotonic()
 
     @property
@@ -215,9 +214,10 @@ class KeptParts:
     @property
     def said(self) -> str:
         """Return the end of a message about a failed measurement: what is kept."""
-        if not self.parts:
+        written = self._written()  # a signal may have come before the last part was written
+        if not written:
             return "no part was measured yet"
-        return f"{len(self.parts)} part(s) are kept in {self.path}, and the same command continues from there"
+        return f"{len(written)} part(s) are kept in {self.path}, and the same command continues from there"
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Add a part and write the file."""
@@ -225,6 +225,10 @@ class KeptParts:
         self.parts[report["part"]] = {**report, "seconds": now - self._since}
         self._since = now
         write_json(self.path, {"of": self._of, "parts": self.parts})
+
+    def _written(self) -> dict[str, dict[str, Any]]:
+        kept = read_json(self.path) or {}
+        return kept.get("parts", {}) if kept.get("of") == self._of else {}
 
     def remove(self) -> None:
         """Remove the file."""

@@ -41,6 +41,7 @@ def test_a_small_network_on_the_shipped_devices() -> None:
     assert told["by_link"]["eth1g"]["by type"] > told["by_link"]["eth10g"]["by type"]
 
 
+@pytest.mark.long
 def test_images_of_another_size_pass_more_between_devices() -> None:
     def cut(*options: str) -> int:
         answer = invoke("place", "--model", "resnet18:stem=imagenet", "--devices", EXAMPLE, "--json", *options)

@@ -19,6 +19,7 @@ from tests.testing.calibrations import calibration, written
 from tests.testing.invoke import execute, invoke, start
 
 
+@pytest.mark.long
 def test_calibrated_parts_predict_the_bytes_that_are_sent(tmp_path: Path) -> None:
     out = tmp_path / "parts.json"
     answer = execute(
@@ -247,6 +248,7 @@ def test_predictions_are_drawn_beside_what_was_measured(tmp_path: Path) -> None:
     assert said in (tmp_path / "errors.svg").read_text()
 
 
+@pytest.mark.long
 def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Path) -> None:
     pair = ["--compressor", "none", "--collective", "tree"]
     answer = invoke("predict", "--calibration", written(tmp_path), "--hosts", "5000", *pair)
