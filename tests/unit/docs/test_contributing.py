@@ -62,8 +62,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Compresso
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_folder", lambda name: folder if name == "compressors" else real_folder(name))
         registry.entries.cache_clear()
+        registry._added.cache_clear()
         yield module.RoundRobin
     registry.entries.cache_clear()
+    registry._added.cache_clear()
     del sys.modules["compressors.round_robin"]
 
 
