@@ -213,7 +213,7 @@ SYSTEM = System(
             kind="accuracy-bytes",
             name="hylo-bytes",
             sweep="hylo",
-            only=[{**MODELS["VGG-11"], **variant} for variant in (DENSE, *VARIANTS.values(), TWOBIT, BF16)],
+            only=[{**MODELS["VGG-11"], **method} for method in (*VARIANTS.values(), *_existing("VGG-11").values())],
         ),
         Drawing(
             kind="step",
