@@ -116,8 +116,8 @@ class Dataset(Options, abc.ABC):
             self._resolve_size("test", test_size, whole_test),
         )
 
-    def _resolve_size(self, part: str, asked: int | None, whole: int) -> int:
-        size = whole if asked is None else asked
+    def _resolve_size(self, part: str, wanted: int | None, whole: int) -> int:
+        size = whole if wanted is None else wanted
         if not 1 <= size <= whole:
             raise DatasetError(
                 f"{self.component_name} has {whole} {part} samples, so {size} are not possible; ask for 1 to {whole}"

@@ -62,8 +62,8 @@ class Synthetic(Dataset):
         """Return the sizes given as options; `load` can generate more."""
         return self.train_size, self.test_size
 
-    def _resolve_size(self, part: str, asked: int | None, whole: int) -> int:
-        size = whole if asked is None else asked
+    def _resolve_size(self, part: str, wanted: int | None, whole: int) -> int:
+        size = whole if wanted is None else wanted
         if size < 1:
             raise DatasetError(f"{self.component_name} makes at least one {part} sample, so {size} are not possible")
         return size

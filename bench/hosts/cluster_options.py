@@ -49,26 +49,26 @@ _HOST_KEYS = ("name", "count", *_LINK_KEYS, "cpu_share")
 _FILE_KEYS = ("ranks_per_host", "host")
 
 
-def cluster_from_options(asked: RanksConfig) -> Cluster | None:
+def cluster_from_options(options: RanksConfig) -> Cluster | None:
     """Return the cluster of the command line's options; None without virtual hosts.
 
     Raises:
         UsageError: options contradict each other or are out of range.
     """
-    if asked.hosts is None and asked.ranks_per_host:
+    if options.hosts is None and options.ranks_per_host:
         raise UsageError("--ranks-per-host is for virtual hosts; say how many with --hosts N")
-    texts = link_texts(asked)
-    if asked.cluster_file is not None:
-        extra = [_flag(key) for key in texts] + (["--hosts"] if asked.hosts is not None else [])
+    texts = link_texts(options)
+    if options.cluster_file is not None:
+        extra = [_flag(key) for key in texts] + (["--hosts"] if options.hosts is not None else [])
         if extra:
             raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all of it into the file")
-        return cluster_from_toml(Path(asked.cluster_file))
-    if asked.hosts is None:
+        return cluster_from_toml(Path(options.cluster_file))
+    if options.hosts is None:
         if texts:
             word = _flag(next(iter(texts)))
             raise UsageError(f"{word} limits the link of virtual hosts; say how many with --hosts N")
         return None
-    return Cluster.uniform(asked.hosts, ranks_per_host=asked.ranks_per_host or 1, link=link_of(texts))
+    return Cluster.uniform(options.hosts, ranks_per_host=options.ranks_per_host or 1, link=link_of(texts))
 
 
 def cluster_from_toml(path: Path) -> Cluster:
@@ -125,9 +125,9 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     return [dataclasses.replace(link, name=f"{prefix}{start + offset}") for offset in range(count)]
 
 
-def link_texts(asked: object) -> dict[str, str]:
+def link_texts(options: object) -> dict[str, str]:
     """Return a configuration's options about links that are set, by name."""
-    return {key: text for key in _LINK_KEYS if (text := getattr(asked, key, None)) is not None}
+    return {key: text for key in _LINK_KEYS if (text := getattr(options, key, None)) is not None}
 
 
 def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path()) -> HostLink:

@@ -19,7 +19,7 @@ class Flow:
 
     Attributes:
         sender, receiver: names of the hosts.
-        asked_bps: the configured rate: the lower of the sender's uplink and the receiver's downlink; None: not limited.
+        configured_bps: the lower rate of the sender's uplink and the receiver's downlink; None: not limited.
         long_bps: rate of the second half of a long message, measured in frames at the interface of the slower link (the
             receiver's if both are equal). On lossy links: rate of a series of datagrams, including the lost ones.
         short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last one received.
@@ -29,7 +29,7 @@ class Flow:
 
     sender: str
     receiver: str
-    asked_bps: float | None
+    configured_bps: float | None
     long_bps: float
     short_bps: float
     rtt_s: float
@@ -102,10 +102,10 @@ def _rate_warning(flows: Sequence[Flow], alone: MeasureAlone) -> str | None:
     worst = _furthest_off(flows, [flow.long_bps for flow in flows])
     if worst is None:
         return None
-    flow, asked_bps = worst
-    what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(asked_bps)}"
+    flow, configured_bps = worst
+    what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(configured_bps)}"
     again = alone(flow)
-    if _is_near(again.long_bps, asked_bps):
+    if _is_near(again.long_bps, configured_bps):
         return (
             f"{what} while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors"
             " are the limit; use fewer hosts or a slower link"
@@ -117,16 +117,16 @@ def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone)
     worst = _furthest_off(flows, [flow.short_bps for flow in flows])
     if worst is None:
         return None
-    flow, asked_bps = worst
+    flow, configured_bps = worst
     # 100 kB take 8 ms at 100 Mbit/s, so one pause of this machine looks like a slow link; a second try excludes that.
     again = alone(flow)
-    if _is_near(again.short_bps, asked_bps):
+    if _is_near(again.short_bps, configured_bps):
         return None
     sentence = (
         f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
-        f" {format_rate(again.short_bps)} instead of the configured {format_rate(asked_bps)}"
+        f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}"
     )
-    if cluster.wire_headers == "estimated" and again.short_bps > asked_bps:
+    if cluster.wire_headers == "estimated" and again.short_bps > configured_bps:
         return f"{sentence}: above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"
     return f"{sentence}; short messages may look faster or slower than on a real link"
 
@@ -134,15 +134,15 @@ def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone)
 def _furthest_off(flows: Sequence[Flow], reached: Sequence[float]) -> tuple[Flow, float] | None:
     """Return the flow whose rate is furthest from its configured rate, and that rate; None if all are near."""
     off = [
-        (abs(rate / flow.asked_bps - 1), flow, flow.asked_bps)
+        (abs(rate / flow.configured_bps - 1), flow, flow.configured_bps)
         for flow, rate in zip(flows, reached, strict=True)
-        if flow.asked_bps is not None and not _is_near(rate, flow.asked_bps)
+        if flow.configured_bps is not None and not _is_near(rate, flow.configured_bps)
     ]
     return max(off, key=lambda item: item[0])[1:] if off else None
 
 
-def _is_near(reached_bps: float, asked_bps: float) -> bool:
-    return abs(reached_bps / asked_bps - 1) <= _TOLERANCE
+def _is_near(reached_bps: float, configured_bps: float) -> bool:
+    return abs(reached_bps / configured_bps - 1) <= _TOLERANCE
 
 
 def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
@@ -162,9 +162,9 @@ def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
 
 def _loss_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
     """Compare the losses of all hosts together, because one host's datagrams are too few."""
-    asked = {host.name: host.loss for host in cluster.hosts}
+    losses = {host.name: host.loss for host in cluster.hosts}
     num_sent = sum(flow.num_sent for flow in flows)
-    expected = sum(asked[flow.sender] * flow.num_sent for flow in flows)
+    expected = sum(losses[flow.sender] * flow.num_sent for flow in flows)
     lost = num_sent - sum(flow.num_received for flow in flows)
     if abs(lost - expected) <= _TOLERANCE * expected + _CHANCE * math.sqrt(expected):
         return None

@@ -121,7 +121,7 @@ class _Lane:
     receiver: int
     address: str
     long_bytes: int
-    asked_bps: float | None
+    configured_bps: float | None
     headers: WireHeaders
     sender_is_slower: bool
     datagrams: DatagramSeries | None
@@ -174,7 +174,7 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
         # On slow links processors are no limit, and a hundred messages one after the other would take minutes.
-        slow = lane.asked_bps is not None and lane.asked_bps < _SLOW_BPS
+        slow = lane.configured_bps is not None and lane.configured_bps < _SLOW_BPS
         turn = contextlib.nullcontext() if slow else one_at_a_time
         received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
         sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening))
@@ -191,7 +191,7 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
             Flow(
                 sender=names[0],
                 receiver=names[1],
-                asked_bps=lane.asked_bps,
+                configured_bps=lane.configured_bps,
                 long_bps=seen.long_bps,
                 short_bps=8 * seen.short_bytes / (seen.short_end_s - short_start_s),
                 rtt_s=rtt_s,
@@ -224,19 +224,21 @@ class _Seen:
 
 def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     source, target = cluster.hosts[sender], cluster.hosts[receiver]
-    asked = min((rate for rate in (source.mean_rates[0], target.mean_rates[1]) if rate is not None), default=None)
+    rate_bps = min((rate for rate in (source.mean_rates[0], target.mean_rates[1]) if rate is not None), default=None)
     by_trace = source.uplink_trace or target.downlink_trace
     round_trip_s = source.latency_s + target.latency_s
-    wanted = math.inf if asked is None else asked / 8 * (_LONG_MESSAGE_S + _LONG_MESSAGE_ROUND_TRIPS * round_trip_s)
+    wanted_bytes = (
+        math.inf if rate_bps is None else rate_bps / 8 * (_LONG_MESSAGE_S + _LONG_MESSAGE_ROUND_TRIPS * round_trip_s)
+    )
     return _Lane(
         sender=sender,
         receiver=receiver,
         address=cluster.address(receiver),
-        long_bytes=int(min(max(wanted, _MIN_LONG_BYTES), _MAX_LONG_BYTES)),
-        asked_bps=None if by_trace else asked,
+        long_bytes=int(min(max(wanted_bytes, _MIN_LONG_BYTES), _MAX_LONG_BYTES)),
+        configured_bps=None if by_trace else rate_bps,
         headers=cluster.wire_headers,
-        sender_is_slower=asked is not None and asked != target.mean_rates[1],
-        datagrams=DatagramSeries.at(asked) if any(host.loss for host in cluster.hosts) and not by_trace else None,
+        sender_is_slower=rate_bps is not None and rate_bps != target.mean_rates[1],
+        datagrams=DatagramSeries.at(rate_bps) if any(host.loss for host in cluster.hosts) and not by_trace else None,
     )
 
 

@@ -87,13 +87,13 @@ class Strategy(Options, abc.ABC):
         """Return the default bucket size in MiB for a model with `model_mb` MiB of gradients; None: no buckets."""
         return None
 
-    def complete(self, asked: RunConfig) -> RunConfig:
+    def complete(self, options: RunConfig) -> RunConfig:
         """Return the configuration with what this strategy decides about processes; called before defaults are chosen.
 
         Raises:
             UsageError: the user's options contradict it.
         """
-        return asked
+        return options
 
     @abc.abstractmethod
     def check_compatible(

@@ -57,7 +57,7 @@ def test_every_host_runs_its_command_and_the_report_is_written(tmp_path: Path) -
         number, headers, *interface = (tmp_path / str(index)).read_text(encoding="utf-8").split()
         assert (number, headers, interface[1:]) == (str(index), "estimated", ["UP", f"10.77.0.{index + 1}/24"])
     assert NetworkReport.read(RunFolder(tmp_path)) == job.network
-    assert [flow.asked_bps for flow in job.network.flows] == [None, None]
+    assert [flow.configured_bps for flow in job.network.flows] == [None, None]
     assert job.network.warnings == ()
 
 

@@ -47,7 +47,7 @@ def test_each_direction_has_its_own_rate(tmp_path: Path) -> None:
     )
     for _ in range(ATTEMPTS):
         report = measure(Cluster(hosts=hosts), tmp_path)
-        assert [(flow.sender, flow.asked_bps) for flow in report.flows] == [("a", 20e6), ("b", 60e6)]
+        assert [(flow.sender, flow.configured_bps) for flow in report.flows] == [("a", 20e6), ("b", 60e6)]
         if [flow.long_bps for flow in report.flows] == [pytest.approx(20e6, rel=0.1), pytest.approx(60e6, rel=0.1)]:
             return
     pytest.fail(f"rates of both directions are wrong: {report}")
@@ -67,7 +67,7 @@ def test_no_packet_filter_looks_at_the_frames_on_the_switch(tmp_path: Path) -> N
 def test_an_uneven_cluster_is_measured_both_ways_round(tmp_path: Path) -> None:
     cluster = Cluster(hosts=(link(50e6, "a"), link(50e6, "b"), link(5e6, "edge")))
     report = measure(cluster, tmp_path)
-    assert {(flow.sender, flow.receiver): flow.asked_bps for flow in report.flows} == {
+    assert {(flow.sender, flow.receiver): flow.configured_bps for flow in report.flows} == {
         ("a", "b"): 50e6,
         ("b", "edge"): 5e6,
         ("edge", "a"): 5e6,
@@ -76,7 +76,7 @@ def test_an_uneven_cluster_is_measured_both_ways_round(tmp_path: Path) -> None:
         ("edge", "b"): 5e6,
     }
     # A busy machine can starve one flow for a while; a limit that is wrong shows in all of them.
-    slow = [flow.long_bps for flow in report.flows if flow.asked_bps == 5e6]
+    slow = [flow.long_bps for flow in report.flows if flow.configured_bps == 5e6]
     assert max(slow) == pytest.approx(5e6, rel=0.05)
     assert report.measured_bandwidth_bps == min(flow.long_bps for flow in report.flows)
 

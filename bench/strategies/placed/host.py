@@ -299,20 +299,20 @@ class BoundHostSum(BoundCollective):
         return PendingSum.done(unpack(answer.to(packed.device)))
 
 
-def serve_sum(transport: Transport, ranks: Sequence[int], asked: Sequence[dict[str, Any]]) -> None:
+def serve_sum(transport: Transport, ranks: Sequence[int], requests: Sequence[dict[str, Any]]) -> None:
     """Receive payloads from some devices, add them, and send the sum to each.
 
     Args:
         transport: connects all processes.
         ranks: the devices.
-        asked: each device's request.
+        requests: each device's request.
     """
     terms = []
-    for rank, request in zip(ranks, asked, strict=True):
+    for rank, request in zip(ranks, requests, strict=True):
         packed = torch.empty(request["nbytes"], dtype=torch.uint8)
         transport.receive_into(packed, rank).wait()
         terms.append(unpack(packed))
-    answer = added(terms, asked[0]["sum"]).pack()
+    answer = added(terms, requests[0]["sum"]).pack()
     for rank in ranks:
         tell(transport, rank, {"nbytes": answer.numel()})
     wait_all([transport.send(answer, rank) for rank in ranks])

@@ -71,7 +71,7 @@ class Placed(Strategy):
         return ("pool",)
 
     @override
-    def complete(self, asked: RunConfig) -> RunConfig:
+    def complete(self, options: RunConfig) -> RunConfig:
         """Return the configuration with one process for the host and one for every device in the file."""
         if self.devices is None:
             raise UsageError(
@@ -86,13 +86,13 @@ class Placed(Strategy):
                 )
         plan = Plan.of(topology, self.by)
         num_processes = 1 + len(topology.devices)
-        if asked.world_size not in (None, num_processes):
+        if options.world_size not in (None, num_processes):
             raise UsageError(
-                f"--world-size {asked.world_size} contradicts {self.devices}, which makes {num_processes} processes "
+                f"--world-size {options.world_size} contradicts {self.devices}, which makes {num_processes} processes "
                 "with the host; leave it out"
             )
         return dataclasses.replace(
-            asked, world_size=num_processes, replicas=plan.num_replicas, devices=topology.to_dict()
+            options, world_size=num_processes, replicas=plan.num_replicas, devices=topology.to_dict()
         )
 
     @override
