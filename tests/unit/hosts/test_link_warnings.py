@@ -20,7 +20,12 @@ def cluster(rate_bps: float = ASKED, latency_s: float = 0.0) -> Cluster:
 def flow(*, long: float = 1.0, short: float = 1.0, asked: float | None = ASKED, rtt_s: float = 1e-4) -> Flow:
     rate = asked or ASKED
     return Flow(
-        sender="host0", receiver="host1", configured_bps=asked, long_bps=long * rate, short_bps=short * rate, rtt_s=rtt_s
+        sender="host0",
+        receiver="host1",
+        configured_bps=asked,
+        long_bps=long * rate,
+        short_bps=short * rate,
+        rtt_s=rtt_s,
     )
 
 
