@@ -1,4 +1,4 @@
-"""Answer `bench predict`: one step, a ranking, a curve over rates, a map of regimes, or predictions beside runs."""
+"""Answer `bench predict`: predict one step, a ranking, a curve over link rates or a map, or compare with runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAP_POINTS_PER_DECADE = 3
 
 
 def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
-    """Show one compressor at one rate, on its fastest collective unless one is named."""
+    """Show the prediction for one compressor at one link rate, with its fastest collective unless one is given."""
     ways = on_each_collective(known, request_from_options(options))
     best = fastest(known, ways)
     checked, prediction = best.request, best.prediction
@@ -72,7 +72,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
 
 
 def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: bool) -> None:
-    """Show every calibrated compressor at one rate, the fastest first."""
+    """Show the predictions for all calibrated compressors at one link rate, the fastest first."""
     job = request_from_options(options)
     ways, left_out = ranked(known, job)
     dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
@@ -84,13 +84,13 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
     said = [*dict.fromkeys(note for way in ways for note in notes(known, way.request, range_too=False))]
     said += [*range_notes(known, [way.request for way in ways]), *latency_note(options, ways[0].request)]
     if not job.collective and job.waits and job.world_size > MOST_TRIED:
-        said.append(f"Among more than {MOST_TRIED} ranks each is taken on the collective that a run would choose")
+        said.append(f"With more than {MOST_TRIED} ranks, each compressor uses the collective that a run would choose")
     said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
     print_ranking(ways[0].request, rows, said, as_json=as_json)
 
 
 def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Show one compressor over a range of rates."""
+    """Show the predictions for one compressor over a range of link rates."""
     rates = parse_sweep(text)
     checked = check(options, known)
     curve = sweep(known, request_from_options(options), rates)
@@ -100,7 +100,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
 
 
 def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Show which pair is fastest where: over the rate, and over numbers of ranks if the text has some."""
+    """Show the fastest pair of compressor and collective at each link rate, and at each number of ranks in `text`."""
     rates_text, comma, sizes_text = text.partition(",")
     if comma:
         _check_map(options, text)
@@ -122,7 +122,7 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
 
 
 def _check_map(options: PredictConfig, text: str) -> None:
-    """Refuse options that a map over numbers of ranks sets."""
+    """Raise UsageError if an option is given that a map over numbers of ranks sets itself."""
     if text.partition(",")[2].partition("=")[0].strip() != "world_size":
         raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
     set_by_map = (
@@ -131,17 +131,17 @@ def _check_map(options: PredictConfig, text: str) -> None:
     plain = PredictConfig()
     if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
                  getattr(options, option.name) != getattr(plain, option.name)]:  # fmt: skip
-        raise UsageError(f"a map tries all pairs among equal hosts with one rank each; leave out {', '.join(given)}")
+        raise UsageError(f"a map tries all pairs on equal hosts with one rank each; leave out {', '.join(given)}")
 
 
 def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
-    """Predict every configuration of a sweep file before the first is run, and show both."""
+    """Predict all configurations of a sweep file, then run those that have no result yet, and compare both."""
     check_machine(known)
     again = f"to run them again, remove their folders from {runs}"
     with ForkServer(TRAIN) as server:
         agenda = SweepState.look_up(plan_runs(read_sweep(file), server), runs)
         cells = cells_of(known, agenda.runs)
-        for kept in filter(None, (path, table)):  # the folder of runs is made later
+        for kept in filter(None, (path, table)):  # the folder of runs is created later
             check_writable(kept)
         configs = agenda.to_do(retry_failed=False)
         say_plan(agenda, configs, again)
@@ -152,7 +152,7 @@ def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path
 
 
 def compare_with_finished(known: Calibration, path: Path, folder: Path, table: Path | None, *, as_json: bool) -> None:
-    """Predict the configurations of finished runs, and show both."""
+    """Predict the configurations of finished runs, and compare predictions and measurements."""
     table = table or folder / TABLE
     for kept in (path, table):
         check_writable(kept)
@@ -163,7 +163,7 @@ def compare_with_finished(known: Calibration, path: Path, folder: Path, table: P
 def _keep_compared(
     known: Calibration, path: Path, cells: Sequence[ValidationCell], agenda: SweepState, table: Path, *, as_json: bool
 ) -> None:
-    """Show predictions beside runs, and keep in the calibration how far they were off."""
+    """Show predictions next to measurements, and save their errors in the calibration file."""
     compared = compare(cells, agenda)
     rows = as_rows(compared, known)
     with_validated(known, compared).write(path)
@@ -172,7 +172,10 @@ def _keep_compared(
 
 
 def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> list[str]:
-    """Add the step of dense gradients in 16 bits to the row, if calibrated, and return which is faster."""
+    """Add the step time of dense 16-bit gradients to the row, and return a sentence that says which is faster.
+
+    If dense 16-bit gradients are not calibrated, or are what was predicted, nothing is added and the list is empty.
+    """
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []
     dense = fastest(known, dense_on_each_collective(known, checked))
@@ -183,16 +186,16 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
         return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {per_s}"]
     than = f"dense {BASELINE} on {dense.collective}, whose step takes {format_seconds(dense.step_time_s)}"
     if checked.compressor == "none":
-        return [f"uncompressed in 32 bits a step takes {ratio:.2f} times as long as with {than}"]
+        return [f"without compression, in 32 bits, a step takes {ratio:.2f} times as long as with {than}"]
     if ratio < 1:
         return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
     return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
 
 
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
-    """Add the time to the target to the row; return on what it rests, or why there is none."""
+    """Add the time to the target to the row; return a sentence on its basis, or on why the time is unknown."""
     if not checked.waits:
-        raise UsageError("--steps-from knows steps of ranks that wait for each other; leave out --strategy")
+        raise UsageError("--steps-from needs a strategy whose ranks wait for each other; leave out --strategy")
     needed = needed_steps(store.read(paths), known, checked.compressor, checked.world_size)
     row["steps_to_target"] = needed.steps
     row["time_to_target_s"] = None
@@ -201,8 +204,8 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Predic
     compressor = cast(Compressor, spec.build("compressors", checked.compressor))
     if (needed.of_epochs and compressor.denser_epochs) or getattr(compressor, "dense_steps", 0):
         return (
-            f"{needed.said}; {checked.compressor} sends more in the first of them than in the step predicted, so no "
-            "time follows: give runs with --steps, or warmup_epochs=0, and without dense_steps"
+            f"{needed.said}; {checked.compressor} sends more in the first steps than in the predicted step, so the "
+            "time to the target is unknown: give runs with --steps, or warmup_epochs=0, and without dense_steps"
         )
     row["time_to_target_s"] = needed.steps * row["step_time_s"]
     return needed.said

@@ -1,9 +1,9 @@
-"""What a step takes where ranks push to a server and do not wait for each other: simulations, and what they come to.
+"""Predict steps in which ranks push to a server and do not wait for each other, from simulations.
 
-Where they are held by a bound, a lead of one rank over another grows until it is the bound's, because whoever begins to
-send a little earlier gets more of a link, and then stays: everybody waits for the last one's push in every step, which
-lets all go on at once. So such ranks are simulated in step, as with a bound of 0, all but one of them as stale as they
-may be.
+With bounded staleness, a rank that starts sending slightly earlier gets a larger share of the link, so its lead grows
+until it reaches the bound. From then on, every rank waits for the slowest rank's push in each step, and all continue
+together. The simulation therefore runs these ranks in lockstep, as with a bound of 0, and the prediction adds the bound
+to the staleness of all ranks but one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from bench.extensions.predict.server_simulation import AsyncSetting, Played, Sim
 from collectives.parameter_server.link import CONTROL_BYTES
 
 MOST_RANKS = 512
-# Number of ranks, over all simulations together, whose steps begin at times of their own.
+# Number of random start times, one per rank, over all simulations together: the fewer ranks, the more simulations.
 STARTS = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsyncPrediction(Prediction):
-    """A step, in the words of `metrics.csv`: times are rank 0's, figures of a step are over the steps of all ranks.
+    """A step, with the column names of `metrics.csv`: times are rank 0's, other values cover all ranks' steps.
 
     Attributes:
-        staleness_mean, staleness_max: versions of the parameters that gradients were behind when they were applied.
-        updates_per_s: of the server's parameters.
-        bound_by: also server, where that is always busy.
-        step_times_s: of each rank, medians; of one that ended none while all made `STEPS` each, what it computes for.
+        staleness_mean, staleness_max: number of versions by which gradients were behind the parameters when applied.
+        updates_per_s: updates of the server's parameters per second.
+        bound_by: as in `Prediction`, or server if the server is nearly always busy.
+        step_times_s: median step time of each rank, in seconds; for a rank that ended no step while steps were
+            counted, the time that it computes in one.
     """
 
     staleness_mean: float
@@ -45,7 +46,7 @@ class AsyncPrediction(Prediction):
 
 
 def check_size(num_ranks: int) -> None:
-    """Refuse what would take minutes to simulate.
+    """Check that there are few enough ranks for a simulation, which would otherwise take minutes.
 
     Raises:
         UsageError: more ranks than can be simulated.
@@ -55,7 +56,7 @@ def check_size(num_ranks: int) -> None:
 
 
 def predict_async(calibration: Calibration, setting: AsyncSetting) -> AsyncPrediction:
-    """Play some steps through, from several starts where ranks are few, and take stock.
+    """Predict a step from simulations; with few ranks, from several simulations with different start times.
 
     Raises:
         UsageError: more ranks than can be simulated.
@@ -70,18 +71,18 @@ def predict_async(calibration: Calibration, setting: AsyncSetting) -> AsyncPredi
 
 
 class _Stock:
-    """All simulations of a setting together.
+    """Totals over all simulations of a setting.
 
     Attributes:
-        steps: that each rank ended, float [ranks].
-        step_s, exposed_s: of these, one list per rank.
-        staleness: of every push.
-        seconds: simulated, longer where shared cores need that for the work of all ranks.
-        stretch: by which factor.
-        serving_share: of the simulated time, what the server was busy for.
-        updates: of the parameters.
-        sent: bytes of each rank, control messages apart, float [ranks].
-        cpu_s: CPU time of each rank, float [ranks].
+        steps: number of steps that each rank ended, float [ranks].
+        step_s, exposed_s: seconds of each of these steps, one list per rank.
+        staleness: staleness of every push, in versions of the parameters.
+        seconds: simulated time; longer if the shared cores need more time for the work of all ranks.
+        stretch: the factor by which `seconds` is longer, at least 1.
+        serving_share: share of the simulated time in which the server was busy.
+        updates: number of updates of the parameters.
+        sent: bytes that each rank sent, without control messages, float [ranks].
+        cpu_s: CPU seconds of each rank, float [ranks].
     """
 
     def __init__(
@@ -111,11 +112,11 @@ class _Stock:
 
     @property
     def pushes_per_s(self) -> float:
-        """Return the steps per second of all ranks together."""
+        """Return the steps of all ranks together per second."""
         return len(self.staleness) / self.seconds
 
     def step_times_s(self) -> tuple[float, ...]:
-        """Return each rank's median; for a rank that ended no step, the time that it computes."""
+        """Return each rank's median step time in seconds; for a rank that ended no step, the time that it computes."""
         return tuple(
             self.stretch * float(statistics.median(of_rank) if of_rank else computed_s)
             for of_rank, computed_s in zip(self.step_s, self.work.computing.computed_s, strict=True)
@@ -128,7 +129,7 @@ class _Stock:
 
 
 def _joined(lists: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Join the lists that several simulations have of each rank."""
+    """Concatenate each rank's lists from several simulations."""
     return [list(itertools.chain.from_iterable(of_rank)) for of_rank in zip(*lists, strict=True)]
 
 
@@ -156,7 +157,7 @@ def _summed_up(calibration: Calibration, setting: AsyncSetting, stock: _Stock) -
 
 
 def _bound_by(setting: AsyncSetting, stock: _Stock) -> str:
-    """Return what it would help most to have more of."""
+    """Return what limits the steps: cpu, compute, server or network."""
     if stock.stretch > 1:
         return "cpu"
     work, root = stock.work, setting.strategy.root

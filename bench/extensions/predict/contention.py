@@ -1,7 +1,8 @@
-"""CPU contention: what ranks compute in a step, and what those on the same cores take from each other.
+"""CPU contention: the compute times of ranks in a step, and how ranks on the same cores slow each other down.
 
-While ranks compute whose shares of the time add up to a load, each gets share / slowdown(load) of what it would do by
-itself; one that waits for messages takes nothing. With one share, and all beginning at once, that is `crowd_at`.
+A rank that computes works at share / slowdown(load) of the speed that it has alone on the machine. The load is the load
+of one rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds
+nothing. If all ranks have the same share and begin at once, the times are those of `crowd_at`.
 
 Source: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), section 4.4.
 """
@@ -20,17 +21,17 @@ from bench.core.config.syntax import Straggler
 from bench.extensions.predict.calibration import Calibration, CpuContention, EncodedBucket
 from bench.extensions.predict.links import Floats, Links
 
-# Who is at work, bool [count] -> how much of it each gets done in a second, float [count]; 0 for the others.
+# Which workers are busy, bool [count] -> the amount of work that each does per second, float [count]; 0 if not busy.
 Rates = Callable[[npt.NDArray[np.bool_]], Floats]
 
 
 class FairShareQueue:
-    """A queue of amounts that shrink at rates which change whenever one begins or ends.
+    """Workers that share a resource, so that their rates change whenever one of them begins or ends.
 
     Args:
-        env: whose clock counts.
-        count: of those who share.
-        rates: of all of them.
+        env: the simulation, whose clock is used.
+        count: number of workers.
+        rates: returns the rates of all workers.
     """
 
     def __init__(self, env: simpy.Environment, count: int, rates: Rates) -> None:
@@ -43,7 +44,7 @@ class FairShareQueue:
         self._alarms = 0
 
     def begin(self, index: int, amount: float) -> simpy.Event:
-        """Let one of them, which is not at work, begin; happens when so much is done."""
+        """Start an amount of work of a worker that is not busy; the event happens when it is done."""
         assert not self._busy[index]
         done = self._done[index] = self._env.event()
         self._move_on()
@@ -52,7 +53,7 @@ class FairShareQueue:
         return done
 
     def rate_with(self, index: int) -> float:
-        """Return the rate at which one of them works now, or would if it were at work."""
+        """Return the current rate of a worker; if it is not busy, the rate that it would have."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
@@ -62,7 +63,7 @@ class FairShareQueue:
         self._now = self._env.now
 
     def _share(self) -> None:
-        """Find all rates anew, and wake up when the next one is done."""
+        """Recompute all rates, and schedule a wake-up for the next completion."""
         busy = self._busy
         self._rates = self._rates_of(busy)
         self._ends = np.full(len(busy), np.inf)
@@ -70,11 +71,11 @@ class FairShareQueue:
         self._alarms += 1
         if busy.any():
             alarm = self._env.timeout(max(0.0, float(self._ends.min()) - self._now), value=self._alarms)
-            assert alarm.callbacks is not None  # only what has happened has none
+            assert alarm.callbacks is not None  # None only after the event has happened
             alarm.callbacks.append(lambda event: self._end(event.value))
 
     def _end(self, alarm: int) -> None:
-        """End those that are done first, unless rates have changed since the alarm was set."""
+        """End the workers that complete next, unless rates have changed since the alarm was set."""
         if alarm != self._alarms:
             return
         ended = np.flatnonzero(self._ends == self._ends.min())
@@ -88,11 +89,12 @@ class FairShareQueue:
 
 
 def crowd_at(calibration: Calibration, load: float) -> CpuContention:
-    """Return a step's times at any load, threads that compute / cores.
+    """Return a step's times at any load (threads that compute / cores).
 
-    At the least it takes the CPU time of a rank by itself, which other work on the machine did not lengthen. Between
-    two loads that were measured times are interpolated. Beyond the last they grow as the turns do that threads have to
-    take, of which there are none before every core has its thread; the CPU time of each stays.
+    Up to the smallest measured load, the times are the CPU time of a rank alone, which other work on the machine did
+    not lengthen. Between two measured loads, times are interpolated. Beyond the largest measured load, times grow in
+    proportion to the load once there are more threads than cores, because the cores then switch between threads; the
+    CPU time stays that of the largest measured load.
     """
     loads = [crowd.load for crowd in calibration.crowds]
     times = np.array(
@@ -109,19 +111,19 @@ def crowd_at(calibration: Calibration, load: float) -> CpuContention:
 
 
 def work_alone(calibration: Calibration) -> tuple[float, ...]:
-    """Return a rank's CPU time by itself until each bucket is ready, and until backward has ended."""
+    """Return a rank's CPU seconds, alone on the machine, until each bucket is ready and until backward has ended."""
     before_s = calibration.batch_s + calibration.forward_s
     return (*(before_s + bucket.ready_s for bucket in calibration.buckets), calibration.computed_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedCores:
-    """Cores, and the ranks on them.
+    """Cores and the ranks that share them.
 
     Attributes:
-        calibration: says how ranks slow each other down.
-        shares: of the time in which each rank's host runs, float [ranks].
-        load: of one rank that always runs: its threads / cores.
+        calibration: tells how much ranks slow each other down.
+        shares: share of the time in which each rank's host runs, float [ranks].
+        load: the load of one rank that always runs: its threads / cores.
     """
 
     calibration: Calibration
@@ -129,11 +131,11 @@ class SharedCores:
     load: float
 
     def reached(self, starts: Floats, marks: Floats) -> Floats:
-        """Return when ranks come to marks of their work, float [marks, ranks].
+        """Return the times at which ranks reach marks of their work, float [marks, ranks].
 
         Args:
-            starts: when each begins, float [ranks].
-            marks: seconds of work until each, alone on the machine, ascending.
+            starts: the time at which each rank begins, float [ranks].
+            marks: seconds of work until each mark, for a rank alone on the machine, ascending, float [marks].
         """
         env, first = simpy.Environment(), float(starts.min())
         cores = FairShareQueue(env, len(starts), self.rates)
@@ -151,10 +153,10 @@ class SharedCores:
         return times
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """Return each rank's speed relative to having the cores to itself, float [ranks].
+        """Return each rank's speed relative to a rank that is alone, float [ranks]; 0 if it does not compute.
 
         Args:
-            computes: who is at it, bool [ranks]; 0 for the others.
+            computes: which ranks compute, bool [ranks].
         """
         load = self.load * float(self.shares[computes].sum())
         slowdown = crowd_at(self.calibration, load).computed_s / self.calibration.computed_s
@@ -167,12 +169,12 @@ class Job:
     """Ranks, their links and their work in a step.
 
     Attributes:
-        encoded: what the compressor makes of each bucket.
-        links: of the ranks.
-        slower: float [ranks], the factor on what each rank computes, because of its host.
-        load: threads that compute at once / cores, of those that share some.
-        shared_cores: of all ranks together; None: hosts have their own.
-        straggler: a rank that is slow on purpose.
+        encoded: the messages and the work that the compressor makes of each bucket.
+        links: the links between the ranks.
+        slower: factor by which each rank computes more slowly because of its host, float [ranks].
+        load: threads that compute at once / cores, for ranks that share cores.
+        shared_cores: number of cores that all ranks share; None if hosts have their own.
+        straggler: a rank that is slowed down on purpose, or None.
     """
 
     encoded: Sequence[EncodedBucket]
@@ -185,18 +187,22 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computing:
-    """Seconds of a step's compute on every rank, float [ranks] where nothing else is said.
+    """Times of a step's compute on every rank.
 
     Attributes:
-        handed_over_s: when each bucket is ready, after the step began, where all begin at once; one array per bucket.
-        computed_s: when backward has ended, after the step began, float [ranks].
-        factor: on other work of a rank, as it was measured for one that has the machine to itself.
-        cpu_s: CPU time of any rank, the update included.
-        longer: times what backward has taken by its end, that a rank then sleeps before it hands over the last bucket.
-        cores: that all ranks share; None: hosts have their own.
-        marks: work until each bucket is ready and until backward has ended, alone on the machine, float [buckets + 1].
-        marks_of_last: the same for the last of ranks that begin at once: cores are not handed round evenly, so it comes
-            to them later than all would together, and ends as they would, because the others leave it their cores.
+        handed_over_s: seconds from the start of the step until each bucket is ready, if all ranks begin at once; for
+            each bucket float [ranks].
+        computed_s: seconds from the start of the step until backward has ended, float [ranks].
+        factor: factor on the time of a rank's other work, which was measured alone on the machine, float [ranks].
+        cpu_s: CPU seconds of one rank in a step, with the update.
+        longer: sleep at the end of backward, before the last bucket is handed over, as a multiple of the time since
+            the step began, float [ranks]; 0 for ranks that are not stragglers.
+        cores: the cores that all ranks share; None if hosts have their own.
+        marks: seconds of work until each bucket is ready and until backward has ended, for a rank alone on the machine,
+            float [buckets + 1].
+        marks_of_last: the same for the slowest of several ranks that begin at once. Cores are not shared evenly, so it
+            reaches the marks later than with equal shares. It still ends when it would with equal shares, because the
+            other ranks end earlier and free their cores.
     """
 
     handed_over_s: tuple[Floats, ...]
@@ -210,10 +216,10 @@ class Computing:
 
     @classmethod
     def of_ranks(cls, calibration: Calibration, job: Job) -> Self:
-        """Put it together from what was measured of one rank, and of ranks among others.
+        """Compute the times from measurements of one rank alone and of several ranks on the same cores.
 
         A straggler sleeps at the end of backward, before it hands over the last bucket, so that forward and backward
-        take `slowdown` times as long; that is no CPU time.
+        take `slowdown` times as long. The sleep takes no CPU time.
         """
         slower, straggler = job.slower, job.straggler
         crowd = crowd_at(calibration, job.load)
@@ -238,19 +244,20 @@ class Computing:
         )
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """Return the rates of `SharedCores`, or constant ones if hosts have cores of their own."""
+        """Return the rates of `SharedCores`; constant rates if hosts have their own cores."""
         return np.where(computes, 1 / self.factor, 0.0) if self.cores is None else self.cores.rates(computes)
 
     def reached(self, starts: Floats) -> Floats:
-        """Return when ranks have each bucket ready, and when backward has ended, float [buckets + 1, ranks].
+        """Return when each bucket is ready and when backward has ended, float [buckets + 1, ranks].
 
-        On shared cores all have what the last of them has, as whoever sums with others waits for it.
+        On shared cores, the slowest rank's marks are used for all ranks, because sums wait for that rank.
 
         Args:
-            starts: when each begins its step.
+            starts: the time at which each rank begins its step, float [ranks].
         """
         if self.cores is None:
             return starts + np.stack([*self.handed_over_s, self.computed_s])
         times = self.cores.reached(starts, self.marks_of_last)
-        times[-2:] += self.longer * (times[-1] - starts)  # it computes faster while others still wait for it
+        # A straggler computes faster while the others already wait for it.
+        times[-2:] += self.longer * (times[-1] - starts)
         return times

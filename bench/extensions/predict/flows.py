@@ -1,31 +1,37 @@
-"""Flows: when the messages of a sum have come, on access links of any rates that meet in one switch.
+"""Flows: the times at which a sum's messages arrive, on access links of any rates that are connected by one switch.
 
-Links are queues of fluid. For rank i with `ready` R_i, and the messages m of one wave with b_m bytes:
+Each direction of a link is a fluid queue. For ranks i that are ready at R_i, and messages m of one wave with b_m bytes:
 
-    begin(m)  = R_source + s a k                                 k messages leave source; a: work per message
-    up(h)     = drained(begin(m), b_m / uplink(h))               of all messages that leave host h: they share it
-    down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  of all that come to host h
-    carried   = drained(begin(m), c b_m / carriers)              of all messages, where one machine's cores carry them
-    alone(m)  = begin(m) + window(m) + l_source                  on a connection that was silent before
+    begin(m)  = R_source + s a k                                 the source sends k messages
+    up(h)     = drained(begin(m), b_m / uplink(h))               over all messages that leave host h and share its link
+    down(h)   = drained(begin(m) + l_source, b_m / downlink(h))  over all messages that arrive at host h
+    carried   = drained(begin(m), c b_m / carriers)              over all messages, if cores of one machine carry them
+    alone(m)  = begin(m) + window(m) + l_source                  for a connection that was silent before
     arrive(m) = max(up(source) + l_source, down(target), carried, alone(m)) + w
-    R_target  = max over its m of arrive(m), + s (a k + work(m)) k messages come; R_source = R_source + s a k
+    R_target  = max over its m of arrive(m), + s (a k + work(m)) the target receives k messages; R_source = begin(m)
 
-`drained` says when a queue of fluid ends (below). It too is made of sums and maxima of non-negative terms alone, so no
-faster link, shorter delay or smaller message makes anything later (fair shares that flows negotiate do not promise
-that). Several messages that share an uplink end together, as flows of equal weight do. What comes to a host is
-acknowledged over the same link by which it sends, and lengthens the b_m of what leaves it. w is what it takes to wake a
-rank up, s how much slower its host is; window(m) is that of `links.Windows`; work(m) is what is done to the payload
-that came: it is unpacked, and some are merged. Nobody waits for room at the other end: what a kernel has taken travels
-while the receiver still computes. On a link whose rate changes, `drained` is reckoned on the link's own clock
-(`links.TraceClock`), and a message comes in parts, each when the uplink has sent what is before it: between constant
-rates the first and the last decide, here the slowest place may be in the middle.
+a is the CPU time for one message and its bytes, s the factor by which a rank's host is slower, l the one-way delay, c
+the CPU time of carrying one byte, and w the time to wake up a waiting rank. window(m) comes from `links.Windows`.
+work(m) is the work on a received payload: it is unpacked and, in some waves, merged.
 
-Queues of fluid that never idle while something waits.
+`drained` (below) returns when a fluid queue becomes empty. Like the other formulas, it consists of sums and maxima of
+non-negative terms only, so a faster link, a shorter delay or a smaller message never makes anything later. (Fair shares
+that flows negotiate do not guarantee this.) Messages that share an uplink end at the same time, like flows of equal
+weight. Acknowledgements of the messages in one direction of a link travel in the other direction, and add to the b_m of
+the messages there. Senders do not wait for buffer space at the receiver: once the kernel has accepted a message, it
+travels while the receiver still computes.
+
+On a link whose rate changes over time, `drained` uses the link's own clock (`links.TraceClock`), and a message consists
+of parts. A part leaves when the uplink has sent everything before it. With constant rates, the first and the last part
+determine when the message has arrived; with changing rates, the slowest place may be in the middle of a message.
+
+A fluid queue that is never idle while something waits becomes empty at
 
     drained(t, s) = max(free + sum s, max over k of (t_(k) + s_(k) + s_(k+1) + ...)), arrivals in order of time
 
-This is Lindley's recursion, where t are arrivals, s what it takes to serve each, and the queue has other work until
-`free`: it ends when the last busy period, begun by some arrival, has worked off what came since.
+This is Lindley's recursion with arrival times t and service times s, for a queue that has other work until `free`. The
+queue becomes empty at the end of its last busy period. This period begins with some arrival, and lasts for the service
+times of everything that has arrived since then.
 """
 
 from __future__ import annotations
@@ -43,14 +49,14 @@ from collectives.schedule.waves import Ints, Wave
 
 
 def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
-    """Return when each queue has served what came; `free` if nothing came.
+    """Return when each queue has served all arrivals, float [queues]; `free` for queues without arrivals.
 
     Args:
-        queue: to which each message comes.
-        arrival: of its equal parts, float [parts, messages].
-        service: of all of it.
-        free: when each queue is.
-        alone: no queue has two messages.
+        queue: the queue at which each message arrives, int [messages].
+        arrival: arrival times of each message's equal parts, float [parts, messages].
+        service: service time of each whole message, float [messages].
+        free: the time from which each queue is free, float [queues].
+        alone: True if no queue receives two messages.
     """
     parts = len(arrival)
     ends = free.copy()
@@ -72,13 +78,13 @@ def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alon
 
 
 def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
-    """Return when many queues end that were empty before and that the same sources send to, float [queues].
+    """Return when each queue becomes empty again, float [queues]; all were empty and receive from the same sources.
 
     Args:
-        order: of the sources' arrivals, the same at every queue.
-        arrival: float [sources, queues], or [sources, 1].
-        service: float [sources, queues].
-        is_sent: which messages there are, of the same shape.
+        order: indices that sort the sources by arrival time, which are the same for every queue, int [sources].
+        arrival: arrival times, float [sources, queues] or [sources, 1].
+        service: service times, float [sources, queues].
+        is_sent: whether each source sends to each queue, bool [sources, queues].
     """
     rest = service[order][::-1].cumsum(0)[::-1]
     ends: Floats = np.where(is_sent[order], arrival[order] + rest, 0.0).max(0)
@@ -86,16 +92,16 @@ def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt
 
 
 class WavePaths:
-    """Links of waves between the same ranks, kept because such waves often come again.
+    """Links that the messages of a wave use, cached because waves between the same ranks often repeat.
 
     Attributes:
-        alone: no rank sends two messages or receives two, and each has a host of its own.
-        inside: which messages stay within a host; None where none does.
-        leaving, coming: messages that each rank sends and receives.
-        from_hosts, to_hosts: of each message, as what follows.
-        latency_s: between these; 0 within one.
-        round_trip_s: likewise.
-        up_s, down_s: seconds per byte.
+        alone: True if every rank sends and receives at most one message, and no two ranks share a host.
+        inside: whether each message stays within a host, bool [messages]; None if none does.
+        leaving, coming: number of messages that each rank sends and receives, float [ranks].
+        from_hosts, to_hosts: hosts of each message's source and target, int [messages].
+        latency_s: one-way delay of each message, 0 within a host, float [messages].
+        round_trip_s: delay to the target and back, 0 within a host, float [messages].
+        up_s, down_s: seconds per byte on each message's uplink and downlink, float [messages].
     """
 
     def __init__(self, sources: Ints, targets: Ints, links: Links) -> None:
@@ -113,7 +119,14 @@ class WavePaths:
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
 
     def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
-        """Return the bytes on uplinks and on downlinks, with acknowledgements of what goes the other way."""
+        """Return the bytes of each message on its uplink and on its downlink, float [messages] each.
+
+        Both include a part of the acknowledgements of the messages in the opposite direction.
+
+        Args:
+            nbytes: bytes of each message, int [messages].
+            share: bytes of acknowledgements per byte of messages.
+        """
         if not share:
             return nbytes.astype(float), nbytes.astype(float)
         hosts = self.num_hosts
@@ -124,25 +137,25 @@ class WavePaths:
         return up, down
 
     def busiest_s(self, up_bytes: Floats, down_bytes: Floats) -> float:
-        """Return how long the busiest link carries these messages."""
+        """Return the seconds for which the busiest link carries these messages."""
         up = np.bincount(self.from_hosts, up_bytes * self.up_s)
         down = np.bincount(self.to_hosts, down_bytes * self.down_s)
         return float(max(up.max(), down.max()))
 
     def per_source(self, values: Ints | Floats) -> Floats:
-        """Sum the values of what each rank sends."""
+        """Sum the values of the messages that each rank sends, float [ranks]."""
         return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)
 
     def per_target(self, values: Ints | Floats) -> Floats:
-        """Sum the values of what each rank receives."""
+        """Sum the values of the messages that each rank receives, float [ranks]."""
         return np.bincount(self.targets, values, len(self.coming)).astype(float, copy=False)
 
 
-# Targets of a wave from every rank to every rank that are computed at once, so that memory stays small.
+# Number of targets that are computed at once in a wave from every rank to every rank, which limits memory.
 TARGETS_AT_ONCE = 256
-# Most messages of one wave, each rank to each: a few GB.
+# Most messages of one wave in which each rank sends to each: these take a few GB.
 MOST_MESSAGES = 1 << 28
-# Most parts of a message, which arrive one after the other, where rates change.
+# Most parts into which a message is divided if rates change over time.
 MOST_PARTS = 16
 LEAST_PART_BYTES = 1500
 
@@ -150,20 +163,20 @@ NOTHING = LinearCost()
 
 
 class Flows:
-    """Sums, one after the other, on links.
+    """Simulate sums, one after the other, on links.
 
     Args:
-        links: of the ranks.
-        slower: the factor on what each does for messages, float [ranks].
+        links: the links between the ranks.
+        slower: factor on the time that each rank needs for messages, float [ranks] or one for all.
 
     Attributes:
-        ready: when each rank is done with what it did, seconds, float [ranks].
-        busy_s: CPU time of each rank for messages, the same on a slow one.
-        sent: bytes that each rank has sent.
-        sent_over_links: those of them that left its host.
-        messages: number of messages that each rank has sent.
-        windows: of connections that are silent now and then; None: they send as much as links take.
-        crowded_until: until when cores compute that ranks share, and let nobody go on at once.
+        ready: the time at which each rank has finished its work so far, in seconds, float [ranks].
+        busy_s: CPU seconds of each rank for messages, without the factor `slower`, float [ranks].
+        sent: bytes that each rank has sent, float [ranks].
+        sent_over_links: the bytes of these that left the rank's host, float [ranks].
+        messages: number of messages that each rank has sent, float [ranks].
+        windows: TCP windows of connections that are silent at times; None if only links limit what they send.
+        crowded_until: the time until which the cores that ranks share are busy, so that waiting ranks wake up late.
     """
 
     def __init__(self, links: Links, slower: Floats | float = 1.0) -> None:
@@ -179,36 +192,36 @@ class Flows:
         self._hosts = np.arange(len(links.up_rate))
         self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
         self._constant = links.period_s is None
-        self._up_free = np.zeros(len(self._hosts))  # by the clocks of links, as `_down_free`
+        self._up_free = np.zeros(len(self._hosts))  # in readings of the links' clocks, like `_down_free`
         self._down_free = np.zeros(len(self._hosts))
         self._carried = 0.0
         self._one_per_host = links.one_per_host
         self._paths: WavePaths | None = None
 
     def wait_until(self, times: Floats) -> None:
-        """Let no rank go on before its time, float [ranks]."""
+        """Delay each rank until at least its time, float [ranks]."""
         self.ready = np.maximum(self.ready, times)
 
     def work(self, seconds: Floats | float) -> None:
-        """Keep every rank busy for so long."""
+        """Keep every rank busy for some seconds, float [ranks] or one number for all."""
         self.ready = self.ready + seconds
 
     def run(self, waves: Iterable[Wave], *, unpack: LinearCost = NOTHING, merge: LinearCost = NOTHING) -> None:
-        """Carry out one sum.
+        """Simulate one sum.
 
         Args:
-            waves: of all ranks.
-            unpack: of every message that came.
-            merge: to add what came to what is there.
+            waves: the messages of all ranks.
+            unpack: cost of unpacking each received message.
+            merge: cost of adding a received message to the receiver's own values.
 
         Raises:
-            UsageError: it is more than `MOST_MESSAGES` at a time.
+            UsageError: a wave has more than `MOST_MESSAGES` messages.
         """
         for wave in waves:
             if wave.each_to_each and len(wave.sources) * len(wave.targets) > MOST_MESSAGES:
                 raise UsageError(
-                    f"{len(wave.sources)} ranks that each send to {len(wave.targets)} are more messages than can be "
-                    "simulated at a time; choose fewer ranks"
+                    f"{len(wave.sources)} ranks that send to {len(wave.targets)} each have more messages than can be "
+                    "simulated at once; choose fewer ranks"
                 )
             if wave.each_to_each and self._one_per_host:
                 self._run_each_to_each(wave, *self._work_on(unpack, merge, np.asarray(wave.merged)))
@@ -218,7 +231,7 @@ class Flows:
                 self._run_messages(sources, targets, nbytes, *self._work_on(unpack, merge, merged))
 
     def _work_on(self, unpack: LinearCost, merge: LinearCost, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Return the receiver's seconds for each message, and for each of its bytes."""
+        """Return the receiver's CPU seconds per message and per byte, in the shape of `merged` each."""
         added = merged.astype(np.float64)
         message_s: Floats = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
         per_byte_s: Floats = self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
@@ -320,14 +333,14 @@ class Flows:
     def _take_down(
         self, hosts: Ints, parts: Floats, order: Ints, service: Floats, is_sent: npt.NDArray[np.bool_]
     ) -> Floats:
-        """Return when downlinks are done with what the same sources send to each, float [hosts].
+        """Return when the downlinks of some hosts have carried all messages, float [hosts]; all have the same sources.
 
         Args:
-            hosts: which.
-            parts: when each source's parts come, float [parts, sources].
-            order: of all of these.
-            service: of all of a source's message, float [sources, hosts].
-            is_sent: which messages there are, of the same shape.
+            hosts: the receiving hosts, int [hosts].
+            parts: arrival times of each source's parts, float [parts, sources].
+            order: indices that sort the flattened `parts`, int [parts * sources].
+            service: service time of each whole message, float [sources, hosts].
+            is_sent: whether each source sends to each host, bool [sources, hosts].
         """
         whole = self._down_free[hosts] + service.sum(0)
         if len(parts) > 1:
@@ -338,7 +351,7 @@ class Flows:
         return self._down.time_of(hosts, self._down_free[hosts])
 
     def _shares(self, nbytes: Ints) -> Floats:
-        """Return the share of a wave's messages that has left when each part begins, float [parts]."""
+        """Return the share of each message that has left when each of its parts begins, float [parts]."""
         if self._constant or not nbytes.any():
             return np.zeros(1)
         parts = 1 << int(np.clip(np.log2(nbytes.max() / LEAST_PART_BYTES), 0, np.log2(MOST_PARTS)))
@@ -348,25 +361,25 @@ class Flows:
         """Return when parts of messages leave their hosts, float [parts, messages].
 
         Args:
-            hosts: from which.
-            begin: when each message comes to its uplink.
-            first: what the uplink's clock shows when it begins with the message.
-            last: when it ends.
-            shares: of the messages that went before each part.
+            hosts: the sending host of each message, int [messages].
+            begin: the time at which each message is handed to its uplink, float [messages].
+            first: reading of the uplink's clock when it begins to send the message, float [messages].
+            last: reading of the uplink's clock when it has sent the message, float [messages].
+            shares: share of a message that precedes each part, float [parts].
         """
         if self._constant:
             return begin[None]
         return np.maximum(begin, self._up.time_of(hosts, first + shares[:, None] * (last - first)))
 
     def _woken(self, arrived: Floats) -> Floats:
-        """Return when ranks go on that waited for these messages."""
+        """Return when ranks that wait for messages continue after the messages have arrived."""
         at_once = arrived + self.links.wake_s
         in_turn = np.minimum(arrived + self.links.crowded_wake_s, self.crowded_until)
         woken: Floats = np.maximum(at_once, in_turn)
         return woken
 
     def _carry(self, begin: float, nbytes: float) -> float:
-        """Return when the cores that carry all links are done with a wave; -inf if no cores do."""
+        """Return when the cores that carry messages between virtual hosts have carried a wave; 0 if there are none."""
         if not self.links.carry_byte_s:
             return 0.0
         self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes / self.links.carriers

@@ -1,37 +1,38 @@
-"""Links of hosts, which meet in one switch: rates, rates that change over time, and TCP's windows after a silence.
+"""Links of hosts that are connected by one switch: rates, rates that change over time, and TCP windows after silence.
 
-A link whose rate changes over time is one of its mean rate with a clock of its own. A trace has n opportunities in a
-period T. By time t its clock has come to
+A link whose rate changes over time is modelled as a link of its mean rate with its own clock. A trace has n
+opportunities to send in a period T. At time t its clock shows
 
     clock(t) = (opportunities before t) T / n
 
-so the clock runs as fast as the rate is over its mean, and what a link of the mean rate would do in s seconds is done
-when the clock has advanced by s. A queue that is worked off in order never wastes an opportunity while something waits,
-so queues hold on that clock as they do on any other (`flows.drained`). Both ways between time and clock never
-fall, and more opportunities never end anything later.
+So the clock's speed is the current rate / the mean rate, and a transfer that takes s seconds at the mean rate ends when
+the clock has advanced by s. A queue that is served in order uses every opportunity while something waits, so the
+formulas for queues (`flows.drained`) also hold on this clock. Both conversions between time and clock are
+non-decreasing, and additional opportunities never make anything end later.
 
-Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), section 4: what finds nothing to carry is lost, and the trace
-begins anew after its last line.
+Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), section 4: an opportunity is lost if nothing waits, and the trace
+starts again after its last line.
 
-TCP's windows say how long a message takes on a connection that was silent before. A window grows by what is sent while
-it is full, to twice what is under way at once: to the length of a message that is the only one of its step, and to
-twice that where others follow on the same connection. After every timeout of silence, 0.2 s and a round trip, a
-connection may send half as much at once as before, and no less than ten segments; then twice as much in every round
-trip. With w bytes at first, b in all, at rate c and a round trip of r,
+TCP windows determine how long a message takes on a connection that was silent before. A window grows by the bytes sent
+while it is full, up to twice the bytes that are under way at once. So it reaches the length of a message that is the
+only one of its step, or twice this length if others follow on the same connection. For every timeout (0.2 s plus a
+round trip) that the silence lasts, the window is halved, but not below ten segments. It then doubles in every round
+trip. With a first window of w bytes, a message of b bytes, rate c and round-trip time r, the message
 
-    leaves in  max(w/c, r) + max(2w/c, r) + ... + what is left / c
+    leaves in  max(w/c, r) + max(2w/c, r) + ... + (bytes left) / c
 
-Connections are silent while their ranks compute (`Windows`), and within a step while a sum goes on elsewhere: a tree's
-leaf sends up, and then not until its next sum (`SettlingWindows`).
+Connections are silent while their ranks compute (`Windows`), and also within a step while a sum continues between other
+ranks: a leaf of a tree sends to its parent, and does not send again until its next sum (`SettlingWindows`).
 
-A longer delay means fewer timeouts, and so could make a message leave sooner: what counts is the longest of this delay
-and all shorter ones. A silence within a step is that of the whole waves that passed meanwhile, each as long as its
-slowest message and its busiest link at mean rates: what others do not wait for is too much in it, and what ranks
-compute between waves is missing. So no faster link and no shorter delay or silence makes a message later, which the
-time between two messages itself would not promise.
+A longer delay means fewer timeouts, and so could make a message leave sooner. To exclude this, the message takes the
+longest time over this delay and all shorter ones. A silence within a step is the sum of the waves that passed in it.
+A wave lasts as long as its slowest message and its busiest link at mean rates. This includes messages for which other
+ranks do not wait, and leaves out the time that ranks compute between waves. So a faster link, a shorter delay or a
+shorter silence never makes a message later, which the actual time between two messages would not guarantee.
 
-Sources: Handley, Padhye, Floyd 2000 (RFC 2861), section 3.2, as Linux does in `tcp_cwnd_restart`, and `is_cwnd_limited`
-for what is under way; Chu et al. 2013 (RFC 6928); Paxson et al. 2011 (RFC 6298), with Linux's least deviation.
+Sources: Handley, Padhye, Floyd 2000 (RFC 2861), section 3.2, as implemented in Linux: `tcp_cwnd_restart`, and
+`is_cwnd_limited` for the bytes under way; Chu et al. 2013 (RFC 6928); Paxson et al. 2011 (RFC 6298), with Linux's
+minimum of the deviation.
 """
 
 from __future__ import annotations
@@ -49,37 +50,38 @@ from collectives.schedule.waves import Ints
 Floats = npt.NDArray[np.float64]
 
 
-# Times no further apart count as one, so that a message that comes at an opportunity can use it despite rounding.
+# Times that differ by at most this count as equal, so that a message can use an opportunity at its arrival time
+# despite rounding.
 _INSTANT_S = 1e-9
-# Share of an opportunity that need not be waited for.
+# Share of an opportunity that counts as rounding error, so that no further opportunity is needed for it.
 _PART = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TraceClock:
-    """One trace.
+    """Clock of a link whose rate follows a trace.
 
     Attributes:
-        moments_s: of its opportunities, ascending, float [opportunities]; the last is the period, above 0.
+        moments_s: times of the opportunities, ascending, float [opportunities]; the last is the period, above 0.
     """
 
     moments_s: Floats
 
     @property
     def period_s(self) -> float:
-        """Return the seconds after which rates begin anew."""
+        """Return the seconds after which the trace repeats."""
         return float(self.moments_s[-1])
 
     def clock_at(self, times: Floats) -> Floats:
-        """Return what its clock shows just before these times; an opportunity at the very time is still to come."""
+        """Return the clock's reading just before each time: an opportunity at exactly this time is not counted yet."""
         times = times - _INSTANT_S
-        rounds = np.maximum(0.0, np.ceil(times / self.period_s) - 1)  # what lies on a period's end belongs to it
+        rounds = np.maximum(0.0, np.ceil(times / self.period_s) - 1)  # a time at the end of a period belongs to it
         passed = np.searchsorted(self.moments_s, times - rounds * self.period_s)
         shown: Floats = rounds * self.period_s + passed * (self.period_s / len(self.moments_s))
         return shown
 
     def time_of(self, clock: Floats) -> Floats:
-        """Return the moment of the opportunity with which its clock comes to these readings."""
+        """Return the time of the opportunity at which the clock reaches each reading."""
         number = len(self.moments_s)
         index = np.maximum(0.0, np.ceil(clock * (number / self.period_s) - _PART) - 1)
         rounds, within = np.divmod(index, number)
@@ -88,10 +90,11 @@ class TraceClock:
 
 
 class Paces:
-    """One direction of every host's link.
+    """Clocks of one direction of all hosts' links.
 
     Args:
-        of_hosts: each one's, None where the rate is constant and the clock shows the time; empty: everywhere.
+        of_hosts: the clock of each host's link; None if its rate is constant, so that its clock shows the time.
+            Empty if all rates are constant.
     """
 
     def __init__(self, of_hosts: Sequence[TraceClock | None]) -> None:
@@ -100,11 +103,11 @@ class Paces:
         self._all_alike = set(of_hosts) == set(self._paces[:1])
 
     def clock_at(self, hosts: Ints, times: Floats) -> Floats:
-        """Return what the clocks of these hosts show at these times, float [..., hosts] or [..., 1]."""
+        """Return the readings of the clocks of these hosts at times of shape [..., hosts] or [..., 1]."""
         return self._of_each(hosts, times, TraceClock.clock_at)
 
     def time_of(self, hosts: Ints, clock: Floats) -> Floats:
-        """Return when the clocks of these hosts come to these readings, float [..., hosts]."""
+        """Return when the clocks of these hosts reach the readings, float [..., hosts]."""
         return self._of_each(hosts, clock, TraceClock.time_of)
 
     def _of_each(self, hosts: Ints, values: Floats, way: Callable[[TraceClock, Floats], Floats]) -> Floats:
@@ -124,19 +127,20 @@ class Links:
     """The links between the ranks, and the cost of messages on them.
 
     Attributes:
-        host_of: of each rank, int [ranks]; messages within a host take no link.
-        up_rate: bytes per second that each host can send, float [hosts]; inf: not limited.
-        down_rate: that it can receive, float [hosts]; inf: not limited.
-        up_paces, down_paces: where these are the means of rates that change over time, each host's, or None where its
-            own is constant; empty: all are.
-        latency_s: one-way delay of what it sends, float [hosts].
-        message_s: what a rank does for one message, sent or received.
-        per_byte_s: what it does for one byte, sent or received.
-        wake_s: until a rank that waits for a message does something about it.
+        host_of: the host of each rank, int [ranks]; messages within a host use no link.
+        up_rate: bytes per second that each host can send, float [hosts]; inf if not limited. If the rate changes over
+            time, its mean.
+        down_rate: bytes per second that each host can receive, in the same form.
+        up_paces, down_paces: the clock of each host's link in each direction; None for a host whose rate is constant.
+            Empty if all rates are constant.
+        latency_s: one-way delay of the messages that each host sends, in seconds, float [hosts].
+        message_s: CPU seconds of a rank for each message that it sends or receives.
+        per_byte_s: CPU seconds of a rank for each byte that it sends or receives.
+        wake_s: seconds from the arrival of a message until the rank that waits for it continues.
         crowded_wake_s: the same while more threads compute than there are cores.
-        ack_share: of the time that a byte takes of a link, what its acknowledgement takes of the way back.
-        carry_byte_s: CPU time of a byte where cores carry all links, those of virtual hosts; 0: none do.
-        carriers: cores that do so at once.
+        ack_share: bytes of acknowledgements in one direction per byte of messages in the other.
+        carry_byte_s: CPU seconds per byte if cores carry messages between virtual hosts; 0 if no cores do.
+        carriers: number of cores that carry messages at once.
     """
 
     host_of: Ints
@@ -155,13 +159,13 @@ class Links:
 
     @classmethod
     def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:
-        """Return links of one rank per host; `more` are other fields by name."""
+        """Return links with one rank per host; `more` has the other fields by name."""
         hosts = np.arange(len(up_rate))
         return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
 
     @property
     def one_per_host(self) -> bool:
-        """Tell whether no two ranks share a host."""
+        """Return whether every rank has its own host."""
         return np.array_equal(self.host_of, np.arange(len(self.up_rate)))
 
     @property
@@ -171,35 +175,35 @@ class Links:
 
     @property
     def period_s(self) -> float | None:
-        """Return the seconds after which rates begin anew."""
+        """Return the longest period of the traces in seconds; None if all rates are constant."""
         return max((pace.period_s for pace in (*self.up_paces, *self.down_paces) if pace), default=None)
 
 
-# Linux's least timeout, beside the round trip.
+# Linux's minimum timeout, without the round trip.
 LEAST_TIMEOUT_S = 0.2
 SEGMENT_BYTES = 1448
 LEAST_WINDOW_BYTES = 10 * SEGMENT_BYTES
-# Seconds of silence after which windows are as small as those of new connections.
+# Seconds of silence after which a window is as small as that of a new connection.
 NEW_S = 60.0
-# A silence must be longer than a timeout by this, because times are rounded when they are added up.
+# Seconds by which a silence must exceed a timeout, because sums of times have rounding errors.
 TIE_S = 1e-6
 
 
 class Windows:
-    """TCP's windows of all connections between ranks, which are silent only between steps.
+    """TCP windows of all connections between ranks, which are silent only between steps.
 
     Args:
-        num_ranks: that are connected.
+        num_ranks: number of connected ranks.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self._silence_s = 0.0
         self._longest = np.zeros((num_ranks, num_ranks), dtype=np.float32)
-        self._sent = np.zeros((num_ranks, num_ranks), dtype=np.float32)  # of all messages of the step
+        self._sent = np.zeros((num_ranks, num_ranks), dtype=np.float32)  # bytes of all messages of the step
         self._is_grown = np.zeros((num_ranks, num_ranks), dtype=np.bool_)
 
     def begin_step(self, silence_s: float) -> None:
-        """Begin a step after so many seconds in which nothing was sent."""
+        """Begin a step after `silence_s` seconds in which nothing was sent."""
         self._silence_s = silence_s
         self._is_grown = (self._sent > 0) & (self._sent >= 2 * self._longest)
         self._longest[:] = self._sent[:] = 0
@@ -212,14 +216,14 @@ class Windows:
         per_byte_s: Floats,
         round_trip_s: Floats,
     ) -> Floats:
-        """Return the seconds in which messages leave that have their links to themselves; all arguments broadcast.
+        """Return the seconds in which messages leave if their links carry nothing else; all arguments broadcast.
 
         Args:
-            sources: ranks that send.
-            targets: to which.
-            nbytes: of each message.
-            per_byte_s: of the slowest link on its way.
-            round_trip_s: of that.
+            sources: sending rank of each message.
+            targets: receiving rank of each message.
+            nbytes: bytes of each message.
+            per_byte_s: seconds per byte on the slowest link of each message's path.
+            round_trip_s: round-trip time of each message's path, in seconds.
         """
         silence_s, sent = self._before(sources, targets, nbytes)
         sent = np.maximum(LEAST_WINDOW_BYTES, sent)
@@ -231,37 +235,37 @@ class Windows:
             window = np.maximum(sent, grown * 0.5**timeouts)
             longest_s = np.clip(silence_s / timeouts - LEAST_TIMEOUT_S, 0.0, round_trip_s)
             leaves = np.maximum(leaves, _leaves_in_s(window, nbytes, per_byte_s, longest_s))
-            if (window == sent).all():  # more timeouts make none smaller, and come with shorter delays
+            if (window == sent).all():  # more timeouts make no window smaller, and mean shorter delays
                 break
         return leaves
 
     def _before(
         self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], nbytes: Ints
     ) -> tuple[Floats, Floats]:
-        """Return (seconds of silence since a window was as long as the message, bytes sent at once since then)."""
+        """Return (seconds of silence since the window was as long as the message, bytes sent at once since then)."""
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
     def end_wave(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], seconds: float) -> None:
-        """Note that a wave has come that took so long.
+        """Record that all messages of a wave have arrived.
 
         Args:
-            sources: ranks that have sent.
-            targets: to which.
-            seconds: until all of it was there.
+            sources: sending rank of each message.
+            targets: receiving rank of each message.
+            seconds: how long the wave took, until its last message arrived.
         """
 
 
 class SettlingWindows(Windows):
-    """TCP's windows of new connections, which are silent within steps too, until they are settled.
+    """TCP windows of new connections, which are silent within steps too; used until the windows no longer change.
 
-    Silences add up until a message is at least half as long as the longest of the step before, which lets the window
-    grow again.
+    Silences add up until a message is at least half as long as the longest one of the previous step, because such a
+    message lets the window grow again.
     """
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
         self._clock_s = NEW_S
-        self._came_at_s = np.zeros((num_ranks, num_ranks))  # by this clock
+        self._came_at_s = np.zeros((num_ranks, num_ranks))  # readings of `_clock_s`
         self._silences_s = np.zeros((num_ranks, num_ranks))
         self._window = np.zeros((num_ranks, num_ranks))  # bytes
         self._longest_before = np.full((num_ranks, num_ranks), np.inf)

@@ -1,9 +1,9 @@
-"""Measure what messages cost beside their time on the link: CPU time of ranks, and of what carries bytes between hosts.
+"""Measure the CPU time that messages cost: that of ranks, and that of carrying bytes between virtual hosts.
 
-The kernel's own accounts do not tell what carrying a byte between virtual hosts takes of the cores that ranks share:
-where it looks at every tick at what a core does, it misses what timers and frames do between two ticks. So it is
-computed from what is missing to ranks that compute meanwhile, as in training. Each rank on a virtual host runs this
-module: `python -m bench.extensions.predict.message_costs FOLDER`.
+The kernel's accounting does not show how much time on the shared cores it takes to carry a byte between virtual hosts:
+kernels that sample at every timer tick what a core does miss the work of timers and frames between two ticks. So this
+time is computed from how much more slowly the ranks compute while messages are carried, as in training. Each rank on a
+virtual host runs this module: `python -m bench.extensions.predict.message_costs FOLDER`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LONG_TURNS = 7
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Turn:
-    """Seconds for one message each way: of the clock, and of this process's CPU."""
+    """Wall-clock seconds, and CPU seconds of this process, for one message in each direction."""
 
     wall_s: float
     cpu_s: float
@@ -47,8 +47,8 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
     """Measure the costs of messages over a transport; the first two ranks must call.
 
     Args:
-        transport: of these two, or more ranks.
-        long_messages: of a megabyte, in each repetition.
+        transport: connects these two ranks, and possibly others.
+        long_messages: number of messages of 1 MB in each repetition.
     """
     short = [_turn(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_TURNS)]
     long = [_turn(transport, LONG_BYTES, long_messages) for _ in range(LONG_TURNS)]
@@ -71,14 +71,14 @@ def _turn(transport: Transport, nbytes: int, messages: int) -> _Turn:
 
 MESSAGE_BYTES = 300_000
 TURNS = 40
-# Share of the repetitions at either end that do not count.
+# Share of the smallest results, and share of the largest results, that do not count.
 STRAY_SHARE = 0.2
 REST_S = 0.1
 ROWS = 128
 
 
 class _Computing:
-    """A context in which a thread multiplies small matrices, and counts."""
+    """A context in which a thread multiplies small matrices and counts the products."""
 
     def __enter__(self) -> Self:
         self._count, self._goes_on = 0, True
@@ -91,7 +91,7 @@ class _Computing:
         self._thread.join()
 
     def per_s(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Return how fast it counts while other work is done, and the seconds that this takes."""
+        """Return (products per second while `work` runs, seconds that `work` takes)."""
         before, started = self._count, time.perf_counter()
         work()
         seconds = time.perf_counter() - started
@@ -105,10 +105,10 @@ class _Computing:
 
 
 def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
-    """Return a core's seconds per byte, beside what `costs` say of the ranks that exchange it; every rank must call.
+    """Return the CPU seconds of carrying a byte, without those of the ranks in `costs`; every rank must call.
 
-    Each repetition is compared with a rest before it, because cores are faster at one moment than at another. The mean
-    counts: the same frames take several times as long where processes happen to lie on other cores.
+    Each repetition is compared with a rest before it, because the speed of the cores varies over time. The result is a
+    mean, not a median, because the same frames take several times as long if processes run on other cores.
     """
     n, cores, found = transport.world_size, environment.usable_cores(), []
     own_s = 2 * (costs.message_s + costs.per_byte_s * MESSAGE_BYTES)
@@ -126,9 +126,10 @@ def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
 
 
 def forwarded_byte_s(transport: Transport) -> float:
-    """Return the seconds per byte of the one thread that forwards all messages; every rank must call.
+    """Return the CPU seconds per byte of the one thread that forwards all messages; every rank must call.
 
-    Many frames are under way at once, as in training: what it takes for each grows with how many it holds.
+    Many frames are under way at once, as in training, because the thread's time per frame grows with the number of
+    frames that it holds.
     """
     n, use = transport.world_size, ForwarderUse()
     for _ in range(TURNS):
@@ -142,7 +143,7 @@ def forwarded_byte_s(transport: Transport) -> float:
 
 
 def _exchange(transport: Transport) -> None:
-    """Send one message from each rank to each."""
+    """Send one message from this rank to every other one, and receive one from each."""
     others = [rank for rank in range(transport.world_size) if rank != transport.rank]
     mine, *theirs = torch.zeros(1 + len(others), MESSAGE_BYTES, dtype=torch.uint8)
     sends, receives = [(mine, other) for other in others], list(zip(theirs, others, strict=True))
@@ -153,7 +154,7 @@ LONG_MESSAGES = 5
 
 
 def run(config: RanksConfig, folder: RunFolder) -> None:
-    """Measure, and write the costs to `progress.jsonl`."""
+    """Measure the costs, and write them to `progress.jsonl`."""
     with process_group(set_up_device("cpu", 1), config.timeout_s):
         transport = open_transport(timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES) if dist.get_rank() < 2 else MessageCosts()

@@ -1,21 +1,21 @@
 """Predict a training step on given links from measured parts.
 
-On each rank, with h the factor by which its host is slower, f the same with what ranks on the same cores take from each
-other, B buckets:
+For each rank, h is the factor by which its host is slower, and f is h times the slowdown by other ranks on the same
+cores. There are B buckets, and `free` is the time from which the exchange thread is free:
 
-    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores when `contention.py` says, the
-                                                       last one later by what exchanging the others takes of these
-    encoded       e_b = max(t_b, free) + f work_b                               `free`: when the exchange thread is
-    summed        s_b = flows of the collective's messages, begun at e_b        (`flows.py`)
-    free          s_b where the collective goes on with messages that depend on others, else e_b, and
-                  the sums under way are ended one after the other
-    told          each rank's word to all whether its gradients were finite, sent at `free` of the last bucket
-    decoded       in time that the thread waits for a bucket, else after the last
-    end           decoded and told by all ranks, + f update
+    handed over   t_b = start + h ready_b              b = 1 .. B; on shared cores, `contention.py` computes t_b, and
+                                                       the CPU time of exchanging the other buckets delays the last
+    encoded       e_b = max(t_b, free) + f work_b
+    summed        s_b = end of the flows of the collective's messages, which begin at e_b (`flows.py`)
+    free          s_b if some of the collective's messages depend on received ones; otherwise e_b, and the pending sums
+                  are completed one after the other at the end
+    told          each rank tells all others whether its gradients are finite, sent at `free` of the last bucket
+    decoded       while the thread waits for a bucket, otherwise after the last bucket
+    end           the rank has decoded all buckets and has been told by all ranks, + f update
 
-A step is as long as the slowest rank's, and no shorter than the CPU time of all ranks, and of what carries messages
-between virtual hosts, on the cores that they share. Where rates change over time (`trace_replay.py`) a step is
-the mean over the whole trace.
+The time of a step is that of the slowest rank. It is at least the CPU time of all ranks, plus that of carrying messages
+between virtual hosts, divided by the number of cores that they share. If rates change over time (`trace_replay.py`),
+the time of a step is the mean over the whole trace.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """Return the layout that all ranks' messages share."""
+    """Return the layout of a message, which is the same on all ranks."""
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
     return Layout(tuple(map(_leaf, offer.leaves)), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
 
 
 def lengths_of(offer: MessageProfile) -> Lengths:
-    """Return the bytes of its pieces: each payload is spread evenly over its elements and grows with the ranks.
+    """Return the lengths of a message's pieces.
 
-    Growth goes on beyond what was measured as it went at last, until the dense form in fp32 is shorter.
+    The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of merged ranks.
+    Beyond the measured numbers of ranks, they grow at the last measured rate, until the dense form in fp32 is shorter.
     """
     offsets = np.cumsum([0, *(leaf.numel for leaf in offer.leaves)])
     bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
@@ -77,7 +78,7 @@ def lengths_of(offer: MessageProfile) -> Lengths:
 
 
 def grown(offer: MessageProfile, terms: Ints) -> npt.NDArray[np.float64]:
-    """Return bytes of the union of so many ranks' messages / bytes of one."""
+    """Return how many times larger the merged messages of `terms` ranks are than one rank's message."""
     ranks, factors = np.log(list(offer.growth)).T
     logs = np.interp(np.log(terms), ranks, factors)
     if len(ranks) > 1:
@@ -94,25 +95,28 @@ def _leaf(size: LeafSize) -> Leaf:
     return Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)
 
 
-# Bytes of the word that gradients were finite, from each rank to each.
+# Bytes of the flag that tells whether gradients are finite, which each rank sends to each other rank.
 FLAG_BYTES = 8
-# Bytes of a rank's word to rank 0 that its backward ended, and of the answer that all may begin (trigger sync).
+# Bytes of a rank's notice to rank 0 that its backward has ended, and of the answer that all may begin (trigger sync).
 COMMAND_BYTES = 1
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
-# Most ranks for which further steps are simulated, each begun where the one before left every rank.
+# Most ranks for which several steps are simulated; on each rank, a step begins when the previous one has ended.
 SETTLES_UP_TO = 64
-# Steps until one stands for all; the second if links have a delay, because windows of new connections grow.
+# Number of steps until a step is like all later ones. Links with a delay need more (SETTLING_WINDOWS), because the
+# windows of new connections grow.
 SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting(Job):
-    """Everything that a step depends on, beside the calibration.
+    """Everything that a step depends on, except for the calibration.
 
     Attributes:
-        collective: that sums; `check_predictable` accepts it.
-        in_hook: sums go through the hook, and ranks tell each other whether all is finite; else DDP's own.
-        starts_early: a bucket is sent when it is ready (trigger async); else when all are.
+        collective: the collective that computes sums; `check_predictable` must accept it.
+        in_hook: True if sums use the communication hook, and ranks tell each other whether gradients are finite; False
+            if DDP sums by itself.
+        starts_early: True if each bucket is sent when it is ready (trigger async); False if all are sent when all are
+            ready.
     """
 
     collective: Collective
@@ -122,12 +126,12 @@ class Setting(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A step, in the words of `metrics.csv`.
+    """A step, with the column names of `metrics.csv`.
 
     Attributes:
-        bound_by: compute, network, exchange (each rank's work for it: encoding, messages, decoding) or cpu (of cores
-            that ranks share): what it would help most to have more of.
-        step_time_p95_s, slowest_window, fastest_window: over a trace; None where rates are constant.
+        bound_by: what limits the step: compute, network, exchange (each rank's own work for the exchange: encoding,
+            messages, decoding) or cpu (the cores that ranks share).
+        step_time_p95_s, slowest_window, fastest_window: values over a trace; None if rates are constant.
     """
 
     step_time_s: float
@@ -147,7 +151,7 @@ class Prediction:
 
 
 def predict(calibration: Calibration, setting: Setting) -> Prediction:
-    """Put a step together."""
+    """Predict a step."""
     n, dense = setting.links.num_ranks, calibration.dense_nbytes
     step = _Step(calibration, setting)
     computing = step.computing
@@ -193,7 +197,7 @@ def _bound_by(step: _Step, *, slowest_s: float, shared_s: float, computing_s: fl
 
 
 class _Step:
-    """The exchange threads of all ranks, step after step."""
+    """Simulate the exchange threads of all ranks, one step after the other."""
 
     def __init__(self, calibration: Calibration, setting: Setting) -> None:
         self._calibration = calibration
@@ -206,7 +210,8 @@ class _Step:
             else:
                 self._flows.windows = SettlingWindows(setting.links.num_ranks)
                 self.settles_in = SETTLING_WINDOWS
-        # What was sent last is under way before a step can end.
+        # Connections are silent at the end of a step for at least this time, in which the last message is under way and
+        # the parameters are updated.
         self._silent_anyway_s = float(setting.links.latency_s.max()) + calibration.update_s
         self.computing = Computing.of_ranks(calibration, setting)
         self.computed_s = np.zeros(setting.links.num_ranks)
@@ -219,7 +224,7 @@ class _Step:
         self.worked_s = 0.0
 
     def run(self, starts: Floats) -> Floats:
-        """Return when each rank's step ends that began at `starts`."""
+        """Simulate a step that begins at `starts` on each rank; return when it ends, float [ranks]."""
         calibration, setting, flows = self._calibration, self._setting, self._flows
         n = setting.links.num_ranks
         busy_s, over_links = flows.busy_s.copy(), flows.sent_over_links.copy()
@@ -263,7 +268,7 @@ class _Step:
         return exchanged + self.computing.factor * calibration.update_s
 
     def _await_command(self, computed: Floats) -> None:
-        """Let rank 0 begin the exchange after it has heard from every rank that backward has ended."""
+        """Let all ranks begin the exchange after each rank has told rank 0 that its backward has ended."""
         flows = self._flows
         others = np.arange(1, self._setting.links.num_ranks)
         rank_0, nbytes = np.zeros_like(others), np.full(others.shape, COMMAND_BYTES)
@@ -271,7 +276,10 @@ class _Step:
         flows.run([Wave(others, rank_0, nbytes), Wave(rank_0, others, nbytes)])
 
     def _tell_all_whether_finite(self) -> Floats:
-        """Return when each rank has every other's word; it is sent behind the last bucket, while others are decoded."""
+        """Return when each rank knows whether all gradients are finite, float [ranks].
+
+        Ranks send this after the last bucket, while they decode other buckets.
+        """
         flows, ranks = self._flows, np.arange(self._setting.links.num_ranks)
         begun = flows.ready
         if self._setting.in_hook:
@@ -280,7 +288,7 @@ class _Step:
         return told
 
     def _held_up_s(self, sent_over_links: Floats, busy_s: Floats) -> float:
-        """Return how much later compute ends on cores that are all taken, because of what goes on beside it."""
+        """Return the seconds by which the exchange delays the end of compute if all shared cores are busy."""
         cores = self._setting.shared_cores
         if cores is None or self._setting.load < 1:
             return 0.0
@@ -288,17 +296,21 @@ class _Step:
         return float((busy_s + self.worked_s + carried_s).sum()) / cores
 
     def _works_s(self, busy_before_s: Floats) -> Floats:
-        """Return the seconds that each rank's exchange thread has worked in this step."""
+        """Return the seconds that each rank's exchange thread has worked in this step, float [ranks]."""
         busy_s = self._setting.slower * (self._flows.busy_s - busy_before_s)
         return self.computing.factor * self.worked_s + busy_s
 
     def _takes(self, work_s: float) -> Floats:
-        """Return what each rank takes for work of so much CPU time, and note the work."""
+        """Return the seconds that each rank takes for `work_s` CPU seconds, float [ranks]; count these CPU seconds."""
         self.worked_s += work_s
         return self.computing.factor * work_s
 
     def _exchange(self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, float]]) -> float:
-        """Encode and sum one bucket; return what is left to be decoded, unless that is under way."""
+        """Encode and sum one bucket; return the CPU seconds of decoding that remain.
+
+        If the thread does not wait for the sum, append (end of the sum, CPU seconds of decoding) to `under_way` and
+        return 0.
+        """
         setting, flows = self._setting, self._flows
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
@@ -312,11 +324,12 @@ class _Step:
                 flows.ready = begun
                 return 0.0
             if len(encoded.offers) > 1:
-                flows.work(self._takes(more_s))  # the terms of each of several messages are added before the next one
+                # If a bucket has several messages, the terms of each are added before the next one is encoded.
+                flows.work(self._takes(more_s))
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
-        """Sum a message; elements of several types travel one type after the other."""
+        """Sum a message; if it has elements of several types, each type is summed after the previous one."""
         collective, n = self._setting.collective, self._setting.links.num_ranks
         layout = layout_of(offer, bucket)
         groups = layout.by_type() if collective.carries_wires else [tuple(range(len(offer.leaves)))]
@@ -324,23 +337,23 @@ class _Step:
             part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
             layout = layout_of(part, bucket)
             waves = waves_of(collective, n, layout, lengths_of(part))
-            assert waves is not None  # a collective without rounds was refused
+            assert waves is not None  # `check_predictable` refuses collectives without rounds
             unpack = NOTHING if self._is_bare(part) else part.unpack
             self._flows.run(waves, unpack=unpack, merge=self._merge(part))
 
     def _is_bare(self, offer: MessageProfile) -> bool:
-        """Tell whether a message travels as wire tensors."""
+        """Return whether a message is sent as wire tensors, not in packed form."""
         return self._setting.collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
 
     def _merge(self, offer: MessageProfile) -> LinearCost:
-        """Return the cost of adding contributions, as they are or decoded."""
+        """Return the cost of adding a received contribution, which some collectives decode first."""
         if self._setting.collective.decodes and any(leaf.wire_numel is None for leaf in offer.leaves):
             return LinearCost(per_byte_s=offer.decode_s / max(1, offer.nbytes))
         return offer.merge
 
 
 def check_predictable(collective: Collective) -> None:
-    """Check that sums of a collective can be predicted.
+    """Check that a collective's sums can be predicted.
 
     Raises:
         Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".

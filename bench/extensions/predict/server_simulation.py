@@ -1,16 +1,18 @@
-"""Ranks that push to a server and do not wait for each other, played through event by event.
+"""Event-by-event simulation of ranks that push to a server and do not wait for each other.
 
-What every rank does is written down as it does it (`bench/strategies/async_server`): its exchange thread encodes
-each bucket when backward hands it over and pushes it, then waits for the parameters of its next step; the server takes
-in what comes, applies pushes, and answers, one thing after the other. Who waits for whom is not modelled: the server
-that `--strategy async_server` trains with decides it, here with parameters of no size.
+The simulation follows the steps of `bench/strategies/async_server`. A rank's exchange thread encodes each bucket when
+backward hands it over, pushes it, and after the last one waits for the parameters of the next step. The server receives
+messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not modelled: the
+server class of `--strategy async_server` itself applies them, here with empty parameters.
 
-Ranks that do not wait for each other are anywhere in their steps, so each begins at a time drawn from its first one.
+Ranks that do not wait for each other are at different points of their steps. So each rank begins at a random time, at
+most one step's compute after the start of the simulation.
 
-Each rank has two queues, to the server and from it, and one message of each is on its way at a time. These share every
-link that they take max-min fairly: nobody could get more of it but from someone who has no more. A link that all of a
-host's ranks share is theirs in equal parts, and what a host cannot use of the server's link is the others'. What comes
-to a host is acknowledged over the same link by which it sends, which leaves so much less of that, but half at least.
+Each rank has one queue to the server and one from it, and each queue sends one message at a time. Messages share links
+max-min fairly: the rate of a message can increase only if that of another message, which is no faster, decreases. The
+ranks of a host share its link in equal parts, and the part of the server's link that a host cannot use is left to the
+other hosts. Acknowledgements of the messages in one direction of a link reduce the rate in the other direction, but not
+below half.
 
 Source: Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2: max-min fair rates by filling up.
 """
@@ -36,17 +38,17 @@ from collectives.parameter_server.server import ClockEnd, ParameterServer, Push,
 from collectives.payloads.base import HEADER_BYTES
 from collectives.schedule.waves import Ints
 
-# Bytes per second of a link without a limit: nothing takes measurable time.
+# Bytes per second of a link without a limit: so fast that transfers take practically no time.
 FASTEST = 1e15
 
 
 class Star:
-    """Messages to and from one rank.
+    """Messages between the ranks and one of them, which is the server.
 
     Args:
-        env: whose clock counts.
-        links: of the ranks.
-        root: the rank that serves; no other is sent to.
+        env: the simulation, whose clock is used.
+        links: the links between the ranks.
+        root: the rank that is the server; ranks send messages only to it, and it sends messages to them.
     """
 
     def __init__(self, env: simpy.Environment, links: Links, root: int) -> None:
@@ -57,15 +59,15 @@ class Star:
         self._wires = FairShareQueue(env, 2 * n, self._fair_rates)
 
     def push(self, rank: int, nbytes: float) -> simpy.Event:
-        """Send so much to the server; happens when the last byte has come, behind what this rank sent before."""
+        """Send `nbytes` to the server after the rank's earlier pushes; the event happens when the last byte is sent."""
         return self._send(rank, rank, nbytes)
 
     def answer(self, rank: int, nbytes: float) -> simpy.Event:
-        """Send so much from the server to a rank; happens when the last byte has come."""
+        """Send `nbytes` from the server to a rank; the event happens when the last byte is sent."""
         return self._send(self._links.num_ranks + rank, rank, nbytes)
 
     def latency_s(self, rank: int, *, to_server: bool) -> float:
-        """Return how long a byte is on its way; 0 within a host."""
+        """Return the one-way delay in seconds; 0 within a host."""
         source, other = (rank, self._root) if to_server else (self._root, rank)
         hosts = self._links.host_of
         return 0.0 if hosts[source] == hosts[other] else float(self._links.latency_s[hosts[source]])
@@ -81,7 +83,7 @@ class Star:
             yield self._wires.begin(queue, nbytes)
 
     def _fair_rates(self, busy: npt.NDArray[np.bool_]) -> Floats:
-        """Return the bytes per second of each queue."""
+        """Return the bytes per second of each queue, float [2 * ranks]; 0 for queues that are not `busy`."""
         hosts, share = self._links.host_of, self._links.ack_share
         server = hosts[self._root]
         to_server, from_server = (
@@ -97,17 +99,17 @@ class Star:
 
 
 def _left(rate: Floats | float, acknowledged: Floats | float) -> Any:
-    """Return what acknowledgements leave of links: at least half, because they share the link fairly with messages."""
+    """Return the rate that acknowledgements leave to messages: at least half, because both share links fairly."""
     return np.maximum(rate - acknowledged, rate / 2)
 
 
 def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
-    """Return the rate of each of a host's flows, float [hosts], where all hosts' flows meet in one link.
+    """Return the rate of each single flow of every host, float [hosts], if the flows of all hosts share one link.
 
     Args:
-        count: of each host's flows, int [hosts].
-        own: rate of each host's link, float [hosts].
-        shared: rate of the link that all of them take.
+        count: number of flows of each host, int [hosts].
+        own: rate of each host's own link, float [hosts].
+        shared: rate of the link that all flows share.
     """
     rates = np.zeros(len(count))
     used = np.flatnonzero(count)
@@ -124,11 +126,11 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
     return rates
 
 
-# Steps of every rank that do not count.
+# Number of steps per rank at the beginning that do not count.
 WARMUP_STEPS = 20
-# Steps of every rank that count, on average.
+# Number of steps per rank that count, on average over ranks.
 STEPS = 40
-# Seconds after which the simulated server would give a rank up.
+# Seconds after which the simulated server would report a rank as lost, which never happens.
 NEVER_S = 1e9
 
 Life = Generator[simpy.Event, Any, Any]
@@ -136,11 +138,11 @@ Life = Generator[simpy.Event, Any, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsyncSetting(Job):
-    """Everything that steps depend on, beside the calibration.
+    """Everything that steps depend on, except for the calibration.
 
     Attributes:
-        strategy: its server's rules.
-        seed: of the times at which ranks begin.
+        strategy: gives the rules of the server.
+        seed: seed of the random times at which ranks begin.
     """
 
     strategy: AsyncServer
@@ -149,17 +151,18 @@ class AsyncSetting(Job):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """Work of a rank and of its server in one step.
+    """Work of a rank and of its server in one step; times are CPU seconds of a rank alone on the machine.
 
     Attributes:
-        computing: of the ranks.
-        encode_s: of each bucket.
-        nbytes, message_s: of each bucket's messages, and work for them at either end; the last one's with the control
-            message that ends the clock.
-        answer_nbytes, answer_s: of the parameters and the control message before them.
-        apply_s: to decode one push and to update the parameters.
-        add_s: for every further push of the same update.
-        num_layers: that travel one by one.
+        computing: compute times of the ranks.
+        encode_s: time to encode each bucket.
+        nbytes, message_s: bytes of each bucket's messages, and time for them on each end; those of the last bucket
+            include the control message that ends the clock.
+        answer_nbytes, answer_s: bytes of the parameters and of the control message before them, and time for both on
+            each end.
+        apply_s: time to decode one push and to update the parameters.
+        add_s: time for every further push of the same update.
+        num_layers: number of layers, which are sent one by one.
     """
 
     computing: Computing
@@ -174,7 +177,7 @@ class StepWork:
 
     @classmethod
     def of(cls, calibration: Calibration, setting: AsyncSetting) -> Self:
-        """Put it together from what was calibrated; nothing is known of single layers but their length."""
+        """Compute the work from the calibration, which has lengths of single layers, but no times of them."""
         links, encoded = setting.links, setting.encoded
         messages = [len(bucket.numels) for bucket in calibration.buckets]
         nbytes = list(map(_pushed_nbytes, calibration.buckets, encoded))
@@ -201,13 +204,13 @@ class StepWork:
 
 
 def _pushed_nbytes(bucket: BucketParts, encoded: EncodedBucket) -> int:
-    """Return the bytes of a bucket's layers one by one, each with a header of its own."""
+    """Return the bytes of a bucket if its layers are sent one by one, each with its own header."""
     offer = encoded.offers[0]
     return offer.nbytes + HEADER_BYTES * max(0, len(bucket.numels) - len(offer.leaves))
 
 
 class _Applied:
-    """Parameters of no size, which count what would be applied."""
+    """Empty parameters, which record the number of pushes in each update."""
 
     def __init__(self) -> None:
         self.terms: list[int] = []
@@ -219,21 +222,22 @@ class _Applied:
         return []
 
     def take(self) -> list[int]:
-        """Return how many pushes each update since the last call was made of."""
+        """Return the number of pushes in each update since the last call."""
         taken, self.terms = self.terms, []
         return taken
 
 
 @dataclasses.dataclass(kw_only=True)
 class Played:
-    """Observations from one push to another.
+    """Observations between two pushes, the last one of the warm-up and the last one of the simulation.
 
     Attributes:
-        begun, ended: when these were taken.
-        updates: of the parameters.
-        serving_s: how long the server was busy.
-        step_s, exposed_s: of the steps that each rank ended meanwhile.
-        staleness: of each push.
+        begun, ended: simulated times of these two pushes, in seconds.
+        updates: number of updates of the parameters.
+        serving_s: seconds for which the server was busy.
+        step_s, exposed_s: seconds of the steps that each rank ended, and seconds for which it waited in them for the
+            exchange; one list per rank.
+        staleness: staleness of each push, in versions of the parameters.
     """
 
     begun: float = math.inf
@@ -246,7 +250,7 @@ class Played:
 
 
 class Simulation:
-    """All ranks and their server, from one start."""
+    """Simulate all ranks and their server, with start times that are drawn once."""
 
     def __init__(self, setting: AsyncSetting, work: StepWork, draw: np.random.Generator) -> None:
         n = setting.links.num_ranks
@@ -267,12 +271,12 @@ class Simulation:
             self._env.process(self._train(rank, begin))
 
     def run(self) -> Played:
-        """Play until all ranks together have made their steps."""
+        """Simulate until all ranks together have made their steps."""
         self._env.run(until=self._over)
         return self._played
 
     def _train(self, rank: int, begin: float) -> Life:
-        """Run a rank's exchange thread, step after step."""
+        """Simulate a rank's exchange thread, one step after the other."""
         work, env, is_remote = self._work, self._env, rank != self._root
         yield env.timeout(begin)
         while True:
@@ -295,7 +299,7 @@ class Simulation:
                 self._played.exposed_s[rank].append(env.now - computed)
 
     def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
-        """Run forward and backward, which hand over bucket after bucket; return when backward has ended."""
+        """Simulate forward and backward, which hand over the buckets one by one; return when backward has ended."""
         computing, begun = self._work.computing, self._env.now
         *until_buckets, rest = np.diff(computing.marks, prepend=0.0)
         for bucket, seconds in zip(handed_over, until_buckets, strict=True):
@@ -307,17 +311,17 @@ class Simulation:
         return self._env.now
 
     def _longer(self, rank: int) -> float:
-        """Return the factor on other work of a rank at this moment."""
+        """Return the factor on the time of a rank's other work at this moment."""
         return 1 / self._cores.rate_with(rank)
 
     def _push(self, rank: int, number: int) -> Life:
-        """Carry a bucket to the server, until the server has it."""
+        """Send a bucket to the server, until the server has received it."""
         yield self._star.push(rank, self._work.nbytes[number])
         yield self._env.timeout(self._star.latency_s(rank, to_server=True) + self._links.wake_s)
         yield from self._serve(self._slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
-        """Let the server apply a whole push, and wait until the rank may make its next step."""
+        """Let the server apply a complete push, and wait until the rank may start its next step."""
         session, work = self._sessions[rank], self._work
         with self._serving.request() as turn:
             yield turn
@@ -334,7 +338,7 @@ class Simulation:
         session.version = self._server.version
 
     def _answer(self, rank: int) -> Life:
-        """Send back every message; the function of the second process."""
+        """Let the server send the parameters, and wait until the rank has received them."""
         work = self._work
         yield from self._serve(self._slower[self._root] * work.answer_s)
         yield self._star.answer(rank, work.answer_nbytes)
@@ -351,7 +355,7 @@ class Simulation:
         self._played.serving_s += seconds
 
     def _count(self, behind: int) -> None:
-        """Count one more push, from the last of the untimed ones on."""
+        """Count one more push; begin to observe with the last push of the warm-up."""
         played, done = self._played, sum(session.clock for session in self._sessions)
         if done > self._untimed:
             played.staleness.append(behind)

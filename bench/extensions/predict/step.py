@@ -1,4 +1,4 @@
-"""Predict the step that a request describes: its links with what messages cost on them, and the prediction as a row."""
+"""Predict the step that a request describes, and return the prediction as columns of `metrics.csv`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from bench.hosts.cluster import Trace, has_real_frames
 from bench.strategies.async_server.async_server import AsyncServer
 from collectives.base import Collective
 
-# Bytes of a full Ethernet frame / what TCP carries in it, with timestamps.
+# Bytes of a full Ethernet frame / bytes of TCP payload in it; TCP headers have timestamps.
 FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
-# Share of the way back for acknowledgements: a header without payload for every second frame (RFC 1122, 4.2.3.2).
+# Bytes of acknowledgements per byte of messages: one header without payload per two frames (RFC 1122, 4.2.3.2).
 ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
 MS_PER_S = 1e3
 
 
 def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
-    """Return the job's links, with rates in bytes per second of what TCP carries, without headers of frames.
+    """Return the job's links; rates are bytes of TCP payload per second, without the headers of frames.
 
     Raises:
-        UsageError: the file of a trace is gone, or another one.
+        UsageError: the file of a trace is missing, or has changed.
     """
     way = _way(calibration, request)
     framed, acked = (1.0, 0.0) if way == SEGMENTS else (FRAME_PER_PAYLOAD, ACK_SHARE)
@@ -59,7 +59,7 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
 
 
 def _crowded_wake_s(calibration: Calibration, request: PredictionRequest) -> float:
-    """Return how long a rank takes to wake up: it grows with the threads that run before it, from one per core on."""
+    """Return the seconds until a waiting rank wakes up, which grow linearly with the load above one thread per core."""
     if request.shared_cores is None:
         return 0.0
     known = calibration.crowds[-1].load
@@ -67,9 +67,11 @@ def _crowded_wake_s(calibration: Calibration, request: PredictionRequest) -> flo
 
 
 def _way(calibration: Calibration, request: PredictionRequest) -> str:
-    """Return how messages go: as between virtual hosts if those share cores, else over links of frames.
+    """Return how messages travel, a key of `Calibration.messages`.
 
-    Virtual hosts have late frames, where that was measured, and those of traces forwarded.
+    LOCAL stands for links between machines, and for a single host. Between virtual hosts that share cores, a thread
+    forwards the frames of links with a trace or a delay, if that was measured. Otherwise the kernel carries messages
+    as real frames or as large segments.
     """
     if request.shared_cores is None or len(request.hosts) == 1:
         return LOCAL
@@ -79,10 +81,10 @@ def _way(calibration: Calibration, request: PredictionRequest) -> str:
 
 
 def _paces(traces: Sequence[Trace | None]) -> list[TraceClock | None]:
-    """Read each trace once and return the links' clocks.
+    """Read each trace once, and return the clock of each link, None for a link without a trace.
 
     Raises:
-        UsageError: a file is gone, or another one.
+        UsageError: the file of a trace is missing, or has changed.
     """
     read = {trace: TraceClock(np.array(trace.opportunities()) / MS_PER_S) for trace in dict.fromkeys(traces) if trace}
     return [None if trace is None else read[trace] for trace in traces]
@@ -92,7 +94,7 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
     """Predict a step of a request.
 
     Raises:
-        UsageError: it is more than can be simulated, or the file of a trace is gone.
+        UsageError: it is too large to be simulated, or the file of a trace is missing or has changed.
     """
     if not request.waits:
         return _predicted_async(calibration, request)
@@ -133,16 +135,16 @@ def _predicted_async(calibration: Calibration, request: PredictionRequest) -> Pr
 
 
 def _slower(request: PredictionRequest) -> Floats:
-    """Return the factor by which each rank computes more slowly, because of its host."""
+    """Return the factor by which each rank computes more slowly because of its host, float [ranks]."""
     return np.repeat([1 / host.cpu_share for host in request.hosts], request.ranks_per_host)
 
 
-# Predicted only where a rate changes over time; the windows only where steps are shorter than the trace.
+# Predicted only if a rate changes over time; the windows only if steps are also shorter than the trace.
 OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
 
 
 def columns(request: PredictionRequest, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
-    """Return a prediction under the names of the columns of `metrics.csv`."""
+    """Return a request and its prediction, by the names of the columns of `metrics.csv`."""
     figures = dataclasses.asdict(prediction)
     return {
         **_request_columns(request, calibration),
@@ -151,7 +153,7 @@ def columns(request: PredictionRequest, prediction: Prediction, calibration: Cal
 
 
 def same_everywhere(request: PredictionRequest, calibration: Calibration) -> dict[str, Any]:
-    """Return the columns that all predictions of a sweep over the links' rate share."""
+    """Return the columns that are equal in all predictions of a sweep over link rates."""
     swept = ("uplink_bps", "downlink_bps")
     return {name: value for name, value in _request_columns(request, calibration).items() if name not in swept}
 

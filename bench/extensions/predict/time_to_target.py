@@ -1,9 +1,12 @@
-"""Predict the time to a target: from the steps that measured runs took to it, and with hosts that fail now and then.
+"""Predict the time to a target accuracy, from the number of steps of measured runs, also if hosts fail at random.
 
-Losses come at a constant rate, independently on every host. The expected time then follows without a simulation: it is
-(e^(T / M) - 1) e^(R / M) M for every T between checkpoints, with restarts of R and M between losses. Source:
-J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22 (2006), with dumps that take no time, as training waits only for a copy in memory.
+Hosts fail at a constant rate, independently of each other. The expected time then has a closed form: with T seconds of
+training between two checkpoints, restarts of R seconds, and a mean of M seconds between losses among all hosts, each T
+takes (e^(T / M) - 1) e^(R / M) M seconds.
+
+Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
+Computer Systems 22 (2006).
+Differs: a dump takes no time, because training waits only for a copy in memory.
 """
 
 from __future__ import annotations
@@ -61,17 +64,17 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
     alike = [run for run in collect_runs(rows) if all(run[name] == value for name, value in wanted.items())]
     counted = [run for run in alike if (run.ended_well or run.diverged) and run["target_accuracy"] is not None]
-    # Runs that were resumed with another number of ranks count their steps anew.
+    # A run that was resumed with another number of ranks starts a new count of its steps, so it is left out.
     runs, _ = one_per_seed([run for run in counted if len({row["world_size"] for row in run.rows}) <= 1])
     if not runs:
         return NeededSteps(
             steps=None,
-            said=f"no time to target: no run with {compressor} had one, and ended, on {calibration.model}, "
-            f"{calibration.dataset}, {calibration.optimizer} and batches of {calibration.batch_size}",
+            said=f"no time to target: no run with {compressor} on {calibration.model}, {calibration.dataset}, "
+            f"{calibration.optimizer} and batches of {calibration.batch_size} had a target and ended",
         )
     targets = sorted({run["target_accuracy"] for run in runs})
     if len(targets) > 1:
-        raise UsageError(f"the runs have the targets {', '.join(map(str, targets))}; give those of one")
+        raise UsageError(f"the runs have the targets {', '.join(map(str, targets))}; give only runs with one target")
     for ranks in {run["world_size"] for run in runs}:
         _check_alike([run for run in runs if run["world_size"] == ranks])
     found = _at(_medians(runs), world_size, targets[0])
@@ -83,7 +86,7 @@ def _check_alike(runs: Sequence[Run]) -> None:
         if len(values := list(dict.fromkeys(run[name] for run in runs))) > 1:
             raise UsageError(
                 f"the runs with {runs[0]['world_size']} ranks differ in {name} ({', '.join(map(str, values))}); give "
-                "those of one"
+                f"only runs with the same {name}"
             )
 
 
@@ -119,15 +122,16 @@ def _at(medians: Mapping[int, tuple[float, int]], world_size: int, target: Any) 
 
 
 def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> float:
-    """Return expected time / time without a loss.
+    """Return the expected time with losses / the time without losses.
 
     Args:
-        losses_per_s: of all hosts together.
-        checkpoint_s: of training from one checkpoint to the next, what is done since is lost.
-        restart_s: from a loss until training goes on; begins anew where there is another one meanwhile.
+        losses_per_s: losses per second, of all hosts together.
+        checkpoint_s: seconds of training from one checkpoint to the next; a loss discards the training since the last
+            checkpoint.
+        restart_s: seconds from a loss until training continues; another loss in this time starts the restart again.
 
     Returns:
-        At least 1; infinite where hardly any checkpoint is ever reached.
+        At least 1; infinite if it is too large for a float.
     """
     per_checkpoint = losses_per_s * checkpoint_s
     try:
@@ -143,22 +147,22 @@ SECONDS_PER_HOUR = 3600.0
 def with_losses(
     losses: Losses, request: PredictionRequest, prediction: Prediction, time_to_target_s: float | None
 ) -> dict[str, Any]:
-    """Return expected times if any host fails now and then.
+    """Return the expected times if hosts fail at random.
 
     Args:
-        losses: of each host.
-        request: what was predicted.
-        prediction: of it, without losses.
-        time_to_target_s: without losses; None: not known.
+        losses: how often each host fails, how long a restart takes, and how often checkpoints are written.
+        request: the request that was predicted.
+        prediction: the prediction without losses.
+        time_to_target_s: time to the target without losses; None if unknown.
 
     Returns:
-        By name; the time to target is None where that without losses is.
+        Columns by name; the time to the target with losses is None if `time_to_target_s` is None.
 
     Raises:
-        UsageError: ranks do not wait for each other, or the training would hardly ever come to an end.
+        UsageError: ranks do not wait for each other, or training would practically never end.
     """
     if not request.waits:
-        raise UsageError("--losses knows steps of ranks that wait for each other; leave out --strategy")
+        raise UsageError("--losses needs a strategy whose ranks wait for each other; leave out --strategy")
     losses_per_s = len(request.hosts) / losses.every_s
     checkpoint_s = losses.checkpoint_steps * prediction.step_time_s
 

@@ -1,7 +1,8 @@
-"""Steps on links whose rate changes: one after the other from the trace's beginning through whole periods.
+"""Replay of a trace: steps on links whose rate changes, simulated from the start of the trace through whole periods.
 
-Where a step is shorter than a share of the trace it stands for those that would be made in that share, and the next one
-that is simulated begins at its end: a trace of an hour need not be ten thousand steps.
+A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps that would be
+made in one share, and the next simulated step begins a share later. So a trace of an hour does not need ten thousand
+simulated steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bench.extensions.predict.links import Floats
 LEAST_STEPS = 16
 # Most steps that are simulated for one period.
 MOST_STEPS = 500
-# Most messages in all of these steps, unless the least number of steps has more.
+# Most messages in all of these steps, unless `LEAST_STEPS` steps have more.
 MOST_MESSAGES = 2_000_000
 WINDOWS = 10
 
@@ -27,13 +28,13 @@ class StepSimulation(Protocol):
     """A simulation of steps.
 
     Attributes:
-        exposed_s: of the last one, float [ranks].
+        exposed_s: seconds of the last step in which each rank waited for the exchange, float [ranks].
     """
 
     exposed_s: Floats
 
     def run(self, starts: Floats) -> Floats:
-        """Return when each rank's step ends that began at `starts`."""
+        """Simulate a step that begins at `starts` on each rank; return the times at which it ends, float [ranks]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class Window:
     """A part of a trace.
 
     Attributes:
-        begin_s, end_s: since the trace began.
-        step_time_s: of the steps in it, on average.
+        begin_s, end_s: seconds since the trace began.
+        step_time_s: mean step time in this part.
     """
 
     begin_s: float
@@ -52,12 +53,13 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceResult:
-    """Steps over a trace.
+    """Step times over a trace.
 
     Attributes:
         step_time_s, exposed_s: means over all steps.
-        step_time_p95_s: 95th percentile.
-        slowest, fastest: of its tenths; None where a step is longer than the trace.
+        step_time_p95_s: 95th percentile of the step times.
+        slowest, fastest: the tenths of the trace with the slowest and fastest steps; None if a step takes longer than
+            the trace.
     """
 
     step_time_s: float
@@ -67,7 +69,7 @@ class TraceResult:
     fastest: Window | None
 
     def differences(self) -> dict[str, Any]:
-        """Return how steps differ, under a prediction's names."""
+        """Return the values that show how step times vary, by the field names of a prediction."""
         windows = {"slowest_window": self.slowest, "fastest_window": self.fastest}
         return {"step_time_p95_s": self.step_time_p95_s, **windows}
 
@@ -78,14 +80,14 @@ def steps_for(messages_per_step: float) -> int:
 
 
 def replay(step: StepSimulation, starts: Floats, *, period_s: float, at_least_s: float, most_steps: int) -> TraceResult:
-    """Make steps.
+    """Simulate steps over whole periods of a trace.
 
     Args:
-        step: the simulation.
-        starts: of the first, float [ranks]; it is put off until the trace begins anew.
-        period_s: of the trace.
-        at_least_s: a step is no shorter.
-        most_steps: that are simulated for one period, where steps are shorter than its part.
+        step: simulates one step.
+        starts: start times of the first step, float [ranks]; delayed until the trace repeats.
+        period_s: period of the trace.
+        at_least_s: shortest time of a step.
+        most_steps: number of shares of a period, which is the most steps that are simulated in it.
     """
     share_s = period_s / most_steps
     begin = math.ceil(starts.max() / period_s) * period_s
@@ -116,7 +118,7 @@ def replay(step: StepSimulation, starts: Floats, *, period_s: float, at_least_s:
 
 
 def _windows(moments: Floats, made: Sequence[float], period_s: float, rounds: int) -> list[Window]:
-    """Return the slowest and fastest tenths of a trace that was replayed; `made` counts steps until each moment."""
+    """Return the tenths of a replayed trace, averaged over its rounds; `made` counts the steps until each moment."""
     edges = np.linspace(0.0, rounds * period_s, rounds * WINDOWS + 1)
     steps = np.diff(np.interp(edges, moments, made)).reshape(rounds, WINDOWS).mean(0)
     length_s = period_s / WINDOWS
