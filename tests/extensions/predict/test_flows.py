@@ -132,7 +132,7 @@ def test_what_stays_on_a_host_is_sent_and_takes_no_link() -> None:
 
 def test_more_messages_than_memory_holds_are_refused() -> None:
     ranks = np.arange(100_000)
-    with pytest.raises(UsageError, match="100000 ranks that each send to 100000"):
+    with pytest.raises(UsageError, match="100000 ranks that send to 100000 each"):
         Flows(links(len(ranks))).run([Wave(ranks, ranks, np.asarray(8), each_to_each=True)])
 
 
