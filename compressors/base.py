@@ -42,7 +42,7 @@ class NonFiniteSum(ArithmeticError):
 
 @dataclasses.dataclass(kw_only=True)
 class Compressor(Options, abc.ABC):
-    """What all compressors have. Subclass `PerLayer`, `MultiRound` or `TorchHook`, not this one.
+    """Base class of all compressors. Subclass `PerLayer`, `MultiRound` or `TorchHook` instead of this class.
 
     The dataclass fields of a subclass are its options. It is registered under its class argument `name`, or under its
     file's name where the two agree (`TopK` in `topk.py`).

@@ -1,1 +1,1 @@
-"""Workers of `bench collectives` and `bench compressors`; started by name, imported by nobody above them."""
+"""Worker processes of `bench collectives` and `bench compressors`; started by module name, never imported by them."""

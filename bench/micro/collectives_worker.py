@@ -1,7 +1,7 @@
-"""Measure collectives: each rank of `bench collectives` runs `python -m bench.micro.collectives_worker FOLDER`.
+"""Worker of `bench collectives`: each rank runs `python -m bench.micro.collectives_worker FOLDER`.
 
-What to measure stands in the folder's `config.json`. Rank 0 appends to `progress.jsonl` after every round, and a row
-as soon as a size is done.
+The worker reads the folder's `config.json`. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and
+the rows of all pairs as soon as a size is finished.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from collectives.transport.sockets import open_transport
 
 @dataclasses.dataclass(kw_only=True)
 class LinkCounter:
-    """One host's link; every rank must call each method, and the ranks of one host count the same frames.
+    """Counter of the bytes on one host's link; every rank must call each method.
+
+    All ranks of a host count the same frames.
 
     Attributes:
-        exists: the ranks are on virtual hosts; without, nothing is counted.
-        uplink_bps, downlink_bps: this host's rates; None: not limited.
-        sent, received: bytes of whole frames per sum, in the rounds so far.
-        forwarder_use: of what forwards the frames, if anything but the kernel does.
+        exists: True if the ranks are on virtual hosts; otherwise nothing is counted.
+        uplink_bps, downlink_bps: this host's rates in bits per second; None if not limited.
+        sent, received: bytes of whole frames per sum, one value per round.
+        forwarder_use: CPU use of the process that forwards frames, if the kernel does not forward them.
     """
 
     exists: bool
@@ -56,7 +58,7 @@ class LinkCounter:
 
     @classmethod
     def of(cls, config: CollectivesConfig, rank: int) -> Self:
-        """Return the counter of the host that holds this rank."""
+        """Return the counter of this rank's host."""
         if config.cluster is None:
             return cls(exists=False)
         own = config.cluster["hosts"][rank // config.ranks_per_host]
@@ -64,9 +66,10 @@ class LinkCounter:
 
     @contextlib.contextmanager
     def counting(self, transport: Transport, num_sums: int) -> Iterator[None]:
-        """Count what passes inside the block, in which so many sums are made, each after one barrier.
+        """Count the bytes of the block, which makes `num_sums` sums, each after one barrier.
 
-        As many barriers alone are counted before, and taken off: a sum's time does not cover its barrier either.
+        The bytes of `num_sums` barriers are measured before and subtracted, because a sum's time excludes its barrier
+        too.
         """
         if not self.exists:
             yield
@@ -86,7 +89,7 @@ class LinkCounter:
         self.received.append((third.received - 2 * second.received + first.received) / num_sums)
 
     def columns(self, transport: Transport, time_s: float) -> dict[str, float | None]:
-        """Return a prediction under the names of the columns of `metrics.csv`."""
+        """Return the link's columns of `COLLECTIVES`; `time_s` is the time of a sum, and every rank must call."""
         if not self.exists:
             return {"wire_bytes_sent": None, "of_limit": None, "forwarder_cpu_share": None}
         sent, received = (sum(counts) / len(counts) for counts in (self.sent, self.received))
@@ -107,28 +110,31 @@ KEY = (0,)
 
 
 class Expected:
-    """The result that a collective must have: the serial sum bit for bit, if its order is known."""
+    """The result that a collective must have: exactly the serial sum if the order of additions is known.
+
+    Otherwise the result may differ from the exact sum by a proven error bound.
+    """
 
     def __init__(self, collective: Collective, payloads: list[Payload]) -> None:
         serial = serial_sum(collective, payloads)
         self._expected, self._bound = (serial, torch.zeros(())) if serial is not None else error_bound(payloads)
 
     def num_wrong(self, values: torch.Tensor) -> int:
-        """Return the number of elements of a dense sum [numel] that are not as expected; NaN never is."""
+        """Return the number of wrong elements of a dense sum [numel]; NaN is always wrong."""
         off = (values.to(self._expected.dtype) - self._expected).abs()
         return int((off > self._bound).logical_or(off.isnan()).sum())
 
 
 class Summing:
-    """A pair at one size; every rank must call each method.
+    """Measurement of a pair at one size; every rank must call each method.
 
     Args:
-        config: of the sweep.
+        config: the configuration of the sweep.
         collective: spec text.
-        compressor: spec text, the maker of the offer.
-        size_bytes: of the tensor that the payloads stand for.
-        offer: what to sum.
-        transport: the ranks; used here under a ledger of its own.
+        compressor: spec text of the compressor that made the payloads.
+        size_bytes: bytes of the tensor that the payloads represent.
+        offer: the payloads to sum.
+        transport: connects the ranks; its traffic here is counted separately.
     """
 
     def __init__(
@@ -158,7 +164,7 @@ class Summing:
         self._link = LinkCounter.of(config, transport.rank)
 
     def take_turn(self) -> None:
-        """Make `warmup` untimed sums, then `iters` timed ones, of which the last is checked."""
+        """Make `warmup` untimed sums, then `iters` timed ones; check the result of the last."""
         for _ in range(self._config.warmup):
             self._sum()
         durations = []
@@ -172,7 +178,7 @@ class Summing:
         self._num_wrong += int(self._transport.all_reduce_scalars([self._expected.num_wrong(values)], "sum")[0])
 
     def row(self) -> dict[str, Any]:
-        """Return this pair's columns of `COLLECTIVES`, over all rounds so far."""
+        """Return this pair's columns of `COLLECTIVES` from all rounds so far."""
         n = self._config.world_size
         messages, nbytes = self._transport.all_reduce_scalars([self._sent.messages / n, self._sent.nbytes / n], "sum")
         time_s = statistics.median(self._p50s)
@@ -193,18 +199,21 @@ class Summing:
         } | link
 
     def extras(self) -> dict[str, Any]:
-        """Return what only people are shown: overlap of index sets, and what the busiest rank sent."""
+        """Return values that are only printed: the overlap of index sets, and the bytes that the busiest rank sent."""
         (busiest,) = self._transport.all_reduce_scalars([self._sent.nbytes], "max")
         return {"overlap": self._offer.overlap, "bytes_sent_max": busiest}
 
     def close(self) -> None:
-        """Release what the collective holds."""
+        """Release the collective's resources."""
         self._bound.close()
 
     def _sum(self) -> tuple[float, torch.Tensor]:
-        """Sum a message; elements of several types travel one type after the other."""
+        """Return the seconds of one sum on this rank, and the sum as a dense tensor [numel].
+
+        If the payload has elements of several types, they are sent one type after the other.
+        """
         payload = self._offer.fresh()
-        self._transport.barrier()  # nobody starts before all have their payload
+        self._transport.barrier()  # no rank starts before all have copied their payload
         before = _sent(self._transport)
         started = device_time(self._transport.device)
         values = _dense(self._bound.sum(payload, KEY))
@@ -214,19 +223,19 @@ class Summing:
 
 
 def _sent(transport: Transport) -> Traffic:
-    """Return what this rank has sent for all purposes; the backend's own collectives hide their messages."""
+    """Return this rank's traffic of all purposes; the messages of the backend's own collectives are unknown."""
     return sum(transport.traffic.values(), Traffic())
 
 
 def _dense(total: Payload) -> torch.Tensor:
-    """Return the sum as a dense tensor: an all-gather, for one, has only collected the terms so far."""
+    """Return the sum as a dense tensor; after an all-gather, for example, the terms are only added here."""
     return total.values if isinstance(total, Dense) else total.to_dense()
 
 
 def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
-    """Return the tensor's bytes summed per second; `time_s` > 0.
+    """Return the bytes of the tensor / the time of its sum; `time_s` > 0.
 
-    For a compressed payload this uses the size of the dense tensor, so it may exceed the link's rate.
+    For a compressed payload, this uses the size of the dense tensor, so it may exceed the link's rate.
 
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
@@ -234,16 +243,16 @@ def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
 
 
 def bus_bandwidth(algbw: float, world_size: int) -> float:
-    """Return the least bytes per second that each of `world_size` >= 1 ranks must have sent.
+    """Return the bytes per second that each of `world_size` >= 1 ranks must have sent at least.
 
-    In any all-reduce each of n ranks must send at least 2(n-1)/n of the tensor: all but its own share, once to gather
-    the terms and once to distribute the total. So this can be compared with the rate of a link for every n.
+    In any all-reduce, each of n ranks must send at least 2(n-1)/n of the tensor: all except its own share, once to
+    gather the terms and once to distribute the total. So this value can be compared with a link's rate for every n.
     """
     return algbw * 2 * (world_size - 1) / world_size
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
-    """Set up this rank and go through all sizes."""
+    """Set up this rank and measure all sizes."""
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)
@@ -258,7 +267,7 @@ def run(config: CollectivesConfig, folder: RunFolder) -> None:
 def measure(
     config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport, origin: dict[str, Any]
 ) -> None:
-    """Measure all pairs at one size alternately; every rank must call."""
+    """Measure all pairs at one size in alternating rounds; every rank must call."""
     compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
     offers = {name: make_synthetic_payloads(config, name, config.count(size), transport) for name in compressors}
     summings = [

@@ -1,7 +1,7 @@
-"""Measure compressors on gradients: `bench compressors` runs `python -m bench.micro.compressors_worker FOLDER`.
+"""Worker of `bench compressors`: measures compressors with `python -m bench.micro.compressors_worker FOLDER`.
 
-What to measure stands in the folder's `config.json`; results go, line by line, to `progress.jsonl`. Gradients are made
-up, or recorded while a model trains in this process.
+The worker reads the folder's `config.json` and appends results line by line to `progress.jsonl`. Gradients are
+synthetic, or recorded while a model trains in this process.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ BATCH_SIZE = 32
 
 
 def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tensor]:
-    """Return heavy-tailed noise around a constant mean, each layer at a scale of its own between 0.001 and 1.
+    """Return gradients of heavy-tailed noise around constant means; each layer has its own scale between 0.001 and 1.
 
     Args:
-        layers: whose shapes to fill.
-        count: how many gradients.
+        layers: the layers, whose numbers of elements are used.
+        count: number of gradients.
         seed: the same seed gives the same gradients.
 
     Returns:
-        fp32 [numel of all layers], in the given order.
+        Tensors, fp32 [numel of all layers], with the layers in the given order.
     """
     generator = torch.Generator().manual_seed(seed)
     scales = SMALLEST_SCALE ** torch.rand(len(layers), generator=generator)
@@ -67,16 +67,16 @@ def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tens
 
 
 def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer], count: int) -> list[torch.Tensor]:
-    """Return the gradients of `count` training steps, after a few steps at the start.
+    """Return the gradients of `count` training steps, after the first `STEPS_BEFORE` steps.
 
     Args:
-        config: data set and seed.
-        model: trained (mutated), with SGD at its default rate.
-        layers: of the model.
-        count: how many gradients.
+        config: gives the data set and the seed.
+        model: the model, which is trained in place with SGD at its default learning rate.
+        layers: the layers of the model.
+        count: number of gradients.
 
     Returns:
-        fp32 [numel of all layers], in the given order, on the model's device.
+        Tensors, fp32 [numel of all layers], with the layers in the given order, on the model's device.
 
     Raises:
         RunFailed: a gradient is not finite.
@@ -112,7 +112,7 @@ def _batches(
             yield images, train.labels[chosen].to(device)
 
 
-WARMUP_TURNS = 2  # buffers are made, state that is carried on settles
+WARMUP_TURNS = 2  # passes that do not count: buffers are allocated, and state such as residuals settles
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -120,11 +120,11 @@ class Turn:
     """Times and results of one pass over a gradient.
 
     Attributes:
-        encode_s: until the last message is packed; momentum, residual and earlier rounds included.
-        decode_s: from there until the update lies in the gradient's place.
-        packed_bytes: messages with their headers.
-        num_entries: elements that were transmitted.
-        given, error, product: |x|^2, |x - C(x)|^2 and <x, C(x)>, x being what was to be sent.
+        encode_s: seconds until the last message is packed, including momentum, residual and earlier rounds.
+        decode_s: seconds from then until the update has replaced the gradient.
+        packed_bytes: bytes of all messages including their headers.
+        num_entries: number of elements that were transmitted.
+        given, error, product: |x|^2, |x - C(x)|^2 and <x, C(x)>, where x is the vector to be sent.
         sent: |C(x)|^2.
     """
 
@@ -139,12 +139,12 @@ class Turn:
 
 
 class Encoding:
-    """A compressor at work on gradients of some layers.
+    """Measurement of a compressor on gradients of some layers.
 
     Args:
-        config: of the measurement.
+        config: the configuration of the measurement.
         compressor: spec text.
-        layers: in model order.
+        layers: the layers in model order.
     """
 
     def __init__(self, config: CompressorsConfig, compressor: str, layers: Sequence[Layer]) -> None:
@@ -162,7 +162,7 @@ class Encoding:
         self._num_passes = 0
 
     def take_turn(self, gradient: torch.Tensor) -> None:
-        """Pass over a gradient, fp32 [numel of all layers]; the first few passes are not counted."""
+        """Encode and decode a gradient, fp32 [numel of all layers]; the first `WARMUP_TURNS` passes do not count."""
         work = gradient.clone()
         turn = self._pass(work)
         if self._num_passes > WARMUP_TURNS:
@@ -170,7 +170,7 @@ class Encoding:
             self._turns.append(turn)
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of `COMPRESSORS`, except those that all rows share."""
+        """Return the columns of `COMPRESSORS`, without those that all rows share."""
         numel = sum(layer.numel for layer in self._layers)
         encode_s = statistics.median(turn.encode_s for turn in self._turns)
         decode_s = statistics.median(turn.decode_s for turn in self._turns)
@@ -194,7 +194,7 @@ class Encoding:
         }
 
     def _pass(self, work: torch.Tensor) -> Turn:
-        """Replace a gradient by what arrives of it."""
+        """Replace a gradient in place by its decoded value; return times and bytes."""
         config = self._config
         views = self._by_layer(work)
         step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=config.seed, warmup=False)
@@ -204,7 +204,7 @@ class Encoding:
             started = packed_at = device_time(work.device)
 
             def travel(payload: Payload, key: Key) -> Payload:
-                """Pack and unpack a message, of which there may be several."""
+                """Pack and unpack one of the bucket's messages."""
                 nonlocal packed_at
                 packed = payload.pack()
                 turn.packed_bytes += packed.numel()
@@ -220,7 +220,7 @@ class Encoding:
         return turn
 
     def _compare(self, turn: Turn, gradient: torch.Tensor, update: torch.Tensor) -> None:
-        """Compare what arrived, with the kept rest if there is one, with the gradient."""
+        """Compute the errors of a pass from the gradient, the decoded update, and the residual if there is one."""
         given, arrived = self._by_layer(gradient), self._by_layer(update)
         kept = self._reducer.state_dict()["residuals"]
         for unit in self._units:
@@ -249,7 +249,7 @@ class Encoding:
 
 
 def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Group layers as DDP does: from the last to the first, a bucket closed as soon as it reaches the limit."""
+    """Group layers into buckets from the last to the first; close a bucket when it reaches the limit, as DDP does."""
     buckets: list[list[Layer]] = [[]]
     nbytes = 0
     for layer in reversed(layers):
@@ -262,15 +262,14 @@ def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]
 
 
 def _ratio(part: float, whole: float) -> float:
-    """Return a ratio, 0 if there is nothing of either."""
     return part / whole if whole else 0.0
 
 
-NUM_GRADIENTS = 5  # gone through again and again; residuals differ all the same
+NUM_GRADIENTS = 5  # used repeatedly; the residuals still differ between repetitions
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
-    """Measure all compressors alternately, then write a row for each."""
+    """Measure all compressors in alternating rounds, then write a row for each."""
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)

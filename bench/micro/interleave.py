@@ -1,4 +1,4 @@
-"""Measure several things alternately, so that each of them sees the machine both when it is fast and when slow."""
+"""Order of alternating measurements, so that slow and fast periods of the machine affect all items equally."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 def interleave(items: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
-    """Yield (round, item), every item once per round; each round starts one further, so nobody keeps a neighbour."""
+    """Yield (round, item), every item once per round.
+
+    Each round starts one item later than the round before, so that the position in the round varies for every item.
+    """
     for round_ in range(rounds):
         start = round_ % len(items)
         for item in [*items[start:], *items[:start]]:

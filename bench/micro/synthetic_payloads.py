@@ -1,4 +1,4 @@
-"""Synthetic payloads that `bench collectives` sums, one per rank, and how much their index sets overlap."""
+"""Synthetic payloads that `bench collectives` sums, one per rank, and the overlap of their index sets."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class SyntheticPayloads:
     """The payloads that the ranks sum.
 
     Attributes:
-        own: this rank's payload; must not be handed to a collective, which may overwrite it.
-        of_all: the payloads of all ranks, as they arrive, in rank order.
-        overlap: share of entries that two ranks both send, mean over pairs; None where all elements are sent.
+        own: this rank's payload; do not pass it to a collective, which may overwrite it.
+        of_all: the payloads of all ranks in rank order, packed and unpacked once.
+        overlap: share of entries that two ranks both send, mean over pairs of ranks; None if all elements are sent.
     """
 
     own: Payload
@@ -45,20 +45,20 @@ class SyntheticPayloads:
     overlap: float | None
 
     def fresh(self) -> Payload:
-        """Return this rank's payload in memory of its own."""
+        """Return a copy of this rank's payload."""
         return copy.deepcopy(self.own)
 
 
 def make_synthetic_payloads(
     config: CollectivesConfig, compressor: str, count: int, transport: Transport
 ) -> SyntheticPayloads:
-    """Return the payloads of a tensor of `count` elements; every rank must call.
+    """Return all ranks' payloads, each of a tensor of `count` elements; every rank must call.
 
     Args:
-        config: of the sweep.
-        compressor: spec text; `none` is the tensor as it is, in its own type.
+        config: the configuration of the sweep.
+        compressor: spec text; with `none`, the payload is the tensor in its own type.
         count: number of elements.
-        transport: for what compressors agree on before they encode.
+        transport: used by compressors whose ranks communicate before they encode.
     """
     tensor = synthetic_tensor(config, count, transport.rank).to(transport.device)
     own = payload_of(tensor, compressor, config, transport)
@@ -68,13 +68,13 @@ def make_synthetic_payloads(
 
 
 def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig, transport: Transport) -> Payload:
-    """Return what a compressor gives its collective for one layer at full compression; every rank must call.
+    """Return the payload that a compressor produces for one layer at full compression; every rank must call.
 
     Args:
-        tensor: 1-D; floating unless the compressor is `none`.
+        tensor: 1-D tensor of a floating-point type; with compressor `none`, of any type.
         compressor: spec text; `none` keeps the tensor's own type.
-        config: of the sweep.
-        transport: for what compressors agree on before they encode.
+        config: the configuration of the sweep.
+        transport: used by compressors whose ranks communicate before they encode.
     """
     component = cast(PerLayer, spec.build("compressors", compressor))
     if component.component_name == "none":
@@ -85,15 +85,15 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
     payload = PerLayerReducer(component).message(
         Bucket(layers=[layer], gradients=[tensor.clone()], step=step), transport
     )
-    assert payload is not None  # a tensor without elements is refused before anything starts
+    assert payload is not None  # sizes without elements are refused earlier
     return payload
 
 
 def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.Tensor:
-    """Return one rank's tensor, [count]: normal values, or small integers whose sum does not wrap.
+    """Return one rank's tensor [count]: normally distributed values, or small integers whose sum does not overflow.
 
-    At a share `config.overlap` of positions all ranks have the same magnitude (with signs of their own), so that a
-    sparsifier finds the same entries large on all of them; elsewhere magnitudes are independent.
+    At a share `config.overlap` of positions, all ranks have the same magnitude with independent signs, so that a
+    sparsifier selects the same entries on all ranks. At other positions the magnitudes are independent.
     """
     dtype = TORCH_DTYPES[config.dtype]
     private = torch.Generator().manual_seed(config.seed * 1_000_003 + 1 + rank)

@@ -193,9 +193,10 @@ def _evaluated_once(group: RunGroup, metric: str, target: Target) -> bool:
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:
-    """Warn of single seeds, and of unclear rows with the number of seeds that would do.
+    """Warn of single seeds, and of unclear rows, with the number of seeds that would be enough.
 
-    With so many seeds either no effect or one of the present size would be recognized.
+    With that many seeds, the comparison could show either that there is no effect or that an effect of the measured
+    size is real.
     """
     groups = [group for group in comparison.groups if group.ok]
     if single := _names(groups, lambda group: len(group.ok) == 1):

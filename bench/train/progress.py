@@ -1,4 +1,4 @@
-"""What shows a run while it trains: lines of progress for the launcher, and trackers, if the user asks for one.
+"""Output about a run during training: lines of progress for the launcher, and trackers if the user asks for them.
 
 TensorBoard and MLflow get the numbers of every row. Both write next to the run's own files on this machine; nothing is
 sent over a network.

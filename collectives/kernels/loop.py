@@ -119,8 +119,9 @@ T = TypeVar("T")
 
 
 def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
-    """Where Triton is in use, call the namesake in `triton.py`, or `triton/<module>.py`, beside the function's module.
+    """Return a function that calls the Triton version if Triton is in use for the device, otherwise the given function.
 
+    The Triton version has the same name and is in `triton.py` or `triton/<module>.py` next to the function's module.
     The first argument that is a tensor, `Parts` or a device gives the device. The Triton module is imported at the
     first call that needs it.
     """

@@ -1,1 +1,1 @@
-"""The compressor `auto`: it tries pairs of compressor and collective and chooses one for each layer, while training."""
+"""The compressor `auto`: tries pairs of compressor and collective during training and chooses one for each layer."""

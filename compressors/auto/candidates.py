@@ -1,8 +1,8 @@
-"""Candidates: for each pair, the choice in which most layers go through it, and what a step of that would cost.
+"""Candidates: for each pair, the choice in which most layers use it, and the estimated cost of a step with that choice.
 
-A model of one step's exchange says which pairs are worth a trial, and which of two is cheaper for a layer; what a step
-really takes is measured. Each wave of messages (`waves_of`) takes a latency, and the bytes of the rank that
-sends most, at the rate of the link.
+A model of one step's exchange selects the pairs that are worth a trial, and the cheaper of two pairs for a layer;
+actual step times are measured. In the model, each wave of messages (`waves_of`) takes a latency plus the time of the
+bytes of the rank that sends most, at the rate of the link.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _REPEATS = 3
 
 
 class Seen(NamedTuple):
-    """The cost and the loss of encoding a layer's gradient, the largest of all ranks.
+    """The cost and the error of encoding a layer's gradient; after `Candidates.agree`, the largest of all ranks.
 
     Attributes:
         seconds: time of encoding.
-        nbytes: size of the packed payload.
-        error: |x - C(x)| / |x|; 1 for a gradient of zeros, whose loss is unknown.
+        nbytes: bytes of the packed payload.
+        error: |x - C(x)| / |x|; 1 for a gradient of zeros, whose error is unknown.
     """
 
     seconds: float
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
 
 def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
-    """Encode a gradient, fp32 [layer.numel], twice, and keep nothing of it."""
+    """Encode a gradient, fp32 [layer.numel], twice and take the shorter time; no state is changed."""
     if not layer.numel or compressor.leaves_dense(layer):
         return Seen(seconds=0.0, nbytes=FP32_BYTES * layer.numel, error=0.0)
     seconds = []
@@ -70,7 +70,7 @@ class MessageCost:
     """The time that messages take on the slowest rank.
 
     Attributes:
-        wave_s: seconds per wave of messages, however short they are.
+        wave_s: seconds per wave of messages that do not depend on their length.
         per_byte_s: seconds per byte that a rank sends.
     """
 
@@ -79,7 +79,7 @@ class MessageCost:
 
 
 def measure_link(collective: BoundCollective, transport: Transport) -> MessageCost:
-    """Time sums of a short tensor and of a longer one; every rank must call. Counted as control."""
+    """Time sums of a short and of a longer tensor; every rank must call. The traffic is counted as control."""
     with transport.counted_as("control"):
         short_s = _sum_s(collective, transport, _SHORT)
         numel, seconds = _SHORT * 64, 0.0
@@ -95,7 +95,7 @@ def measure_link(collective: BoundCollective, transport: Transport) -> MessageCo
 
 
 def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_size: int) -> float:
-    """Return the seconds in which the messages of a sum travel, for payloads of `nbytes` that hold `numel` elements."""
+    """Return the estimated seconds of the messages of a sum of payloads with `numel` elements in `nbytes` bytes."""
     if not numel or world_size == 1:
         return 0.0
     waves, sent = _messages(pair, nbytes, numel, world_size)
@@ -104,7 +104,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """Return `_waves` of a pair; cached, because it is needed for every layer whenever a link seems to have changed."""
+    """Return `_waves` of a pair; cached, because it is needed for every layer whenever the link may have changed."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
@@ -112,7 +112,7 @@ def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[i
 
 
 def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> float:
-    """Return the seconds of the fastest of a few sums, on the slowest rank; one sum is enough if it takes long."""
+    """Return the seconds of the fastest of `_REPEATS` sums on the slowest rank; a long sum is not repeated."""
     fastest = math.inf
     transport.barrier()
     for _ in range(_REPEATS):
@@ -126,7 +126,7 @@ def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> flo
 
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:
-    """Return the number of waves of messages, and the bytes that the busiest rank sends, summed over waves."""
+    """Return the number of waves of messages, and the bytes of each wave's busiest sender, summed over the waves."""
     lengths = lengths or _growing(FP32_BYTES * layout.numel, layout.numel).bare(layout.itemsize)
     count, total = 0, 0.0
     for wave in waves_of(collective, world_size, layout, lengths) or ():
@@ -137,7 +137,10 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
 
 
 def _growing(nbytes: float, numel: int) -> Lengths:
-    """Return the lengths of sums of payloads whose entries differ between ranks: they grow until they are dense."""
+    """Return the lengths of partial sums of payloads whose entries differ between ranks.
+
+    They grow with the number of terms up to the dense length.
+    """
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         body = np.minimum(max(0.0, nbytes - HEADER_BYTES) / numel * terms, FP32_BYTES) * (stop - start)
@@ -146,8 +149,8 @@ def _growing(nbytes: float, numel: int) -> Lengths:
     return Lengths(packed)
 
 
-SMALL = 1024  # layers of at most this many elements use the pair of most others, because their loss and cost are small
-TRIED = "tried"  # the reason for which a layer uses the pair of most others
+SMALL = 1024  # layers of at most this many elements use the pair of most layers: their error and cost are small
+TRIED = "tried"  # the reason of a layer that uses the pair of most layers
 
 
 class Candidates:
@@ -157,13 +160,13 @@ class Candidates:
         collective: the run's collective.
         layers: every trainable parameter.
         world_size: number of ranks.
-        error: the largest error of a layer of more than `SMALL` elements.
+        error: the largest allowed error of a layer of more than `SMALL` elements.
 
     Attributes:
         pairs: the pairs, from dense to sparse.
         dense: the pair that every layer may use.
         layers: the layers that have elements.
-        link: the time that messages take now.
+        link: the current cost of messages.
     """
 
     def __init__(self, collective: Collective, layers: Sequence[Layer], world_size: int, error: float) -> None:
@@ -179,7 +182,7 @@ class Candidates:
         self._looked_at: Step | None = None
 
     def have_changed(self, step: Step) -> bool:
-        """Return True if compressors send another share of the entries than at the last look; warm-ups do."""
+        """Return True if a compressor sends another share of the entries than at the last look, as during warm-up."""
         if self._looked_at is None:
             return False
         return any(
@@ -189,12 +192,12 @@ class Candidates:
         )
 
     def forget_gradients(self) -> None:
-        """Forget the last look, before another one at all buckets of a step."""
+        """Discard the results of the last look, before the next look at all buckets of a step."""
         self._seen = {pair: {} for pair in self.pairs}
         self._buckets = []
 
     def look_at(self, bucket: Bucket) -> None:
-        """Let every compressor encode a bucket's gradients; the results are not sent."""
+        """Encode a bucket's gradients with every compressor; the results are not sent."""
         self._buckets.append(bucket.layers)
         self._looked_at = bucket.step
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
@@ -203,7 +206,7 @@ class Candidates:
                 self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
 
     def agree(self, transport: Transport) -> None:
-        """Replace this rank's costs and losses by the largest of all ranks; every rank must call."""
+        """Replace this rank's costs and errors by the largest of all ranks; every rank must call."""
         unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
         keys = [(pair, layer.id) for pair in self.pairs for layer in self.layers]
         own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
@@ -212,7 +215,7 @@ class Candidates:
             self._seen[pair][layer_id] = Seen(*values)
 
     def choices(self) -> dict[Pair, Choice]:
-        """Return the candidates by the pair of most layers; equal candidates occur once."""
+        """Return the candidates by the pair of most layers, without duplicates."""
         choices: dict[Pair, Choice] = {}
         for pair in self.pairs:
             choice = self.choice(pair)
@@ -221,7 +224,7 @@ class Candidates:
         return choices
 
     def choice(self, pair: Pair) -> Choice:
-        """Return the choice of this pair for all layers, but a denser one where it loses or costs too much."""
+        """Return the choice of this pair, but of a denser pair for layers whose error or cost would be too high."""
         ways: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
         for layer in self.layers:
@@ -245,14 +248,14 @@ class Candidates:
         return total
 
     def unlikeness(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
-        """Return the ratio of the times that messages take on another link and now, the larger to the smaller.
+        """Return the ratio of step costs on another link and on the current one, the larger divided by the smaller.
 
-        It is the larger ratio of dense messages and of a pair's.
+        The ratio is computed for the dense pair and for `pair`, and the larger one is returned.
 
         Args:
             link: the other link.
             pair: the pair.
-            negligible_s: a smaller difference counts as none.
+            negligible_s: differences up to this many seconds are ignored.
         """
         most = 1.0
         for choice in (self.choice(self.dense), self.choice(pair)):
@@ -272,7 +275,7 @@ class Candidates:
         return chosen, f"{pair.compressor} would lose {error:.1%} of it"
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
-        """Return the ids of layers that are cheaper dense, if that is worth another message in each bucket."""
+        """Return the ids of layers that are cheaper dense, if they save more than another message per bucket costs."""
         if all(kind.elementwise for kind in self._compressors[pair].emits):
             return set()
         without_waves = MessageCost(wave_s=0.0, per_byte_s=self.link.per_byte_s)

@@ -1,4 +1,4 @@
-"""The choices of compressor `auto`: the pair of compressor and collective for each layer, from some step on."""
+"""The choices of compressor `auto`: the pair of compressor and collective for each layer, from a given step on."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Part:
 
     Attributes:
         pair: their compressor and collective.
-        layers: their ids, ascending.
-        why: the reason for this pair, one phrase.
+        layers: the ids of the layers, ascending.
+        why: the reason for this pair, as a phrase.
     """
 
     pair: Pair
@@ -48,11 +48,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The pairs of all layers from one step on.
+    """The pairs of all layers from a given step on.
 
     Attributes:
         step: the first step with these pairs.
-        parts: a partition of the layers.
+        parts: the layers by pair; each layer with elements is in exactly one part.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Choice:
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
     def of_layer(self, layer_id: int) -> Part | None:
-        """Return the part that holds a layer; None for a layer without elements."""
+        """Return the part that contains a layer; None for a layer without elements."""
         return next((part for part in self.parts if layer_id in part.layers), None)
 
     @property
@@ -82,7 +82,7 @@ class Choice:
         return {} if part is None else {"chosen": str(part.pair), "chosen_because": part.why}
 
     def summary(self, layers: Iterable[Layer]) -> str:
-        """Return the pairs as text, with their shares of the elements if there are several."""
+        """Return the pairs as text; if there are several parts, with their shares of the elements."""
         numel = {layer.id: layer.numel for layer in layers}
         if len(self.parts) == 1:
             return str(self.parts[0].pair)
@@ -98,7 +98,7 @@ class Choice:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build a choice from what `to_dict` returned."""
+        """Build a choice from the result of `to_dict`."""
         parts = tuple(
             Part(
                 pair=Pair(str(part["compressor"]), str(part["collective"])),
@@ -133,9 +133,9 @@ def _choice(line: str) -> Choice:
 
 
 def pairs_on(collective: Collective) -> list[Pair]:
-    """Return the pairs that `auto` tries if this is the run's collective, from dense to sparse.
+    """Return the pairs that `auto` tries with this collective of the run, from dense to sparse.
 
-    None of them uses `native`, whose bytes are not counted, unless it is the run's collective.
+    `native` is used only if it is the run's collective, because its bytes are not counted.
     """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
     wanted = [
@@ -155,5 +155,5 @@ def pairs_on(collective: Collective) -> list[Pair]:
 
 
 def dense_pair(collective: Collective) -> Pair:
-    """Return the pair with almost no loss, which is used if no other pair is faster."""
+    """Return the pair with almost no error, which is used if no other pair is faster."""
     return next(pair for pair in pairs_on(collective) if pair.compressor == "bf16")

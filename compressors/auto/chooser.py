@@ -1,9 +1,10 @@
-"""Chooser: tries pairs on the layers' gradients and the link, keeps the fastest, and watches whether it stays so.
+"""Chooser: tries pairs during training, keeps the fastest, and watches whether the link changes.
 
-If a link becomes again as it was before, the pair that was the fastest on it is used again without trials.
+A trial is a few consecutive steps with one pair. If the link returns to an earlier state, the pair that was the fastest
+in that state is used again without trials.
 
-`Chooser.decisions` is a generator: every `yield` lets one step pass and returns how long the step before took. All
-ranks get the same figures, so all of them decide the same.
+`Chooser.decisions` is a generator: every `yield` lets one step pass and returns the times of the previous step. All
+ranks get the same times, so all of them make the same decisions.
 """
 
 from __future__ import annotations
@@ -35,47 +36,48 @@ from compressors.auto.ranking import (
 from compressors.auto.reducer import ChosenPairs
 from compressors.layer import Layer, Step
 
-# Two links count as one if messages take at most this many times as long on one of them.
+# Two states of the link count as the same if messages take at most this many times as long in one as in the other.
 ALIKE = 1.5
 # The link is measured again if steps take this many times as long as when it was measured.
 SLOWED = 1.25
-# One step of a pair is enough if it takes this many times as long as a step of the turn before.
+# A trial ends after its first step that counts if that takes this many times as long as a step of the trial before.
 HOPELESS = 2.5
-# A turn is repeated up to this many times until the link does not jump meanwhile.
+# A trial is made up to this many times, until the link's speed does not jump during it.
 ATTEMPTS = 3
-# A pair is tried if its step could take at most this many times the best.
+# A pair is tried if its step could take at most this many times as long as the best pair's.
 WORTH_A_TRIAL = 1.1
-# (times the best, number of pairs) up to which pairs get a second turn, a third, and so on. Single steps differ by a
-# fifth where ranks share cores, so a few of them exclude only pairs that are far behind.
+# Limits for the second trial, the third, and so on: (step time / best step time, number of pairs). Single steps differ
+# by a fifth if ranks share cores, so a few of them exclude only pairs that are much slower.
 RACE = ((1.3, 5), (1.2, 3), *[(1.1, 2)] * 3)
-# Numbers of steps whose medians are compared, after the choice and now; medians of fewer steps differ by chance.
+# Numbers of steps whose medians are compared: after the choice, and now. Medians of fewer steps are too noisy.
 USUAL, WINDOW = 32, 15
-# A choice is made again if the time on the link, or that of a step, is this many times what it was after the choice;
-# above the last ratio at once, whatever trials have cost.
+# Pairs are tried again if the time of messages (DEPARTURE, longer or shorter) or of a step (SLOWER) is this many times
+# what it was after the choice; above FAR_SLOWER immediately, even if the budget for trials is spent.
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
-# A change of the time on the link by a smaller share of a step is ignored.
+# A change of the time of messages by a smaller share of a step is ignored.
 NOTICEABLE = 0.05
-# Steps until pairs may be tried again; doubled as long as the same pair wins.
+# Number of steps until pairs may be tried again; doubled each time that the same pair wins.
 REST = 64
-# After this many rests, pairs are tried again though nothing seems to have changed.
+# After this many rests, pairs are tried again even if no change was noticed.
 PERIOD = 8
-# If pairs are tried this many steps after the last look at gradients, gradients are looked at again.
+# If pairs are tried more than this many steps after the last look at gradients, the compressors encode gradients again.
 LOOK_AGAIN = 500
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LinkKnowledge:
-    """The knowledge about the pairs on a link.
+    """The results of trials for one state of the link.
 
     Attributes:
-        link: the link as it was then.
-        holder: the pair in use on such a link.
-        why: the reason for it.
-        was_tried: False if the pair was only kept when the link became like this.
+        link: the measured cost of messages in this state.
+        holder: the pair that is used in this state.
+        why: the reason for this pair.
+        was_tried: True if trials in this state chose the pair; False if it was kept from the state before, or if the
+            link changed during the trials.
         rivals: other pairs that may be better.
-        pairwise: results of single turns of rivals on such links.
-        usual: the first steps with the pair in use.
-        watched: number of steps on such links, without those of rivals.
+        pairwise: results of single trials of rivals in this state.
+        usual: times of the first steps with the pair in use.
+        watched: number of steps in this state, without those of rivals.
     """
 
     link: MessageCost
@@ -89,7 +91,7 @@ class LinkKnowledge:
 
 
 class Occasion(NamedTuple):
-    """A reason to look at the link again; if it is urgent, trials do not wait until they can be afforded."""
+    """A reason to measure the link again; if it is urgent, pairs are tried even if the budget is spent."""
 
     why: str
     is_urgent: bool = False
@@ -99,10 +101,10 @@ Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decide which pair each layer uses, the same on all ranks.
+    """Decides which pair each layer uses; all ranks decide the same.
 
     Args:
-        reducer: sends the layers through the chosen pairs.
+        reducer: sends each layer through its chosen pair.
         collective: the run's collective.
         layers: every trainable parameter.
         transport: connects the ranks; used between steps.
@@ -136,11 +138,11 @@ class Chooser:
 
     @property
     def next_step(self) -> int:
-        """Return the index of the step from which a decision would hold."""
+        """Return the index of the first step that a decision would apply to."""
         return 0 if self.step is None else self.step.index + 1
 
     def decisions(self) -> Decisions:
-        """Look at gradients, try pairs and watch the link, as long as there are steps."""
+        """Encode gradients, try pairs and watch the link until training ends."""
         occasion = Occasion("the first steps")
         looked: int | None = None
         latest: LinkKnowledge | None = None
@@ -148,7 +150,7 @@ class Chooser:
             if self._have_candidates_changed():
                 self._found.clear()
                 looked = None
-            if looked is None or self.next_step - looked > LOOK_AGAIN:  # what a link does changes no gradient
+            if looked is None or self.next_step - looked > LOOK_AGAIN:  # a change of the link does not affect gradients
                 yield from self._look()
                 looked = self.next_step
             self._measure_link()
@@ -161,7 +163,7 @@ class Chooser:
             elif known is None:
                 latest = self._hold_on(latest)
             else:
-                latest.usual.clear()  # the link is what it was, and yet steps take another time
+                latest.usual.clear()  # the link has not changed, but the step time has
             if not self._revise:
                 return
             occasion = yield from self._watch(latest)
@@ -174,8 +176,8 @@ class Chooser:
             self._reducer.switch(choice)
 
     def _look(self) -> Decisions:
-        """Let all compressors encode the next step's gradients, and agree on the largest costs of all ranks."""
-        while self._reducer.look is None or self.was_skipped:  # zeros in the place of NaN say nothing
+        """Encode the next step's gradients with all compressors, and take the largest costs of all ranks."""
+        while self._reducer.look is None or self.was_skipped:  # gradients of a skipped step are zeros instead of NaN
             self._candidates.forget_gradients()
             self._reducer.look = self._candidates.look_at
             yield
@@ -190,7 +192,7 @@ class Chooser:
         self._candidates.link = measure_link(dense, self._transport)
 
     def _known(self) -> LinkKnowledge | None:
-        """Return the knowledge about the link that is most like the one now, or None if no link is like it."""
+        """Return the knowledge about the state that is most similar to the current link; None if none is similar."""
         nearest = min(self._found, key=self._unlikeness, default=None)
         return nearest if nearest is not None and self._unlikeness(nearest) <= ALIKE else None
 
@@ -199,12 +201,12 @@ class Chooser:
         return self._candidates.unlikeness(found.link, found.holder, negligible_s)
 
     def _recall(self, found: LinkKnowledge, why: str) -> LinkKnowledge:
-        """Use again the pair that was in use on such a link."""
-        self._switch(found.holder, f"after {why}, to a link that is known: {found.why}")
+        """Switch back to the pair that was used in an earlier state of the link."""
+        self._switch(found.holder, f"after {why}, as earlier on such a link: {found.why}")
         return found
 
     def _hold_on(self, before: LinkKnowledge) -> LinkKnowledge:
-        """Keep the pair of the link before, because trials on a new link must wait."""
+        """Keep the pair in use, because trials for the new state of the link must wait."""
         rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
         link = self._candidates.link
         self._found.append(
@@ -213,9 +215,9 @@ class Chooser:
         return self._found[-1]
 
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
-        """Try the pairs that may be the fastest, the cheapest first, and use the one that is.
+        """Try the pairs that may be the fastest, in the order of estimated cost, and switch to the fastest one.
 
-        If the link has changed meanwhile, earlier knowledge about the new link counts for more.
+        If the link changed during the trials and the new state is known from earlier trials, use those results instead.
         """
         held, choices, began_on = self._main_pair(), self._candidates.choices(), self._candidates.link
         cheapest, *others = sorted(choices, key=lambda pair: self._cost_s(choices[pair]))
@@ -224,7 +226,7 @@ class Chooser:
         priced_s = ranking.latest_s(cheapest)
         for pair in others:
             if (now_s := ranking.latest_s(ranking.leader)) > SLOWED * priced_s:
-                self._measure_link()  # it was fast a moment ago, and a dense pair would take seconds a step
+                self._measure_link()  # the link became slow, and a dense pair could now take seconds per step
                 priced_s = now_s
             if self._is_worth_a_trial(choices[pair], ranking):
                 yield from self._compare(pair, ranking, choices)
@@ -247,7 +249,7 @@ class Chooser:
             usual=ranking.of(winner)[-USUAL:],
         )
         self._measure_link()
-        if self._unlikeness(found) > ALIKE:  # turns on one link and on another
+        if self._unlikeness(found) > ALIKE:  # the link changed during the trials
             found.link, found.was_tried = self._candidates.link, False
             found.usual.clear()
         known = self._known()
@@ -257,7 +259,7 @@ class Chooser:
         if known is not None:
             found.pairwise = known.pairwise
             self._found.remove(known)
-        for rival in found.rivals:  # a contest counts once: its turns followed each other
+        for rival in found.rivals:  # consecutive trials are not independent, so they count as one result
             found.pairwise.add(rival.pair, winner, ranking.ratio(rival.pair, winner))
         self._found.append(found)
         return found
@@ -265,7 +267,7 @@ class Chooser:
     def _compare(
         self, pair: Pair, ranking: Ranking, choices: Mapping[Pair, Choice]
     ) -> Generator[None, StepSeconds, None]:
-        """Give a pair a turn between two turns of the leader; repeat it if the link jumped meanwhile."""
+        """Try a pair between two trials of the leader; repeat this if the link's speed jumped meanwhile."""
         leader = ranking.leader
         turns = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
         for attempts_left in reversed(range(ATTEMPTS)):
@@ -277,7 +279,7 @@ class Chooser:
             turns = [pair, leader]
 
     def _measure(self, choice: Choice, hopeless_s: float = math.inf) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """Return the times of steps under a choice; stop after one that takes longer than `hopeless_s`."""
+        """Return the times of the steps of a trial that count; stop after one that takes longer than `hopeless_s`."""
         if choice.ways != self._reducer.choice.ways:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken: list[StepSeconds] = []
@@ -288,10 +290,10 @@ class Chooser:
         return taken[SETTLING:]
 
     def _watch(self, found: LinkKnowledge) -> Generator[None, StepSeconds, Occasion]:
-        """Let steps pass until the link seems to have changed or time is up.
+        """Let steps pass until the link seems to have changed or it is time for new trials.
 
         Args:
-            found: the knowledge about this link; its pair is replaced by a rival that proves better.
+            found: the knowledge about the current state; its pair is replaced if trials show that a rival is faster.
         """
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
         for count in itertools.count(1):
@@ -307,16 +309,16 @@ class Chooser:
             if occasion := self._occasion(count, usual, now):
                 return occasion
             due = next((each for each in found.rivals if found.watched >= each.due and self._may_try_rival(each)), None)
-            if due is None or _change(usual, now):  # of another link, it would tell nothing of this one
+            if due is None or _change(usual, now):  # after a change, a trial would not tell about this state
                 continue
             outcome = yield from self._rival_ratio(found.holder, due.pair, usual_s(list(recent)[-TRIAL:]))
             found.pairwise.add(due.pair, found.holder, outcome)
             if self._can_afford() and SLOWER * outcome < 1:
-                return Occasion(f"steps of {due.pair} took {outcome:.3g} times those of {found.holder}")
+                return Occasion(f"steps of {due.pair} took {outcome:.3g} times as long as those of {found.holder}")
             ratio = found.pairwise.ratio(due.pair, found.holder)
             due.had_a_turn(found.watched, ratio or outcome)
             if ratio and TIE * ratio <= 1:
-                found.why = f"after turns of both, steps took {ratio:.3g} times those with {found.holder}"
+                found.why = f"after trials of both, steps took {ratio:.3g} times as long as with {found.holder}"
                 self._switch(due.pair, found.why)
                 found.holder, due.pair, due.is_near = due.pair, found.holder, True
                 found.usual.clear()
@@ -324,12 +326,12 @@ class Chooser:
         raise AssertionError
 
     def _occasion(self, count: int, usual: StepSeconds, now: StepSeconds) -> Occasion | None:
-        """Return the reason for another look at the link, or None.
+        """Return the reason to measure the link again, or None.
 
         Args:
-            count: number of steps since the last look.
-            usual: the usual step on this link.
-            now: a step as they are now.
+            count: number of steps since the link was measured.
+            usual: the usual times of a step in this state of the link.
+            now: the current times of a step.
         """
         if self._have_candidates_changed():
             return Occasion("sparse pairs became sparser", is_urgent=True)
@@ -351,24 +353,24 @@ class Chooser:
         return self._lost_s <= self._budget * self._elapsed_s
 
     def _rival_ratio(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
-        """Give a rival a turn between steps of the pair in use; return the ratio of their step times.
+        """Try a rival between steps of the pair in use; return the rival's step time / that of the pair in use.
 
         Args:
             holder: the pair in use.
             rival: the other pair.
-            before_s: the time of the last steps.
+            before_s: the usual time of the last steps.
         """
         of_holder = self._reducer.choice
         taken = yield from self._measure(self._candidates.choice(rival), HOPELESS * before_s)
         self._reducer.switch(dataclasses.replace(of_holder, step=self.next_step))
         after_s = usual_s((yield from self._measure(self._reducer.choice)))
-        holder_s = math.sqrt(before_s * after_s)  # in the middle of the turn, if a link becomes slower or faster
+        holder_s = math.sqrt(before_s * after_s)  # estimate for the middle of the trial, if the link's speed changes
         outcome = usual_s(taken) / holder_s
         self._lost_s += (SETTLING + len(taken)) * (usual_s(taken) - holder_s)
         return outcome
 
     def _is_worth_a_trial(self, choice: Choice, ranking: Ranking) -> bool:
-        """Return True if steps could be about as short as the shortest, if messages overlapped all computing."""
+        """Return True if steps could be about as short as the leader's if all messages overlapped with computing."""
         least_s = max(ranking.computing_s(), self._cost_s(choice))
         return least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader)
 
@@ -376,15 +378,15 @@ class Chooser:
         return self._candidates.cost_s(choice, self._candidates.link)
 
     def _switch(self, pair: Pair, why: str) -> None:
-        """Use a pair, and note the reason."""
+        """Switch to a pair, and record the reason."""
         parts = []
         for part in self._candidates.choice(pair).parts:
-            reason = why if part.why == TRIED else f"{part.why}; else {pair}: {why}"
+            reason = why if part.why == TRIED else f"{part.why}; other layers use {pair}: {why}"
             parts.append(Part(pair=part.pair, layers=part.layers, why=reason))
         self._reducer.switch(Choice(step=self.next_step, parts=tuple(parts)))
 
     def _main_pair(self) -> Pair | None:
-        """Return the pair that most elements use; None before anything was chosen."""
+        """Return the pair that most elements use; None before the first choice."""
         parts = self._reducer.choice.parts
         if any(part.why == FIRST for part in parts):
             return None
@@ -393,7 +395,7 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """Return in words what changed so much that another pair may be better; empty if nothing did."""
+    """Return text that describes a change after which another pair may be better; empty if there is no such change."""
     if now.step_s > SLOWER * usual.step_s:
         return f"steps went from {ms(usual.step_s)} to {ms(now.step_s)}"
     low, high = sorted((now.wire_s, usual.wire_s))
@@ -403,5 +405,5 @@ def _change(usual: StepSeconds, now: StepSeconds) -> str:
 
 
 def _median(taken: Sequence[StepSeconds]) -> StepSeconds:
-    """Return the median of each figure by itself."""
+    """Return the median of each of the times."""
     return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))

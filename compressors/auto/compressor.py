@@ -36,13 +36,13 @@ from compressors.layer import Layer, Step
 
 
 class ChoosingHook(CompressionHook):
-    """Take decisions between two steps, in the communication thread.
+    """Makes decisions between two steps, in the communication thread.
 
-    The times of a step travel with the flag of the next step that says whether all gradients were finite, so they need
-    no message of their own.
+    The times of a step are sent together with the next step's flag that says whether all gradients were finite, so they
+    need no message of their own.
 
     Args:
-        auto: the options. The rest is as of `CompressionHook`.
+        auto: the options; the other arguments are those of `CompressionHook`.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class ChoosingHook(CompressionHook):
         self._ended = time.perf_counter()
 
     def follow(self, choices: Sequence[Choice]) -> None:
-        """Repeat choices that were made after this state was saved, then go on choosing; every rank must call.
+        """Repeat the choices that were made after this state was saved, then continue choosing; every rank must call.
 
         Args:
-            choices: the choices of the run that is resumed; those that the state contains are left out. Choices that
-                the options name take their place, because they reach further.
+            choices: the choices of the resumed run; those that the state already contains are left out. If the option
+                `choices` names a file, its choices are used instead, because they cover the whole run.
         """
         held = self._pairs.choice.step
-        self._pairs.look = None  # it belonged to decisions that are no longer made
+        self._pairs.look = None  # it belonged to the previous generator of decisions
         self._decisions = self._resumed([choice for choice in self._auto.recorded or choices if choice.step > held])
         next(self._decisions, None)
 
     def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Do as `follow` does, with choices as `Choice.to_dict` returns them; every rank must call."""
+        """Do the same as `follow`, with choices as `Choice.to_dict` returns them; every rank must call."""
         self.follow([Choice.from_dict(values) for values in decisions])
 
     def _resumed(self, choices: Sequence[Choice]) -> Decisions:

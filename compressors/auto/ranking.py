@@ -1,9 +1,9 @@
-"""Ranking: by how much steps are longer under one pair than under another, and which pair that puts ahead.
+"""Ranking of pairs by the ratios of their step times.
 
-A pair's turn is compared with the turns of another pair right before and after it: links fade, jump and come back
-within a contest, and then seconds would say which pair had the better moment. While one pair is held, single turns of
-others go on (`PairwiseRatios`): long and short steps come fifty in a row where ranks share cores, so turns right after
-each other meet one kind, and turns apart meet both.
+A trial is a few consecutive steps with one pair. It is compared with trials of another pair right before and after it,
+because the speed of a link may change during the trials, so that step times in seconds are not comparable. While a pair
+is in use, single trials of other pairs continue (`PairwiseRatios`): if ranks share cores, about fifty long steps in a
+row alternate with about fifty short ones, so consecutive trials see only one kind, and trials far apart see both.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 
 from compressors.auto.choice import Pair
 
-MOST, ENOUGH = 16, 4  # results of a pair of pairs: how many of the latest count, and how many there must be
-# Steps until a rival has a turn; doubled as long as its steps take PROVES_SLOWER times those of the pair in use.
+MOST, ENOUGH = 16, 4  # number of latest results for two pairs that count, and the number that is needed
+# Number of steps until a rival is tried; doubled each time its steps take over PROVES_SLOWER times as long as those of
+# the pair in use, up to LONGEST_REST.
 RIVAL_REST, LONGEST_REST = 32, 2048
 PROVES_SLOWER = 1.05
 
@@ -31,8 +32,8 @@ class Challenger:
 
     Attributes:
         pair: the pair.
-        is_near: its turns cost little.
-        due: number of watched steps after which it has a turn.
+        is_near: True if its step time is close to that of the pair in use, so that trials cost little.
+        due: number of watched steps after which it is tried.
     """
 
     pair: Pair
@@ -41,7 +42,7 @@ class Challenger:
     _rest: int = RIVAL_REST
 
     def had_a_turn(self, at: int, ratio: float) -> None:
-        """Set when its next turn is due, after one in which steps took `ratio` times those of the pair in use."""
+        """Set when the next trial is due, after a trial whose steps took `ratio` times those of the pair in use."""
         self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else RIVAL_REST
         self.due = at + self._rest
 
@@ -60,25 +61,26 @@ class PairwiseRatios:
     def ratio(self, pair: Pair, other: Pair) -> float | None:
         """Return the mean ratio of the middle half of the results, or None if there are too few.
 
-        The others do not count, because a link may jump within a turn.
+        The smallest and largest quarters do not count, because the link's speed may jump during a trial.
         """
         logs = self._logs.get((pair, other), ())
         return math.exp(middle(logs)) if len(logs) >= ENOUGH else None
 
 
 def middle(values: Collection[float]) -> float:
-    """Return the mean of the middle half of the values, or of all if there are fewer than four."""
+    """Return the mean of the middle half of the values; of all values if there are fewer than four."""
     quarter = len(values) // 4
     return statistics.fmean(sorted(values)[quarter : len(values) - quarter])
 
 
-# Steps at the start of a turn that do not count (the first still belongs to the turn before, the second is unlike
-# others), and steps that do.
+# Numbers of steps of a trial: at its start, steps that do not count (the first still belongs to the trial before, and
+# the second differs from the others), and then steps that count.
 SETTLING, TRIAL = 2, 4
-# Times the best: up to TIE a pair is as good (the pair in use is kept then, or the densest is chosen), up to
-# HARDLY_WORSE the pair in use does not give way to a sparser one, up to NEAR a pair is worth turns beside it.
+# Step times divided by the best. Up to TIE, a pair is as good as the best; then the pair in use is kept, or the densest
+# is chosen. Up to HARDLY_WORSE, the pair in use is not replaced by a sparser one. Up to NEAR, a pair is tried again
+# while another is in use.
 TIE, HARDLY_WORSE, NEAR = 1.02, 1.05, 1.3
-# If the turns before and after a turn differ by more than this ratio, the link jumped and the turn says nothing.
+# If the trials before and after a trial differ by more than this ratio, the link's speed jumped and the trial is void.
 JUMP = 1.5
 
 
@@ -87,8 +89,8 @@ class StepSeconds(NamedTuple):
 
     Attributes:
         step_s: seconds from the end of one exchange to the end of the next.
-        computing_s: the part of it in which the step did not wait for a result.
-        wire_s: seconds in which the communication thread sent or waited.
+        computing_s: seconds from the end of the exchange until backward handed over the last bucket.
+        wire_s: seconds in which the communication thread sent messages or waited for them.
     """
 
     step_s: float
@@ -97,14 +99,14 @@ class StepSeconds(NamedTuple):
 
 
 class Ranking:
-    """Compare the turns of a contest.
+    """Comparison of a series of trials.
 
     Args:
         order: all pairs, from dense to sparse.
-        dense: the pair that must not lose by chance.
+        dense: the dense pair, which is tried more often than others so that noise does not exclude it.
 
     Attributes:
-        pairs: the pairs that had a turn, in the order of their first turns.
+        pairs: the pairs that were tried, in the order of their first trials.
         leader: the fastest pair so far, or one that is as good.
     """
 
@@ -119,11 +121,11 @@ class Ranking:
 
     @property
     def latest(self) -> Pair:
-        """Return the pair whose turn was the last."""
+        """Return the pair of the last trial."""
         return self._turns[-1][0]
 
     def add(self, pair: Pair, taken: Sequence[StepSeconds]) -> None:
-        """Add the steps of a turn that count."""
+        """Add the steps of a trial that count."""
         self._turns.append((pair, taken))
         if not self.pairs:
             self.leader = pair
@@ -131,19 +133,19 @@ class Ranking:
             self.pairs.append(pair)
 
     def compare(self, *, whatever: bool = False) -> bool:
-        """Compare the last turn but one with those right before and after it, which were another pair's.
+        """Compare the second last trial with the trials of another pair right before and after it.
 
         Args:
-            whatever: compare even if these two show that the link jumped.
+            whatever: compare even if those two trials show that the link's speed jumped.
 
         Returns:
-            False if the link jumped, so that nothing was compared.
+            False if the link's speed jumped, so that nothing was compared.
         """
         (_, before), (pair, between), (other, after) = self._turns[-3:]
         low, high = sorted((usual_s(before), usual_s(after)))
         if high > JUMP * low and not whatever:
             return False
-        log = math.log(usual_s(between)) - math.log(low * high) / 2  # the middle of the turn, if a link fades
+        log = math.log(usual_s(between)) - math.log(low * high) / 2  # the geometric mean corrects for a slow drift
         self._logs_of.setdefault((pair, other), []).append(log)
         fastest = self._fastest_first()[0]
         if TIE * self.ratio(fastest, self.leader) < 1:
@@ -151,24 +153,24 @@ class Ranking:
         return True
 
     def ratio(self, pair: Pair, other: Pair) -> float:
-        """Return the ratio of the step times of two pairs."""
+        """Return the step time of `pair` / the step time of `other`."""
         logs = self._logs()
         return math.exp(logs[pair] - logs[other])
 
     def of(self, pair: Pair) -> list[StepSeconds]:
-        """Return the steps of a pair that counted, the oldest first."""
+        """Return the steps of a pair that count, the oldest first."""
         return [seconds for who, taken in self._turns if who == pair for seconds in taken]
 
     def latest_s(self, pair: Pair) -> float:
-        """Return the usual step time in the last turn of a pair."""
+        """Return the usual step time in the last trial of a pair."""
         return usual_s(next(taken for who, taken in reversed(self._turns) if who == pair))
 
     def computing_s(self) -> float:
-        """Return the shortest computing time of all pairs."""
+        """Return the shortest of all pairs' median computing times, in seconds."""
         return min(statistics.median(each.computing_s for each in self.of(pair)) for pair in self.pairs)
 
     def lost_s(self, winner: Pair) -> float:
-        """Return the seconds by which the turns of all others took longer than as many steps of the winner."""
+        """Return the seconds that all trials took longer than the same number of steps of the winner would have."""
         logs = self._logs()
         return math.fsum(
             (SETTLING + len(taken)) * usual_s(taken) * (1 - math.exp(logs[winner] - logs[pair]))
@@ -176,16 +178,19 @@ class Ranking:
         )
 
     def ahead(self, racing: Sequence[Pair], close: float, field: int) -> list[Pair]:
-        """Return the leader and the fastest pairs, and the dense pair if it takes at most `close` times as long."""
+        """Return the pairs that take at most `close` times as long as the leader: the `field` fastest, and the dense.
+
+        The leader is first, then the others from fast to slow.
+        """
         logs = self._logs()
         fastest = sorted(racing, key=lambda pair: (pair != self.leader, logs[pair]))
         near = [pair for pair in fastest if logs[pair] <= math.log(close) + logs[self.leader]]
         return [pair for pair in near if pair in near[:field] or pair == self._dense]
 
     def winner(self, racing: Sequence[Pair], held: Pair | None) -> Pair:
-        """Return the pair in use if it is as good as the best; otherwise the densest that is.
+        """Return the pair in use if it is as good as the best; otherwise the densest pair that is.
 
-        A dense pair that is as good also takes the place of a sparse pair in use.
+        A dense pair that is as good as the best also replaces a sparse pair in use.
         """
         logs, rank = self._logs(), self._order.index
         best = min(logs[pair] for pair in racing)
@@ -196,14 +201,14 @@ class Ranking:
         return held if logs[held] <= math.log(patience) + best else winner
 
     def rivals(self, holder: Pair) -> list[Challenger]:
-        """Return the next best pair, if it is near, and the one that had the first turn because it promised most."""
+        """Return the second best pair, if it is near, and the pair that was tried first because its cost was lowest."""
         others = [pair for pair in self._fastest_first() if pair != holder]
         near = [pair for pair in others[:1] if self.ratio(pair, holder) <= NEAR]
         favourite = [pair for pair in self.pairs[:1] if pair not in (holder, *near)]
         return [Challenger(pair=pair, is_near=pair in near) for pair in near + favourite]
 
     def summary(self, winner: Pair) -> str:
-        """Return in words the step times of the winner and of the next best pair."""
+        """Return text with the step times of the winner and of the second best pair."""
         step_s = usual_s(self.of(winner))
         others = [pair for pair in self._fastest_first() if pair != winner]
         if others:
@@ -216,7 +221,7 @@ class Ranking:
         return sorted(logs, key=logs.__getitem__)
 
     def _logs(self) -> dict[Pair, float]:
-        """Return the logarithms of the step times by pair, up to a constant: least squares over all comparisons."""
+        """Return the logarithm of each pair's step time, up to a constant, by least squares over all comparisons."""
         signs = np.zeros((len(self._logs_of), len(self.pairs)))
         logs = np.zeros(len(self._logs_of))
         for row, ((pair, other), compared) in enumerate(self._logs_of.items()):

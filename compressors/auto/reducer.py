@@ -1,7 +1,7 @@
 """ChosenPairs: the reducer that sends each layer through the pair that was chosen for it.
 
-Each pair has a reducer of its own. When a layer changes from one pair to another, its residual is added to its next
-gradient, whichever pair that goes through. So nothing is lost but what the gradient's type cannot hold.
+Each pair has its own reducer. When a layer changes to another pair, its residual is added to its next gradient. So
+nothing is lost except the rounding to the gradient's type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer
 from compressors.ddp.report import Bucket
 from compressors.layer import copies
 
-# Gets a bucket's gradients before they are sent.
+# A function that is called with each bucket before its gradients are sent.
 Looked = Callable[[Bucket], None]
 
 
@@ -36,7 +36,7 @@ class _BoundPair:
 
 
 class ChosenPairs(Reducer):
-    """Send each layer through its pair.
+    """Sends each layer through its pair.
 
     Args:
         compressor: the compressor `auto`.
@@ -46,7 +46,7 @@ class ChosenPairs(Reducer):
     Attributes:
         choice: the choice in use.
         wire_s: seconds of the current step in which messages were sent or waited for.
-        look: gets every bucket before it is sent, or None.
+        look: called with every bucket before it is sent; or None.
     """
 
     def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
@@ -64,7 +64,7 @@ class ChosenPairs(Reducer):
         return self._bound(pair).collective
 
     def switch(self, choice: Choice) -> None:
-        """Send layers through other pairs from the next step on; call it between steps, on all ranks."""
+        """Use another choice from the next step on; call this between steps, on all ranks."""
         for pair, bound in self._bound_pairs.items():
             staying = {layer_id for part in choice.parts if part.pair == pair for layer_id in part.layers}
             state = bound.reducer.state_dict()

@@ -66,7 +66,7 @@ class Bucket:
 
 @dataclasses.dataclass(kw_only=True)  # not frozen, because frozen ones take three times as long to create
 class EncodedLayer:
-    """What one encode produced for one layer.
+    """Result of encoding one layer once.
 
     Attributes:
         layer: the layer.
@@ -86,7 +86,7 @@ class EncodedLayer:
 
 
 class Decision(Protocol):
-    """What an exchange has decided about its messages while training; a resumed run must decide the same."""
+    """A decision of an exchange about its messages during training; a resumed run must make the same decisions."""
 
     @property
     def step(self) -> int:

@@ -1,4 +1,4 @@
-"""What a reducer keeps per encode group from step to step: residuals and velocities, and the memory of its messages."""
+"""State of a reducer that persists between steps: residuals, velocities and memory of messages, per encode group."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_what_bench_predict_wrote_is_drawn_beside_the_runs(tmp_path: Path) -> No
     assert text.count("Drawn from ") == 3
     assert "damaged.json is damaged (&#39;bandwidth_bps&#39;); write it again with bench predict" in text
     for name in ("zero.csv", "nan.json"):
-        assert f"{name} is damaged (a rate or a time is not above 0, or not finite); write it again" in text
+        assert f"{name} is damaged (a rate or a time is not a finite number above 0); write it again" in text
     assert "Predicted step times of topk on allgather and dense bf16" in text
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))

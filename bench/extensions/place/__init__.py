@@ -1,1 +1,1 @@
-"""Model what a training step costs with layers placed on devices of several kinds: `bench place`."""
+"""Model of a training step whose layers are placed on devices of several kinds: `bench place`."""

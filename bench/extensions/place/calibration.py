@@ -1,8 +1,8 @@
-"""The model of a step, calibrated on this machine: figures of operations and messages from runs, not data sheets.
+"""Calibration of the step model on this machine: times of operations and messages are fitted to runs, not data sheets.
 
-Each device is a process on this machine's CPU. An operation takes a + b flops + c bytes, with coefficients for each
-kind of operation and direction that are fitted to networks run node by node in one process. What a message costs, and
-how much processes on shared cores hold each other up, is fitted to the steps of whole runs.
+Each device is a process on this machine's CPU. An operation takes a + b * flops + c * bytes seconds. The coefficients
+of each kind of operation and direction are fitted to networks that are run node by node in one process. The time of a
+message, and how much processes on shared cores slow each other down, are fitted to the steps of whole runs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Sample:
     """One measured time.
 
     Attributes:
-        kind: what was done.
-        flops, nbytes: of an operation's forward pass; of an update, the number of parameters and their bytes.
-        seconds: how long it took.
+        kind: the kind of operation and the direction.
+        flops, nbytes: flops and bytes of an operation's forward pass; for an update, the number of parameters and their
+            bytes.
+        seconds: the measured time.
     """
 
     kind: Kind
@@ -59,10 +60,10 @@ class PlacedNetwork:
     """A network on one pool of devices.
 
     Attributes:
-        operations: the network's.
-        device_of: the device of each.
+        operations: the operations of the network.
+        device_of: the name of each operation's device, by the name of the operation.
         topology: devices and links.
-        batch_size: samples in a mini-batch.
+        batch_size: number of samples in a mini-batch.
     """
 
     operations: Sequence[Operation]
@@ -73,13 +74,13 @@ class PlacedNetwork:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibratedTimes(Times):
-    """Times of processes on this machine, whatever the devices' and links' kinds.
+    """Times of processes on this machine; the kinds of devices and links do not matter.
 
     Attributes:
-        coefficients: (seconds, seconds per flop, seconds per byte) by kind; `ANY` stands for kinds not measured.
-        bytes_per_s: of messages.
-        message_s: of one message, whatever its length.
-        slowdown: of operations, for processes that share cores.
+        coefficients: (seconds, seconds per flop, seconds per byte) by kind; `ANY` is used for kinds not measured.
+        bytes_per_s: rate of messages.
+        message_s: seconds per message that do not depend on its length.
+        slowdown: factor on the times of operations, because processes share cores.
     """
 
     coefficients: Mapping[Kind, Coefficients]
@@ -89,14 +90,14 @@ class CalibratedTimes(Times):
 
     @classmethod
     def fitted(cls, samples: Sequence[Sample], bytes_per_s: float) -> Self:
-        """Return times that fit samples, with coefficients that are not negative."""
+        """Return times fitted to the samples, with coefficients that are not negative."""
         kinds = {sample.kind: [other for other in samples if other.kind == sample.kind] for sample in samples}
         for _, direction in list(kinds):
             kinds[ANY, direction] = [sample for sample in samples if sample.kind[1] == direction]
         return cls(coefficients={kind: _fit(found) for kind, found in kinds.items()}, bytes_per_s=bytes_per_s)
 
     def calibrated(self, measured: Sequence[tuple[PlacedNetwork, float]]) -> Self:
-        """Return these times with the message's time and the slowdown that explain measured steps best."""
+        """Return these times with the message time and the slowdown fitted to (network, measured seconds of a step)."""
 
         def relative_errors(logarithms: Logarithms) -> list[float]:
             times = self._with_logarithms(logarithms)
@@ -106,7 +107,7 @@ class CalibratedTimes(Times):
         return self._with_logarithms(least_squares(relative_errors, np.log(_FIRST_GUESS), bounds=bounds).x)
 
     def step(self, network: PlacedNetwork) -> float:
-        """Return the seconds of one step of a network."""
+        """Return the modelled seconds of one step of a network."""
         tasks = step_tasks(
             network.operations, [network.device_of], network.topology, self, batch_size=network.batch_size
         )
@@ -143,14 +144,14 @@ def _linear(coefficients: Coefficients, flops: float, nbytes: float) -> float:
 
 
 def _fit(samples: Sequence[Sample]) -> Coefficients:
-    """Fit by least squares with weights 1 / seconds, between those of absolute errors and of relative ones.
+    """Fit by least squares with weights 1 / seconds: between absolute errors (1) and relative errors (1 / seconds^2).
 
-    Relative errors alone leave sums too small: samples that were slowed by other work weigh little.
+    With relative errors, sums would be too small, because samples that other work slowed down would have little weight.
     """
     matrix = np.array([(1.0, sample.flops, sample.nbytes) for sample in samples])
     scale = np.maximum(matrix.max(axis=0), 1.0)
     root = np.sqrt([sample.seconds for sample in samples])
-    found, _ = nnls(matrix / scale / root[:, None], root)  # scaled, for flops are many and seconds are few
+    found, _ = nnls(matrix / scale / root[:, None], root)  # scaled, because the columns differ by orders of magnitude
     constant, per_flop, per_byte = (found / scale).tolist()
     return constant, per_flop, per_byte
 
@@ -164,14 +165,13 @@ PARAMETERS = ""
 def measure(traced: fx.GraphModule, operations: Sequence[Operation], x: torch.Tensor, repeats: int) -> list[Sample]:
     """Return the median time of every operation, forward and backward, and of the update of all parameters.
 
-    It is the time of this thread on its core, because what other processes take is not the operation's; torch must have
-    been told to use one thread.
+    Times are CPU times of this thread, so that other processes do not lengthen them; torch must use one thread.
 
     Args:
-        traced: the network, with real parameters, which stay as they are.
-        operations: its operations, of a mini-batch like `x`.
+        traced: the network with real parameters, which do not change.
+        operations: its operations for a mini-batch of the shape of `x`.
         x: a mini-batch.
-        repeats: steps that count, after a few that do not.
+        repeats: number of steps that count, after `WARM_UP` steps that do not.
     """
     runner = NodeByNode(traced, {operation.name: operation.kind for operation in operations})
     optimizer = torch.optim.SGD(traced.parameters(), lr=0.0, momentum=0.9)
@@ -193,7 +193,7 @@ class NodeByNode(fx.Interpreter):
     """Runs each node as an autograd graph of its own, as devices do.
 
     Attributes:
-        seconds: of every step, by node and kind.
+        seconds: CPU seconds of every step, by (name of the node, kind).
     """
 
     def __init__(self, traced: fx.GraphModule, kinds: Mapping[str, str]) -> None:
@@ -203,7 +203,7 @@ class NodeByNode(fx.Interpreter):
         self._done: list[tuple[fx.Node, Any, dict[str, torch.Tensor]]] = []
 
     def timed(self, name: str, kind: Kind, work: Callable[[], T]) -> T:
-        """Do something, and note how long its thread ran for it."""
+        """Return the result of `work()` and record its CPU time in this thread."""
         start = time.thread_time()
         result = work()
         self.seconds[name, kind].append(time.thread_time() - start)
@@ -222,7 +222,7 @@ class NodeByNode(fx.Interpreter):
         return value
 
     def run_backward(self) -> None:
-        """Run every node's backward pass, the last first; the network's result has a small constant gradient."""
+        """Run every node's backward pass in reverse order, from a small constant gradient of the network's result."""
         parts: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
         while self._done:
             node, value, leaves = self._done.pop()

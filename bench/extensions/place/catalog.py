@@ -1,4 +1,4 @@
-"""Figures of links and devices by name: from the catalogue, and of shared memory as measured on this machine."""
+"""Figures of links and devices by name, from catalogue files, and the measurement of shared memory on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.strategies.placed.catalog import read_tables
 from collectives.transport.mapped_memory import SpinThenSleep
 
 Figures = Literal["nominal", "measured"]
-LARGEST = 1e9  # of any figure: no device or link is that fast or slow
+LARGEST = 1e9  # largest allowed figure; no real device or link reaches it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class LinkKind:
     """One kind of link.
 
     Attributes:
-        bytes_per_s: in each direction.
-        latency_s: of one transfer, whatever its length.
+        bytes_per_s: rate in each direction.
+        latency_s: seconds per transfer that do not depend on its length.
         figures: nominal (from data sheets) or measured.
-        source: where the figures come from.
+        source: the source of the figures.
     """
 
     bytes_per_s: float
@@ -57,11 +57,11 @@ class DeviceKind:
     """One kind of device.
 
     Attributes:
-        flops_per_s: peak in fp32.
+        flops_per_s: peak rate in fp32.
         memory_bytes_per_s: rate of its memory.
-        launch_s: from asking for an operation to its start.
-        efficiency: share of the peak by kind of work.
-        figures, source: as a link's.
+        launch_s: seconds from the request for an operation to its start.
+        efficiency: share of the peak rate that each kind of work reaches.
+        figures, source: as in `LinkKind`.
     """
 
     flops_per_s: float
@@ -81,10 +81,10 @@ class Catalog:
 
     @classmethod
     def read(cls, folders: Iterable[Path]) -> Self:
-        """Read every TOML file in some folders; an entry replaces those of its name in earlier files.
+        """Read every TOML file in the folders; an entry replaces entries of the same name in earlier files.
 
         Raises:
-            UsageError: a file is not as it should be; the sentence names it and the entry.
+            UsageError: a file is not valid; the message names the file and the entry.
         """
         links, devices = read_tables(folders)
         return cls(
@@ -93,7 +93,7 @@ class Catalog:
         )
 
     def with_link(self, name: str, kind: LinkKind) -> Self:
-        """Return a catalogue that has this link too; an entry of that name stays, because a user wrote it."""
+        """Return a catalogue with this link added; an existing entry of that name is kept, because a user wrote it."""
         return dataclasses.replace(self, links={name: kind, **self.links})
 
 
@@ -112,7 +112,9 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceKind:
     refuse_unknown(table, known, where=where)
     shares = table.get("efficiency", {})
     if not isinstance(shares, dict):
-        raise UsageError(f"{where}: efficiency={shares!r} is no table; write it like efficiency = {{ matrix = 0.7 }}")
+        raise UsageError(
+            f"{where}: efficiency={shares!r} is not a table; write it like efficiency = {{ matrix = 0.7 }}"
+        )
     refuse_unknown(shares, [field.name for field in dataclasses.fields(Efficiency)], where=f"{where}, efficiency")
     return DeviceKind(
         flops_per_s=1e12 * _positive(table, "tflops", where=where),
@@ -148,15 +150,15 @@ LONG_NBYTES = 2**24
 _SHORT_NBYTES = 8
 _MESSAGES = (_SHORT_NBYTES,) * 200 + (LONG_NBYTES,) * 15
 _LONGEST_WAIT_S = 30.0
-_LINE = 128  # bytes apart, so that no cache line holds both sides' counters
+_LINE = 128  # distance in bytes between the counters of the two sides, so that no cache line contains both
 
 
 def measured_link() -> LinkKind:
-    """Measure the time of a short and of a long message one way, from and to memory outside the mapping.
+    """Measure the one-way time of a short and of a long message, which are copied into shared memory and out of it.
 
     Raises:
         RunFailed: the other process did not answer.
-        Interrupted: the user ended it; no memory is left behind.
+        Interrupted: the user interrupted the measurement; the shared memory has been freed.
     """
     folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with processes.interruptible(), tempfile.NamedTemporaryFile(dir=folder) as file:
@@ -177,7 +179,7 @@ def measured_link() -> LinkKind:
 
 
 class _Side:
-    """One process's view: a counter of each side, and the room for messages."""
+    """One process's view of the shared memory: a message counter of each side, and the space for a message."""
 
     def __init__(self, path: str, own: int) -> None:
         with open(path, "r+b") as file:  # noqa: PTH123 - a mapping needs the handle
@@ -200,7 +202,7 @@ class _Side:
 
 
 def _ask(side: _Side) -> tuple[float, float]:
-    """Return the seconds of a short and of a long message one way, each the median of many."""
+    """Return the one-way seconds of a short and of a long message, each the median of many."""
     times: dict[int, list[float]] = {_SHORT_NBYTES: [], LONG_NBYTES: []}
     for message, nbytes in enumerate(_MESSAGES, start=1):
         start = time.perf_counter()
@@ -211,7 +213,7 @@ def _ask(side: _Side) -> tuple[float, float]:
 
 
 def _answer(path: str) -> None:
-    """Send back every message; the function of the second process."""
+    """Send every message back; this function runs in the second process."""
     die_with_parent()
     side = _Side(path, own=1)
     for message, nbytes in enumerate(_MESSAGES, start=1):

@@ -1,7 +1,7 @@
-"""Count what each operation of a traced network computes and moves, from shapes alone.
+"""Flops and memory traffic of each operation of a traced network, computed from shapes alone.
 
-Matrix products and convolutions are counted by torch.utils.flop_counter; every other operation counts one flop per
-element of its largest tensor. Memory is read and written once per tensor; a view moves nothing.
+Matrix products and convolutions are counted by torch.utils.flop_counter; every other operation counts as one flop per
+element of its largest tensor. Each tensor is read or written once; a view moves no bytes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Operation:
     """One node of the graph.
 
     Attributes:
-        name: the node's.
-        kind: the module's class, or the name of the function or method.
-        work: which kind of work that is.
-        flops: of the forward pass.
-        nbytes: what the forward pass reads from and writes to memory; 0 of inputs and views, which take no time.
-        value_nbytes: length of its result.
-        parameters: bytes of each trained parameter that it reads, by name.
-        inputs: the operations whose results it reads.
-        is_input: it is data, which the host deals.
-        trains: a gradient of its result is needed.
-        gradients: how many gradients the backward pass makes here: of the inputs together, and of the parameters
-            together. Each costs about as much as the forward pass.
+        name: name of the node.
+        kind: class name of the module, or name of the function or method.
+        work: kind of work, which sets the efficiency.
+        flops: flops of the forward pass.
+        nbytes: bytes that the forward pass reads and writes; 0 for inputs and views, which take no time.
+        value_nbytes: bytes of the result.
+        parameters: bytes of each trained parameter that the operation reads, by name.
+        inputs: names of the operations whose results it reads.
+        is_input: True for input data, which the host sends.
+        trains: True if a gradient of the result is needed.
+        gradients: number of gradients that the backward pass computes here, 0 to 2: one for all inputs together, and
+            one for all parameters together. Each takes about as long as the forward pass.
     """
 
     name: str
@@ -59,26 +59,26 @@ def operations_of(traced: fx.GraphModule, *inputs: torch.Tensor) -> list[Operati
     """Return the network's operations, in the order in which they run.
 
     Args:
-        traced: the network, on the meta device, as `inputs` are.
-        inputs: one mini-batch.
+        traced: the network on the meta device.
+        inputs: one mini-batch on the meta device.
 
     Raises:
-        UsageError: what it does depends on the input's values.
+        UsageError: the operations depend on the values of the inputs.
     """
     recorder = _Recorder(traced)
     try:
         recorder.run(*inputs)
-    except Exception as error:  # noqa: BLE001 - the network's own code runs on stand-ins, which may do anything
+    except Exception as error:  # noqa: BLE001 - the network's own code runs on meta tensors and may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UsageError(
-            f"what the model computes cannot be told from shapes ({reason}); use a model whose operations do not "
+            f"the model's operations cannot be determined from shapes ({reason}); use a model whose operations do not "
             "depend on values"
         ) from None
     return recorder.operations
 
 
 class _Recorder(fx.Interpreter):
-    """Runs every node on stand-ins, and notes what it would have done."""
+    """Runs every node on meta tensors and records its operation."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
@@ -142,10 +142,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def network_of(
     model: str, *, num_classes: int, batch_size: int, image_size: int = IMAGE_SIZE
 ) -> tuple[fx.GraphModule, list[Operation]]:
-    """Return the network of a model and what its operations do with one mini-batch of square colour images.
+    """Return the traced network of a model and its operations on one mini-batch of square colour images.
 
     Raises:
-        UsageError: there is no such model, it has no one graph, or it cannot take images of this size.
+        UsageError: there is no such model, it cannot be traced, or it cannot process images of this size.
     """
     with torch.device("meta"):
         network = cast(Model, spec.build("models", model)).build(num_classes)

@@ -1,4 +1,4 @@
-"""What `bench place` shows: placements, devices and links of a step, the verdict, and the same on every link."""
+"""Output of `bench place`: placements, devices and links of a step, the conclusions, and the times on every link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.extensions.place.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, C
 
 
 def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
-    """Print what the step costs."""
+    """Print the costs of the step with every placement."""
     own = comparison.costs(catalog)
     by_link = {link: comparison.costs(catalog, link) for link in catalog.links}
     notes = [*comparison.placements[BY_TYPE].notes, *verdict(own)]
@@ -33,11 +33,13 @@ def verdict(costs: Costs) -> list[str]:
     by_type, without = costs.by_placement[BY_TYPE], costs.by_placement[MATRIX_AND_CONVOLUTION]
     single = costs.by_placement[costs.best_single]
     if not by_type.cut_nbytes:
-        return [f"Placing by type puts all on one device: {format_seconds(by_type.makespan_s)} a step (modelled)."]
+        return [
+            f"Placing by type puts everything on one device: {format_seconds(by_type.makespan_s)} per step (modelled)."
+        ]
     ratio = by_type.makespan_s / single.makespan_s
     outcome = "loses" if ratio > 1 else "wins"
     first = (
-        f"Placing by type {outcome}: {format_seconds(by_type.makespan_s)} a step, {_times(ratio)} the "
+        f"Placing by type {outcome}: {format_seconds(by_type.makespan_s)} per step, {_times(ratio)} the "
         f"{format_seconds(single.makespan_s)} of {costs.best_single} (modelled)."
     )
     return [first, _whole_break_even(by_type, single, costs.best_single), _activations_break_even(by_type, without)]
@@ -47,19 +49,19 @@ def _whole_break_even(by_type: Cost, single: Cost, title: str) -> str:
     rate = by_type.break_even_bytes_per_s(single)
     if rate is None:
         return (
-            f"There is no break-even rate: whatever the links, the operations take {format_seconds(by_type.compute_s)} "
+            f"There is no break-even rate: on any links, the operations take {format_seconds(by_type.compute_s)} "
             f"by type and {format_seconds(single.compute_s)} {title}."
         )
-    return f"Its transfers would cost what its operations gain at a break-even rate of {format_bytes(rate)}/s."
+    return f"At its break-even rate of {format_bytes(rate)}/s, transfers would take as long as its operations save."
 
 
 def _activations_break_even(by_type: Cost, without: Cost) -> str:
     if by_type.cut_nbytes <= without.cut_nbytes:
-        return "Activations pass nothing more than they would if they stayed where their input is made."
-    moved = f"Activations on a device of their own pass {format_bytes(by_type.cut_nbytes - without.cut_nbytes)} more"
+        return "Activations transfer no more bytes than they would on the device that computes their input."
+    moved = f"Activations on their own device transfer {format_bytes(by_type.cut_nbytes - without.cut_nbytes)} more"
     rate = by_type.break_even_bytes_per_s(without)
     if rate is None:
-        return f"{moved} than {MATRIX_AND_CONVOLUTION}, and the operations are not faster for it."
+        return f"{moved} than {MATRIX_AND_CONVOLUTION}, and the operations are not faster."
     gained = format_seconds(without.compute_s - by_type.compute_s)
     outcome = "loses" if by_type.makespan_s > without.makespan_s else "wins"
     return (
@@ -70,7 +72,7 @@ def _activations_break_even(by_type: Cost, without: Cost) -> str:
 
 def _placements(costs: Costs, title: str) -> Table:
     headings = ("placement", "makespan", "critical path", "serial sum", "operations", "link time", "share of link time",
-                "passed between devices", "against the best device")  # fmt: skip
+                "sent between devices", "against the best device")  # fmt: skip
     best = costs.by_placement[costs.best_single].makespan_s
     rows = [
         (
@@ -140,7 +142,7 @@ def _by_link(by_link: dict[str, Costs], catalog: Catalog) -> Table:
         )
     headings = ("every link", "rate", "latency", "figures", BY_TYPE, MATRIX_AND_CONVOLUTION, "best device", "which",
                 "share of link time", "by type against it")  # fmt: skip
-    return _table("The same on every link of the catalogue: makespans, modelled", headings, rows)
+    return _table("Modelled makespans if every link were of one kind", headings, rows)
 
 
 def _figures(catalog: Catalog, kind: str) -> tuple[str, str, str]:

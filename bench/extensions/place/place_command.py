@@ -1,4 +1,4 @@
-"""`bench place`: what a training step would cost with a network's layers on devices of several kinds."""
+"""The command `bench place`: model a training step with a network's layers on devices of several kinds."""
 
 from __future__ import annotations
 
@@ -24,46 +24,49 @@ EXAMPLES = """[bold]Examples[/bold]
 
 [bold]Figures[/bold]
 
-  nominal: from data sheets, an order of magnitude; measured: on this machine, now; modelled: computed from them.
+  nominal: from data sheets, correct to an order of magnitude; measured: measured on this machine by this command;
+  modelled: computed from nominal and measured figures.
 
   Operations and bytes are counted from the network's shapes.
 
 [bold]The model[/bold]
 
-  operation: the longer of flops / (peak x efficiency) and bytes / rate of memory, and the launch; again for each
-  gradient that its backward pass makes.
+  operation: the longer of flops / (peak x efficiency) and bytes / memory rate, plus the launch time. The backward pass
+  takes this time for each gradient that it computes.
 
-  transfer: the latencies of a route's links and bytes / its slowest rate; values go forth, their gradients back.
+  transfer: the sum of the latencies of a route's links, plus bytes / the slowest rate. Values are sent forward, and
+  their gradients back.
 
-  makespan: devices and links work in the network's order, each at one thing at a time, links in both directions at
-  once; several pools of devices hold a replica each and add their gradients in memory at the host.
+  makespan: devices and links work in the network's order, each on one task at a time; links carry both directions at
+  the same time. With several pools of devices, each pool holds a replica, and the pools add their gradients in memory
+  at the host.
 
-  break-even rate: bytes that devices pass each other / what their operations gain over the best single device.
+  break-even rate: bytes sent between devices / seconds that the operations save compared with the best single device.
 
 [bold]Catalogue[/bold]
 
-  Entries of your own lie in $XDG_CONFIG_HOME/gradwire/catalog/*.toml (~/.config where it is not set) or in --catalog:
+  Put your own entries into $XDG_CONFIG_HOME/gradwire/catalog/*.toml (~/.config if it is not set) or into --catalog:
 
   \\[link.mine] gbytes_per_s = 40, latency_us = 0.5, source = "..."
 
   \\[device.mine] tflops = 10, gbytes_per_s = 900, launch_us = 5, efficiency = { activation = 0.1 }, source = "..."
 
-  An entry replaces a shipped one of its name. figures = "measured" says that the figures are no data sheet's."""
+  An entry replaces a built-in one of the same name. Add figures = "measured" if you have measured the figures."""
 
 
 def place(
-    model: Annotated[str, typer.Option(help="What is trained.", autocompletion=complete("models"))],
+    model: Annotated[str, typer.Option(help="Network to train.", autocompletion=complete("models"))],
     devices: Annotated[Path, typer.Option(help="Device file: a host, its devices and links.", metavar="FILE")],
     batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Samples in a pool's mini-batch.")] = 32,
     num_classes: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs of the network.")] = 10,
     image_size: Annotated[int, typer.Option(min=1, max=4096, help="Side of the square images, in pixels.")] = 32,
     activations: Annotated[
-        Literal["asic", "dpu", "turns"], typer.Option(help="The role for activations; turns: both.")
+        Literal["asic", "dpu", "turns"], typer.Option(help="Devices for activations; turns: both roles alternate.")
     ] = "asic",
-    catalog: Annotated[Path | None, typer.Option(help="Folder with links and devices of your own.")] = None,
+    catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on a file's devices, on its links and all of the catalogue's."""
+    """Model a training step with layers placed by type on devices from a file, with its links and with other links."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import Catalog
     from bench.strategies.placed.catalog import SHM, folders

@@ -1,4 +1,4 @@
-"""What a placement costs beside others: by type, with activations left where they are, and all on one device."""
+"""Costs of several placements: by type, with activations on the device of their input, and all on one device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Placement:
     """The devices on which the operations of every pool's replica run.
 
     Attributes:
-        device_of: the device of each operation, for every pool.
-        notes: what runs elsewhere than its type asks for: one sentence each.
+        device_of: for every pool, the name of the device of each operation.
+        notes: one sentence for each kind of operation that does not run on the device for its type.
     """
 
     device_of: Sequence[Mapping[str, str]]
@@ -45,7 +45,10 @@ class DeviceCost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkUse:
-    """One link's part of a step; `to_host` is the direction from `node` to `to`, nearer to the host below a switch."""
+    """One link's part of a step.
+
+    `to_host` is the direction from `node` to `to`; below a switch, `to` is nearer to the host.
+    """
 
     node: str
     to: str
@@ -60,12 +63,13 @@ class Cost:
     """One step's time and traffic.
 
     Attributes:
-        makespan_s, critical_path_s, serial_s: of the step's tasks.
-        compute_s: all operations, one after the other.
-        transfer_s: all transfers, one after the other.
-        cut_nbytes: activations and their gradients that pass from device to device.
+        makespan_s, critical_path_s, serial_s: seconds of the step, of its longest chain of tasks, and of all tasks one
+            after the other.
+        compute_s: seconds of all operations, one after the other.
+        transfer_s: seconds of all transfers, one after the other.
+        cut_nbytes: bytes of activations and their gradients that are sent from device to device.
         cut_transfers: number of these transfers.
-        devices, links: each one's part.
+        devices, links: the part of each device and each link.
     """
 
     makespan_s: float
@@ -97,15 +101,14 @@ class Cost:
 
     @property
     def transfer_share(self) -> float:
-        """Return the share of transfers in the time that all tasks take one after the other."""
+        """Return the seconds of all transfers / the seconds of all tasks, one after the other."""
         return self.transfer_s / self.serial_s
 
     def break_even_bytes_per_s(self, other: Cost) -> float | None:
-        """Return the rate at which passing more values than another placement costs what its operations gain over it.
+        """Return the break-even rate: extra bytes sent / seconds saved by the operations, compared with `other`.
 
-        None if they gain nothing.
-
-        Latencies, and what runs at the same time, are left out.
+        At this rate, sending the extra values takes as long as the operations save. None if they save nothing.
+        Latencies are ignored, and nothing overlaps.
         """
         gained_s = other.compute_s - self.compute_s
         return (self.cut_nbytes - other.cut_nbytes) / gained_s if gained_s > 0 else None
@@ -125,14 +128,14 @@ class Costs:
 
 
 class PlacementComparison:
-    """Placements of one network.
+    """Placements of one network, and their costs.
 
     Args:
         traced: the network.
         operations: its operations.
         topology: devices and links.
-        activations: where activations run by type.
-        batch_size: samples in the mini-batch of one pool.
+        activations: the policy that selects the devices of activations when placing by type.
+        batch_size: number of samples in the mini-batch of one pool.
     """
 
     def __init__(
@@ -162,7 +165,11 @@ class PlacementComparison:
         }
 
     def costs(self, catalog: Catalog, link: str | None = None) -> Costs:
-        """Return what every placement costs, on the topology's own links, or if every link were of one kind.
+        """Return the costs of every placement.
+
+        Args:
+            catalog: figures of devices and links.
+            link: kind of every link; None: the kinds in the topology.
 
         Raises:
             UsageError: the catalogue has no figures for a device or link.

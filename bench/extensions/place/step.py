@@ -1,13 +1,13 @@
-"""Model one training step as tasks on devices and links, scheduled in the order of a list.
+"""Model of one training step as a list of tasks on devices and links, which run in the order of the list.
 
-The host deals a mini-batch to every pool, values and their gradients pass from device to device, pools add their
-gradients, and every device changes its own parameters.
+The host sends a mini-batch to every pool, devices send each other values and their gradients, pools add their
+gradients, and every device updates its own parameters.
 
-Tasks take what they use in the order of the list, as real devices work through their part of a program: one that is
-listed later never passes one that is listed earlier. Every end is therefore built from the tasks' lengths by sums and
-maxima alone, so that a longer task never makes the whole shorter (which schedulers that choose as they go do not
-promise: Graham, "Bounds on multiprocessing timing anomalies", 1969), and the whole lies between the longest chain of
-tasks and their sum.
+A task never overtakes a task that uses the same device or link and comes earlier in the list, as real devices work
+through their part of a program in order. So every end time is computed from the tasks' lengths by sums and maxima
+alone. Therefore a longer task never makes the whole step shorter, and the step's time lies between the longest chain of
+tasks and their sum. Schedulers that choose tasks dynamically do not guarantee this: Graham, "Bounds on multiprocessing
+timing anomalies", 1969.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from bench.core.topology import Device, Link, Topology
 from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.operations import Operation
 
-# What an optimizer with one moment reads and writes for one byte of parameters: parameter, gradient and moment are
-# read, parameter and moment written.
+# Bytes that an optimizer with one moment reads and writes per byte of parameters: it reads parameter, gradient and
+# moment, and writes parameter and moment.
 UPDATE_TRAFFIC = 5
 
 
 class Times(Protocol):
-    """Source of the lengths of tasks."""
+    """Source of the times of tasks."""
 
     def forward(self, operation: Operation, device: Device) -> float:
         """Return the seconds of an operation's forward pass."""
 
     def backward(self, operation: Operation, device: Device) -> float:
-        """Return the seconds of its backward pass."""
+        """Return the seconds of an operation's backward pass."""
 
     def update(self, parameters: Sequence[int], device: Device) -> float:
-        """Return the seconds in which an optimizer changes parameters of these lengths in bytes."""
+        """Return the seconds in which an optimizer updates parameters of these lengths in bytes."""
 
     def transfer(self, route: Sequence[Link], nbytes: int) -> float:
-        """Return the seconds of a transfer over some links, one after the other."""
+        """Return the seconds of a transfer over the links of a route."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CatalogTimes(Times):
-    """An operation takes what its arithmetic or its memory traffic takes, whichever is longer, and its launch.
+    """Times from the figures of a catalogue.
 
-    Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009); a transfer is the
-    usual latency + bytes / rate.
+    An operation takes its launch time plus the longer of arithmetic and memory traffic. A transfer takes the latencies
+    of its links plus bytes / slowest rate.
+
+    Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009).
     """
 
     catalog: Catalog
@@ -85,13 +87,13 @@ class Task:
     """One operation on a device, or one transfer over the links of a route.
 
     Attributes:
-        name: unique.
-        seconds: how long it takes.
-        uses: devices or directions of links that are its own while it lasts.
-        after: names of the tasks, earlier in the list, that must have ended.
-        purpose: an operation; or a transfer of a mini-batch, of activations and their gradients, or of sums of
-            gradients.
-        nbytes: of a transfer.
+        name: unique name.
+        seconds: duration.
+        uses: devices or directions of links that no other task can use at the same time.
+        after: names of earlier tasks in the list that must end before this one starts.
+        purpose: "compute" for an operation; for a transfer, "batch" for a mini-batch, "values" for activations and
+            their gradients, or "sum" for adding gradients.
+        nbytes: bytes of a transfer; 0 for an operation.
     """
 
     name: str
@@ -103,7 +105,7 @@ class Task:
 
 
 def end_times(tasks: Sequence[Task]) -> dict[str, float]:
-    """Return when each task ends."""
+    """Return the end of each task in seconds from the start of the step, by name."""
     ends: dict[str, float] = {}
     free_at: dict[str, float] = {}
     for task in tasks:
@@ -117,17 +119,17 @@ def end_times(tasks: Sequence[Task]) -> dict[str, float]:
 
 
 def makespan(tasks: Sequence[Task]) -> float:
-    """Return when the last task ends."""
+    """Return the seconds until the last task ends."""
     return max(end_times(tasks).values(), default=0.0)
 
 
 def critical_path(tasks: Sequence[Task]) -> float:
-    """Return the length of the longest chain of tasks: the makespan if nothing had to share anything."""
+    """Return the seconds of the longest chain of tasks: the makespan if tasks never waited for devices or links."""
     return makespan([dataclasses.replace(task, uses=()) for task in tasks])
 
 
 def serial_sum(tasks: Sequence[Task]) -> float:
-    """Return the time in which one task after the other would be done."""
+    """Return the seconds of all tasks if they ran one after the other."""
     return sum(task.seconds for task in tasks)
 
 
@@ -145,11 +147,11 @@ def step_tasks(
     """Return the step's tasks, in the order in which devices work through them.
 
     Args:
-        operations: the network's, in the order in which they run.
-        device_of: for every pool, which holds a replica of its own, the device of each operation.
+        operations: the operations of the network, in the order in which they run.
+        device_of: for every pool, which holds its own replica, the name of the device of each operation.
         topology: devices and links.
-        times: how long each task takes.
-        batch_size: samples in the mini-batch of one pool.
+        times: gives the time of each task.
+        batch_size: number of samples in the mini-batch of one pool.
     """
     step = _Step(operations, device_of, topology, times)
     step.deal(batch_size)
@@ -162,7 +164,7 @@ def step_tasks(
 
 
 class _Step:
-    """List the tasks; pools alternate at every operation, because none waits until another is done."""
+    """Builds the list of tasks; pools alternate at every operation, because they work in parallel."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class _Step:
         self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
 
     def deal(self, batch_size: int) -> None:
-        """Send every pool its mini-batch, and the labels to where the loss is computed."""
+        """Send every pool its mini-batch, and send the labels to the device that computes the loss."""
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
                 if operation.is_input:
@@ -195,7 +197,7 @@ class _Step:
             self._transfer(f"{pool} deal labels", self._host, to, LABEL_NBYTES * batch_size, (), "batch")
 
     def run_forward(self) -> None:
-        """Run every operation where it is placed; send its result to every other device that reads it."""
+        """Run every operation on its device, and send its result to every other device that reads it."""
         for operation in self._operations:
             for pool, device_of in enumerate(self._device_of):
                 here = device_of[operation.name]
@@ -215,7 +217,7 @@ class _Step:
                     )
 
     def run_backward(self) -> None:
-        """Run operations in reverse order; the gradient of a result comes back from each operation that read it."""
+        """Run operations in reverse order; each operation that read a result sends back a gradient of it."""
         for operation in reversed(self._operations):
             if operation.trains:
                 for pool, device_of in enumerate(self._device_of):
@@ -227,10 +229,10 @@ class _Step:
         after = []
         for reader in readers:
             after.append(f"{pool} backward {reader.name}")
-            if (there := device_of[reader.name]) != here:  # not added up there: the order of adding is one device's
+            if (there := device_of[reader.name]) != here:  # gradients are added here, so that one device sets the order
                 after.append(f"{pool} backward {operation.name} from {reader.name}")
                 self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
-        if not readers:  # it ends the network, so its gradient is the loss's
+        if not readers:  # the last operation: its gradient comes from the loss
             after += [f"{pool} forward {operation.name}", f"{pool} deal labels"]
         name = f"{pool} backward {operation.name}"
         self._compute(name, here, self._times.backward(operation, self._devices[here]), after)
@@ -238,9 +240,9 @@ class _Step:
             self._gradients_done[here].append(name)
 
     def sum_gradients(self) -> None:
-        """Add the replicas' gradients in memory at the first host: publish them, add chunk by chunk, and read all.
+        """Add the replicas' gradients in the first host's memory: each writes its own, adds a chunk, and reads the sum.
 
-        Each writes N (1 + 1/n) and reads 2 N (n-1)/n bytes, where n replicas have N bytes of gradient.
+        With n replicas of N bytes of gradient, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
         """
         for owners, parameters in self._replicas():
             nbytes, n = sum(parameters), len(owners)
@@ -258,14 +260,14 @@ class _Step:
                 self._gradients_done[owner] = [f"take {owner}"]
 
     def update(self) -> None:
-        """Change the parameters on every device that holds some."""
+        """Update the parameters on every device that holds some."""
         for owners, parameters in self._replicas():
             for owner in owners:
                 seconds = self._times.update(parameters, self._devices[owner])
                 self._compute(f"update {owner}", owner, seconds, self._gradients_done[owner])
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return the devices that hold the same parameters, one in each pool, and the lengths of these parameters."""
+        """Return the devices that hold the same parameters, one in each pool, and these parameters' bytes."""
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:
@@ -274,7 +276,7 @@ class _Step:
         return [(owners, list(parameters.values())) for owners, parameters in held.items()]
 
     def _arrival(self, pool: int, name: str, here: str) -> str:
-        """Return the task after which the result `name` is on a device."""
+        """Return the name of the task after which the result of operation `name` is on device `here`."""
         made = f"{pool} forward {name}"
         return made if self._device_of[pool][name] == here else f"{made} to {here}"
 
@@ -302,7 +304,7 @@ class _Step:
 
 
 def directions(route: Sequence[Link], source: str) -> list[str]:
-    """Return what a transfer uses of each link of its route: links carry both directions at once."""
+    """Return the directions of a route's links that a transfer uses; links carry both directions at the same time."""
     used = []
     position = source
     for link in route:

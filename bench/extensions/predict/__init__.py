@@ -1,1 +1,1 @@
-"""Predict a training step on links and among ranks that one does not have: `bench calibrate`, `bench predict`."""
+"""Prediction of a training step on other links and with other numbers of ranks: `bench calibrate`, `bench predict`."""

@@ -1,4 +1,4 @@
-"""`bench calibrate`: what the parts of a step take on this machine, for `bench predict` elsewhere."""
+"""The command `bench calibrate`: measure the parts of a training step on this machine, as input for `bench predict`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ EXAMPLES = """[bold]Examples[/bold]
 
 [bold]What is measured[/bold]
 
-  Two processes that exchange messages: what one costs, and what a byte costs. Then one rank by itself: batch, forward,
-  when each of DDP's buckets is ready in backward, update; and for every compressor encoding and decoding of each
-  bucket, its bytes, and how they grow where ranks' entries are merged. With one thread all of it is CPU time, which
-  other work on the machine changes least.
+  First, two processes exchange messages, which gives the cost of a message and of a byte. Then one rank runs alone. Its
+  batch, forward and update are timed, and when each of DDP's buckets is ready during backward. For every compressor,
+  the encoding and decoding of each bucket are timed, and its bytes are counted, also after entries of several ranks are
+  merged. With one thread, all these times are CPU time, which other work on the machine affects least.
 
-  Then steps of several ranks at once, as many as cores and twice as many, by the clock: what they take from each other.
-  And where virtual hosts are possible, what messages cost between two, the kernel's work included. Both want a machine
-  that does nothing else.
+  Then several ranks run steps at the same time, as many ranks as cores and twice as many. This wall-clock time shows
+  how much they slow each other down. If the machine supports virtual hosts, the cost of messages between two of them is
+  measured too, including the kernel's work. Nothing else should run on the machine during these two measurements.
 
-  Each part is kept in FILE.parts until all are there: the same command goes on where it was interrupted."""
+  Finished parts are kept in FILE.parts until all are measured; after an interruption, the same command continues."""
 
 
 @takes(CalibrateConfig)
@@ -41,7 +41,7 @@ def calibrate(
         "calibration.json"
     ),
 ) -> None:
-    """Measure the parts of a training step on this machine, and write them to a small file that travels."""
+    """Measure the parts of a training step on this machine and write them to a file for `bench predict`."""
     check_writable(out)
     from bench.extensions.predict.calibrating import WORKER, KeptParts, check, execute, resolve
     from bench.launch.jobs.fork_server import ForkServer
@@ -53,7 +53,7 @@ def calibrate(
         config = server.call(resolve, options)
         kept = KeptParts(out, config)
         if kept.parts:
-            print(f"going on with {len(kept.parts)} part(s) that are kept in {kept.path}", file=sys.stderr)
+            print(f"continuing with {len(kept.parts)} finished part(s) from {kept.path}", file=sys.stderr)
         calibration = execute(config, lambda text: print(text, file=sys.stderr, flush=True), server, kept)
     calibration.write(out)
     kept.remove()
@@ -66,8 +66,8 @@ def calibrate(
         )
     if calibration.was_disturbed:
         print(
-            "warning: other work took the cores meanwhile, and ranks that share some will be predicted too slow; "
-            "calibrate again when there is none",
+            "warning: other processes used the cores during the calibration, so step times of ranks that share cores "
+            "will be predicted too long; calibrate again when nothing else is running",
             file=sys.stderr,
         )
 

@@ -38,24 +38,25 @@ if TYPE_CHECKING:
 
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Return in one sentence why a compressor's work cannot be measured on one rank; None if it can."""
+    """Return the reason, as a sentence, why a compressor's work cannot be measured on one rank; None if it can."""
     from compressors.base import MultiRound, TorchHook
     from compressors.ddp.hook import OwnHook
 
     text = spec.short_text(compressor)
     obstacles = (
-        (isinstance(compressor, TorchHook), "encodes inside PyTorch's own hook, out of sight; leave it out"),
+        (isinstance(compressor, TorchHook), "encodes inside PyTorch's own hook, which cannot be timed; leave it out"),
         (
             isinstance(compressor, OwnHook),
-            "encodes nothing itself; calibrate the compressors that it tries, topk or bf16 say",
+            "encodes nothing itself; calibrate the compressors that it tries, for example topk or bf16",
         ),
         (
             compressor.needs_all_ranks and not isinstance(compressor, MultiRound),
-            "has ranks agree with each other before they encode, which is not part of the model; use other options",
+            "makes the ranks communicate before they encode, which is not part of the model; use other options",
         ),
         (
             compressor.one_bucket,
-            "wants the whole model as one bucket, which is not how the others are measured; use other options",
+            "needs the whole model as one bucket, but the other compressors are measured with several; use other "
+            "options",
         ),
     )
     return next((f"{text} {reason}" for applies, reason in obstacles if applies), None)
@@ -63,19 +64,19 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
 
 WORKER = "bench.extensions.predict.calibration_worker"
 FORWARDING = "bench.extensions.predict.message_costs"
-# Ranks per core while several ranks compute at once, and most such ranks.
+# Number of ranks per core in the measurement of several ranks that compute at once, and the largest number of ranks.
 CROWDED = 2
 MOST_AT_ONCE = 16
-# Links on which messages are measured, by the way that frames take. Together the links of the forwarder have more rate
-# than it can carry, because its CPU time per byte matters only when it is nearly always busy; but at most twice as
-# much, because it needs less time per byte when it handles many frames at once.
+# Links on which messages are measured, by the way that frames take. The total rate of the forwarder's links exceeds
+# what the forwarder can carry, because its CPU time per byte matters only when it is nearly always busy. The total is
+# at most twice what it can carry, because the forwarder needs less time per byte when it handles many frames at once.
 LINKS = {
     FRAMES: HostLink(name="host", uplink_bps=100e6, downlink_bps=100e6),
     SEGMENTS: HostLink(name="host", uplink_bps=1e9, downlink_bps=1e9),
     FORWARDED: HostLink(name="host", uplink_bps=400e6, downlink_bps=400e6, latency_s=1e-3),
 }
 
-# Seconds of the budget for starting processes and ending the command.
+# Seconds of the budget that are reserved for starting processes and ending the command.
 OUTSIDE_S = 10.0
 # Expected seconds to measure messages of one kind between virtual hosts.
 HOSTS_S = 20.0
@@ -88,7 +89,7 @@ _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment
 
 
 def check(options: CalibrateConfig) -> RunConfig:
-    """Check the options and return the configuration of a run that trains what is to be measured.
+    """Check the options and return the configuration of a run with the model to be measured.
 
     Raises:
         UsageError: an option is unknown, or names something that cannot be measured.
@@ -98,8 +99,7 @@ def check(options: CalibrateConfig) -> RunConfig:
     optimizer = cast("Optimizer", spec.build("optimizers", options.optimizer))
     if optimizer.exchanges:
         raise UsageError(
-            f"{optimizer.component_name} has an exchange of its own, which predictions do not cover; use another "
-            "optimizer"
+            f"{optimizer.component_name} exchanges data itself, which predictions do not cover; use another optimizer"
         )
     given = {name: getattr(options, name) for name in _OF_A_RUN}
     run = check_run(RunConfig(**given, world_size=1, device="cpu", steps=1))
@@ -128,9 +128,9 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
     """Measure all parts that are not in `kept` and return the calibration.
 
     Args:
-        config: from `resolve`.
+        config: the result of `resolve`.
         tell: called with a sentence before each part.
-        server: starts the processes; made with `WORKER`.
+        server: starts the processes; must have been created with `WORKER`.
         kept: parts measured before; each new part is added to it.
 
     Raises:
@@ -187,11 +187,11 @@ def _rounded(seconds: float) -> str:
 
 
 class KeptParts:
-    """Finished parts of a measurement, in a file beside the calibration, so that it can be interrupted and continued.
+    """Finished parts of a measurement, kept in a file next to the calibration so that the measurement can be resumed.
 
     Args:
         out: file of the calibration.
-        config: from `resolve`; parts of a measurement with other options are ignored.
+        config: the result of `resolve`; parts of a measurement with other options are ignored.
 
     Attributes:
         path: the file of the parts.
@@ -213,11 +213,11 @@ class KeptParts:
 
     @property
     def said(self) -> str:
-        """Return the end of a message about a failed measurement: what is kept."""
+        """Return text that says how many parts are kept, to be appended to an error message."""
         written = self._written()  # a signal may have come before the last part was written
         if not written:
             return "no part was measured yet"
-        return f"{len(written)} part(s) are kept in {self.path}, and the same command continues from there"
+        return f"{len(written)} part(s) are kept in {self.path}; run the same command again to continue from there"
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Add a part and write the file."""
@@ -268,7 +268,7 @@ class KeptParts:
         )
 
     def _cut(self) -> list[str]:
-        """Return what the budget cut short: "12 of 36 steps of several ranks at once"."""
+        """Return a text for each measurement that the budget cut short: "12 of 36 steps of several ranks at once"."""
         sums: dict[str, list[int]] = {}
         for part in self.parts.values():
             for name, made, full in part.get("counts", []):

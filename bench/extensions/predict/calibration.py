@@ -1,4 +1,7 @@
-"""Parts of a step, measured on one machine, from which steps on other links and among more ranks are put together."""
+"""Calibration: the measured parts of a step on one machine, from which steps on other links are predicted.
+
+`bench calibrate` writes it as JSON, and `bench predict` reads it.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ AtLeastOne = Annotated[int, Ge(1)]
 
 VERSION = 4
 FP32_BYTES = 4
-# How messages go: within one machine, which also stands for the way between two machines.
+# How messages travel within one machine; these costs are also used for messages between two machines.
 LOCAL = "local"
-# How messages go between virtual hosts: as real frames or large segments by the kernel, or as forwarded frames.
+# How messages travel between virtual hosts: the kernel carries real frames or large segments, or a process forwards
+# frames.
 FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
 
 
@@ -30,7 +34,7 @@ class LeafSize:
     """One payload of a message; see `collectives.schedule.layout.Leaf`.
 
     Attributes:
-        nbytes: of its packed form, one rank's.
+        nbytes: bytes of one rank's payload in packed form.
     """
 
     numel: Annotated[int, Ge(0)]
@@ -58,11 +62,11 @@ class LeafSize:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearCost:
-    """CPU time of what is done to a payload, or to a part of one.
+    """CPU time of an operation on a payload or on a part of one, as a linear function of its length.
 
     Attributes:
-        fixed_s: of any, however short.
-        per_byte_s: of a byte more.
+        fixed_s: seconds that do not depend on the length.
+        per_byte_s: seconds for each byte.
     """
 
     fixed_s: Seconds = 0.0
@@ -71,16 +75,17 @@ class LinearCost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageProfile:
-    """A message as one rank offers it to a collective.
+    """A message as one rank passes it to a collective.
 
     Attributes:
         leaves: its payloads.
-        layers: ids of the layers inside, in the order in which they lie in it: not that of the bucket.
-        growth: (ranks, bytes of their union / bytes of one rank's payload), measured; ends where it was not.
-        merge: adding what came from another rank to what is there, on its way.
-        pack_s: seconds to lay the payload out as bytes.
-        unpack: reading them.
-        decode_s: to add one rank's payload to a dense tensor.
+        layers: ids of its layers, in their order in the message, which may differ from their order in the bucket.
+        growth: measured pairs (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
+            largest number of ranks that was measured.
+        merge: cost of adding a received payload to this rank's on the way.
+        pack_s: seconds to pack the payload into bytes.
+        unpack: cost of reading a payload from bytes.
+        decode_s: seconds to add one rank's payload to a dense tensor.
     """
 
     leaves: tuple[LeafSize, ...]
@@ -104,10 +109,10 @@ class MessageProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedBucket:
-    """The messages and the work that a compressor makes of a bucket.
+    """The messages that a compressor produces from a bucket, and the time that this takes.
 
     Attributes:
-        work_s: before each message, and after the last one.
+        work_s: seconds of work before each message, and after the last one.
         offers: the messages.
     """
 
@@ -120,9 +125,9 @@ class BucketParts:
     """A bucket of gradients.
 
     Attributes:
-        ready_s: after backward began.
-        layers: ids of its layers, in the order in which they lie in it.
-        numels: their elements.
+        ready_s: seconds from the start of backward until the bucket is ready.
+        layers: ids of its layers, in their order in the bucket.
+        numels: number of elements of each layer.
     """
 
     ready_s: Seconds
@@ -132,13 +137,13 @@ class BucketParts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CpuContention:
-    """A step of compute while several ranks make theirs at once on the same cores, begun together.
+    """Times of a step's compute when several ranks start a step together on the same cores.
 
     Attributes:
-        load: threads that compute / cores.
-        handed_over_s: when each bucket was ready on the rank that came last.
-        computed_s: when backward had ended there.
-        cpu_s: CPU time of the whole step, the update included, on average over ranks.
+        load: number of computing threads / number of cores.
+        handed_over_s: for each bucket, seconds from the start until the slowest rank has it ready.
+        computed_s: seconds from the start until the slowest rank has finished backward.
+        cpu_s: CPU seconds of the whole step including the update, averaged over ranks.
     """
 
     load: Annotated[float, Gt(0), pydantic.AllowInfNan(False)]
@@ -149,13 +154,13 @@ class CpuContention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCosts:
-    """Costs of messages beside the time on their links.
+    """Costs of messages in addition to the time on their links.
 
     Attributes:
-        message_s, per_byte_s: CPU time of a rank for one message, and for one byte, sent or received.
-        wake_s: from a short message's arrival until the rank that waits for it goes on.
-        carry_byte_s: CPU time of the machine beside its ranks' for a byte on its way between virtual hosts, or of the
-            thread that forwards all.
+        message_s, per_byte_s: CPU seconds of a rank for one message and for one byte, sent or received.
+        wake_s: seconds from a short message's arrival until the waiting rank continues.
+        carry_byte_s: CPU seconds per byte between virtual hosts, without those of the ranks; with forwarded frames,
+            CPU seconds of the forwarding thread.
     """
 
     message_s: Seconds = 0.0
@@ -170,7 +175,7 @@ class Validated:
 
     Attributes:
         strategy, trigger, straggler, link_trace, ranks_per_host: as in `metrics.csv`.
-        error: predicted / measured - 1, of the time of a step.
+        error: predicted / measured - 1 of the step time.
     """
 
     compressor: str
@@ -190,24 +195,25 @@ class Validated:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A machine and a model, measured.
+    """The measured parts of a training step of one model on one machine.
 
     Attributes:
         cpu, torch_version, kernels: as in `metrics.csv`.
-        cores: that ranks could use.
-        model, dataset, optimizer, batch_size, augment, threads, bucket_mb: of the run that was measured.
-        batch_s, forward_s, backward_s, update_s: of one rank that has the machine to itself, CPU seconds where several
-            threads do not make that more than the time.
-        buckets: in the order in which they are ready.
-        encoded: by compressor, what it makes of each bucket.
-        crowds: the same step among others, by ascending load; the first, of one rank, shows whether it was disturbed.
-        messages: their costs by the way that they go.
-        around_message_s: CPU time of a rank for one message, sent or received, beside these: what collectives do, and
-            what everything takes longer where the rank was computing just before.
-        crowded_wake_s: from a message's arrival until the rank goes on, while all cores of its crowd, the last of
-            `crowds`, compute.
-        validated: what is known of predictions from here.
-        cut: what was measured less often than it might have been, for lack of time: "4 of 36 steps".
+        cores: number of cores that the ranks could use.
+        model, dataset, optimizer, batch_size, augment, threads, bucket_mb: options of the run that was measured.
+        batch_s, forward_s, backward_s, update_s: seconds of one rank that has the machine to itself; CPU time with one
+            thread, wall-clock time with several.
+        buckets: the buckets in the order in which they are ready.
+        encoded: the messages of each bucket, by compressor.
+        crowds: times of the same step when several ranks compute at once, by ascending load. The first is of a single
+            rank, and shows whether other processes disturbed the measurement.
+        messages: costs of messages, by the way that they travel.
+        around_message_s: CPU seconds of a rank for one message, sent or received, in addition to those in `messages`:
+            for the work of the collective, and because all work is slower right after compute.
+        crowded_wake_s: extra seconds from a message's arrival until the waiting rank continues, while the ranks of the
+            last of `crowds` keep all cores busy.
+        validated: comparisons of predictions from this calibration with real runs.
+        cut: measurements that were repeated less often than planned for lack of time, like "4 of 36 steps".
     """
 
     version: int
@@ -249,16 +255,16 @@ class Calibration:
             for offer in made.offers
         )
         if not (fits and self.buckets and self.crowds and LOCAL in self.messages):
-            raise ValueError("buckets, and what was measured of each of them, do not belong together")
+            raise ValueError("the buckets and the measurements of the buckets do not match")
 
     @property
     def was_disturbed(self) -> bool:
-        """Tell whether one rank by itself waited for its core for more than a tenth of its time."""
+        """Return whether the single rank waited for its core for more than a tenth of its compute time."""
         return self.threads == 1 and self.crowds[0].computed_s > 1.1 * self.computed_s
 
     @property
     def computed_s(self) -> float:
-        """Return the seconds of a step of compute up to the end of backward."""
+        """Return the seconds from the start of a step to the end of backward."""
         return self.batch_s + self.forward_s + self.backward_s
 
     @property
@@ -267,10 +273,10 @@ class Calibration:
         return FP32_BYTES * sum(sum(bucket.numels) for bucket in self.buckets)
 
     def write(self, path: Path) -> None:
-        """Write it as JSON.
+        """Write the calibration as JSON.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         try:
             write_json(path, dataclasses.asdict(self))
@@ -282,7 +288,7 @@ class Calibration:
         """Read a file that `write` wrote.
 
         Raises:
-            UsageError: it is not there, or is no such file, or one of another version.
+            UsageError: the file does not exist, is not a calibration, or is of another version.
         """
         check_regular(path)
         try:
@@ -292,22 +298,22 @@ class Calibration:
                 f"the calibration {path} cannot be read: {error.strerror}; make one with bench calibrate --out {path}"
             ) from None
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is no calibration: {error}; make one with bench calibrate") from None
+            raise UsageError(f"{path} is not a calibration: {error}; make one with bench calibrate") from None
         version = content.get("version") if isinstance(content, dict) else None
         if version != VERSION:
-            raise UsageError(f"{path} is no calibration of version {VERSION}; make a new one with bench calibrate")
+            raise UsageError(f"{path} is not a calibration of version {VERSION}; make a new one with bench calibrate")
         return cls.of(content, where=str(path))
 
     @classmethod
     def of(cls, values: Any, where: str = "what was measured") -> Calibration:
-        """Build it from plain values, as JSON has them.
+        """Build a calibration from plain values, as JSON contains them.
 
         Raises:
-            UsageError: they are none.
+            UsageError: the values are not those of a calibration.
         """
         try:
             return pydantic.TypeAdapter(cls).validate_python(values)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{where} is no calibration: {field}: {first['msg']}; make a new one") from None
+            raise UsageError(f"{where} is not a calibration: {field}: {first['msg']}; make a new one") from None

@@ -1,8 +1,8 @@
-"""Measure for `bench calibrate`: each process runs `python -m bench.extensions.predict.calibration_worker FOLDER`.
+"""Worker of `bench calibrate`: each process runs `python -m bench.extensions.predict.calibration_worker FOLDER`.
 
-What to measure stands in the folder's `config.json`. Each part goes to `progress.jsonl` when it is measured: two
-processes exchange messages, the first rank computes and encodes by itself, and all of them make steps at once. A budget
-of seconds is shared among the parts.
+The worker reads the folder's `config.json` and appends each part to `progress.jsonl` when it is measured. First two
+processes exchange messages, then rank 0 computes and encodes alone, and then all ranks run steps at the same time. The
+parts share a budget of seconds.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from bench.extensions.predict.step_parts import CROWDED_STEPS, LEAST_TURNS, RANK
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from collectives.transport.sockets import open_transport
 
-# Seconds of parts that are assumed to have taken as long as expected, before anything was measured.
+# Weight in seconds of the initial assumption that parts take as long as expected.
 PRIOR_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredPart:
-    """One part, and what it is expected to take.
+    """One part of the measurement and the time that it is expected to take.
 
     Attributes:
-        text: names it, for people and in the file of what was measured.
-        once_s: seconds that it takes however often its measurement is repeated.
-        fixed_s: seconds of a repetition.
-        full, least: repetitions where there is time for all, and where there is hardly any.
+        text: name of the part, shown to the user and written to the file of parts.
+        once_s: seconds that do not depend on the number of repetitions.
+        fixed_s: seconds of one repetition.
+        full, least: number of repetitions if there is enough time, and the smallest number.
     """
 
     text: str
@@ -52,7 +52,7 @@ class MeasuredPart:
     least: int = 1
 
     def takes_s(self, repetitions: float) -> float:
-        """Return the expected seconds."""
+        """Return the expected seconds of the part with this number of repetitions."""
         return self.once_s + self.fixed_s * repetitions
 
     @property
@@ -70,16 +70,17 @@ class Allotment:
 
 
 class Budget:
-    """Give each part its full repetitions if the time suffices for all.
+    """Shares a limited time among the parts. Each part gets its full number of repetitions if the time is enough.
 
-    Else each gets the same number of seconds for repetitions above the least, and a short one no more than it needs: so
-    short measurements are repeated as often as ever, and long ones, which average over more by themselves, less often.
-    What was measured so far corrects what is expected of the rest: it takes longer where other work is going on.
+    Otherwise, each part gets the same number of seconds for repetitions above the least number, but a short part never
+    more than it needs. So short measurements keep all their repetitions, and long ones, each of which averages over
+    more time already, are repeated less often. Expected times of the remaining parts are corrected by the times of the
+    finished ones, because all parts take longer while other processes use the machine.
 
     Args:
-        parts: in their order.
-        left_s: for all of them.
-        clock: seconds.
+        parts: the parts in the order in which they are measured.
+        left_s: seconds for all of them.
+        clock: returns the current time in seconds.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Budget:
         self._rest.pop(0)
 
     def allot(self) -> Allotment:
-        """Return what the next part may take."""
+        """Return the repetitions and the seconds that the next part may take."""
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
             repetitions = part.full
@@ -105,12 +106,12 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that the rest is expected to take."""
+        """Return the seconds that the remaining parts are expected to take."""
         extra_s, pace = self._extra_s(), self._pace
         return sum(pace * part.takes_s(part.least) + min(extra_s, pace * part.extra_s) for part in self._rest)
 
     def made(self, repetitions: int, seconds: float) -> None:
-        """Note what the next part took, which is then over."""
+        """Record the repetitions and the seconds of the next part, and remove it from the remaining ones."""
         self._expected_s += self._rest.pop(0).takes_s(repetitions)
         self._took_s += seconds
 
@@ -126,36 +127,41 @@ class Budget:
 
     @property
     def _pace(self) -> float:
-        """Return seconds that parts took / seconds that were expected; 1 before much was measured."""
+        """Return the seconds that parts took / the seconds that were expected; near 1 while little was measured."""
         return (self._took_s + PRIOR_S) / (self._expected_s + PRIOR_S)
 
 
 LONG_MESSAGES = 40
 CROWD_ROUNDS = 4
 STEPS = "steps of one rank"
-# Repetitions whose mean counts, because rounds that wait for one another add up, the long ones too.
+# Numbers of repetitions, whose mean is used: rounds wait for one another, so the long ones add to a step's time too.
 WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
-# Seconds that are expected before anything is measured: for messages between two processes, for an element that is
-# encoded, for a round of short messages among ranks that compute, and for a part that the launcher measures.
+# Expected seconds before anything is measured: of the messages between two processes, of encoding one element, of a
+# round of short messages between computing ranks, and of a part that the launcher measures.
 MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
 class Measured(NamedTuple):
-    """The figures that a part measured, as plain values, and how many of the planned repetitions it made."""
+    """The results of a part, as plain values.
+
+    Attributes:
+        values: fields of the calibration or parts of them, by name.
+        counts: (name of the repetitions, number made, number planned).
+    """
 
     values: dict[str, Any]
     counts: tuple[tuple[str, int, int], ...] = ()
 
 
 class Measurement(NamedTuple):
-    """A part, and what measures it; every rank calls."""
+    """A part, and the function that measures it; every rank must call the function."""
 
     part: MeasuredPart
     measure: Callable[[Allotment], Measured]
 
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
-    """Go through all parts that were not measured before."""
+    """Measure all parts that were not measured before."""
     device = set_up_device(config.device, config.threads)
     ends = time.monotonic() + config.left_s
     with process_group(device, config.timeout_s):
@@ -174,33 +180,33 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
 
 
 class _GoThrough:
-    """Go through measurements one after the other; rank 0 decides how often each is repeated, and reports it.
+    """Runs measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
 
     Args:
-        config: complete.
-        folder: of the job.
+        config: the complete configuration.
+        folder: the job's folder.
     """
 
     def __init__(self, config: CalibrateConfig, folder: RunFolder) -> None:
         self._config = config
         self._folder = folder
-        # All compressors together may take longer than any one sum may.
+        # The other ranks wait while rank 0 measures all compressors, which may exceed the usual timeout.
         self._patient = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1)))
         self._number = 0
         self._own = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
 
     @property
     def all_are_done(self) -> bool:
-        """Return whether everything that these processes measure was measured before."""
+        """Return whether all parts of these processes were measured before."""
         return len(set(self._config.done) - set(self._config.later)) >= self._own
 
     def __call__(self, tasks: Sequence[Measurement], budget: Budget, *, is_foreseen: bool) -> None:
-        """Measure each part with what the budget allots to it.
+        """Measure each part with the repetitions that the budget allots to it.
 
         Args:
-            tasks: in their order.
-            budget: of their parts, and of those that the launcher measures.
-            is_foreseen: the budget holds all that is left, so that it tells the time until the end.
+            tasks: the measurements in their order.
+            budget: the budget of their parts and of those that the launcher measures.
+            is_foreseen: the budget contains all remaining parts, so the remaining time is known and reported.
         """
         for task in tasks:
             self._number += 1
@@ -222,7 +228,7 @@ class _GoThrough:
             self._tell({"part": task.part.text, "found": found.values, "counts": found.counts})
 
     def _agreed(self, allotment: Allotment) -> Allotment:
-        """Return the allotment of rank 0, on all ranks."""
+        """Return rank 0's allotment on all ranks."""
         of_rank_0 = torch.tensor([allotment.repetitions, allotment.seconds], dtype=torch.float64)
         dist.broadcast(of_rank_0, 0, self._patient)
         repetitions, seconds = of_rank_0.tolist()
@@ -237,7 +243,7 @@ def _messages(config: CalibrateConfig) -> Measured:
     """Measure the cost of messages between the first two ranks."""
     costs = MessageCosts()
     group = dist.new_group([0, 1])
-    if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
+    if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
         transport = open_transport(group, timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES)
         transport.close()
@@ -246,9 +252,9 @@ def _messages(config: CalibrateConfig) -> Measured:
 
 
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
-    """Return the measurements of rank 0's compute, and of what compressors make of its gradients.
+    """Return the measurements of rank 0's compute and of each compressor's work on its gradients.
 
-    Steps are timed before and after each compressor, because the machine is faster at one moment than at another.
+    Steps are timed before and after each compressor, because the machine's speed varies over time.
     """
     texts = spec.split_list(config.compressors)
     steps_at_once = math.ceil(config.repeats / (1 + len(texts)))
@@ -272,7 +278,8 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     first = MeasuredPart(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
     encode_s = ENCODE_S * parts.numel
     stir_all_s = parts.num_buckets * parts.stir_s
-    # A repetition encodes for every rank, and stirs before the buckets of one; what is done to messages stirs twice.
+    # A repetition encodes for every rank, and calls `stir` before each bucket of rank 0. The operations on messages
+    # that follow take about as long as encoding, and call `stir` twice per bucket.
     turn_s = 2 * RANKS * encode_s + 3 * stir_all_s + steps_at_once / config.turns * step_s
     return [
         Measurement(first, _by_rank_0(steps)),
@@ -289,9 +296,9 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
 
 
 def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
-    """Return the measurements of steps of one rank, one on each core, and all at once, and of messages among them.
+    """Return the measurements of steps of one rank, of one rank per core, and of all ranks, and of their messages.
 
-    Numbers of ranks alternate, because cores are faster at one moment than at another.
+    The numbers of ranks alternate, because the machine's speed varies over time.
     """
     cores, most = environment.usable_cores(), dist.get_world_size()
     groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}
@@ -300,7 +307,7 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
     def crowds(allotment: Allotment) -> Measured:
         found = []
         for group in groups.values() if allotment.repetitions else ():
-            if isinstance(group, dist.ProcessGroup):  # a number for ranks outside
+            if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
                 found.append(dataclasses.asdict(parts.crowd(group, cores, allotment.repetitions)))
             dist.barrier()
         counts = ("steps of several ranks at once", allotment.repetitions, 1 + CROWDED_STEPS)

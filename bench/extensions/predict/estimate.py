@@ -1,4 +1,4 @@
-"""A rough estimate in place of a calibration: a model's shapes, the time of its step, and typical costs."""
+"""A rough estimate that replaces a calibration: from a model's shapes, the time of its step, and typical costs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BEHIND_COMPUTE = 2.0
 DECODE_NS, DECODE_TERM_NS = 0.4, 0.17
 # CPU time in s per byte: to merge sparse entries, to add dense values, and to pack or read a message.
 MERGE_BYTE_S, ADD_BYTE_S, PACK_BYTE_S = 5e-9, 1e-10, 2e-10
-# (number of ranks, bytes of their merged largest entries / bytes of the entries of one rank)
+# (number of ranks, bytes of their merged largest entries / bytes of one rank's largest entries)
 GROWTH = ((1, 1.0), (2, 1.8), (4, 3.3))
 MESSAGES = MessageCosts(message_s=15e-6, per_byte_s=1e-10, wake_s=30e-6)
 AROUND_MESSAGE_S = 50e-6
@@ -70,25 +70,25 @@ LATE = 10**6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EstimatedCalibration(Calibration):
-    """Parts that were not measured.
+    """A calibration whose parts are estimated, not measured.
 
     Attributes:
-        said: what they rest on, one sentence.
+        said: a sentence that says what the estimate is based on.
     """
 
     said: str
 
 
 def estimated(config: PredictConfig) -> EstimatedCalibration:
-    """Return the parts of a step of `config.model` that takes `config.step_time` without any exchange.
+    """Return the estimated parts of a step of `config.model` that takes `config.step_time` without any exchange.
 
     Raises:
-        UsageError: the model is not named, or the compressor is none whose cost is known.
+        UsageError: the model is not named, or the cost of the compressor is not known.
     """
     if config.model is None or config.step_time is None:
         raise UsageError("--step-time needs the shapes of a model; name it with --model")
     if config.shared_cores is not None:
-        raise UsageError("what ranks take from each other on --shared-cores is known from a calibration; leave it out")
+        raise UsageError("only a calibration shows how ranks slow each other down on --shared-cores; leave it out")
     step_s = parse_duration(config.step_time)
     dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
     with torch.device("meta"):
@@ -147,7 +147,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
 
 
 def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Group layers in the order of backward; close a bucket as soon as it reaches the limit, as DDP does."""
+    """Group layers into buckets in the order of backward; close a bucket when it reaches the limit, as DDP does."""
     buckets: list[list[Layer]] = [[]]
     for layer in layers:
         if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= limit_bytes:
@@ -157,7 +157,7 @@ def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
 
 
 def _ready_shares(buckets: Sequence[Sequence[Layer]]) -> list[float]:
-    """Return the shares of backward after which buckets are ready; each matrix or convolution takes equally long."""
+    """Return the share of backward after which each bucket is ready; all linear and conv layers take equally long."""
     counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
     total = sum(counts) or 1
     return [sum(counts[: number + 1]) / total for number in range(len(counts))]
@@ -167,12 +167,12 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
     """Encode random gradients to find the length of the compressor's messages.
 
     Raises:
-        UsageError: its cost is not known.
+        UsageError: the compressor's cost is not known.
     """
     if reason := cannot_be_calibrated(compressor):
         raise UsageError(reason)
     if compressor.component_name not in ENCODE_NS:
-        raise UsageError(f"what {compressor.component_name} costs is not known; measure it with bench calibrate")
+        raise UsageError(f"the cost of {compressor.component_name} is not known; measure it with bench calibrate")
     reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
     step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
     found = []

@@ -1,4 +1,4 @@
-"""What is said beside a prediction."""
+"""Notes that are printed with a prediction: its limits, and how well it was validated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_CHECKED = "Not yet checked against real runs on this machine"
 
 
 def latency_note(config: PredictConfig, request: PredictionRequest) -> list[str]:
-    """Return that latency is taken as 0, where no option or file said so."""
+    """Return a note that latency is taken as 0, if neither an option nor a file gives a latency."""
     if len(request.hosts) == 1 or config.latency is not None or any(host.latency_s for host in request.hosts):
         return []
     how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
@@ -24,12 +24,12 @@ def latency_note(config: PredictConfig, request: PredictionRequest) -> list[str]
 
 
 def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bool = True) -> list[str]:
-    """Return what a user should know before trusting a prediction, one sentence each.
+    """Return the notes that a user should read before trusting a prediction, one sentence each.
 
     Args:
-        calibration: of the parts.
-        request: what was predicted.
-        range_too: also say how it differs from the runs that predictions were checked against.
+        calibration: the calibration that the prediction was made from.
+        request: the request that was predicted.
+        range_too: also return how the request differs from the runs that predictions were checked against.
     """
     said = _origin(calibration)
     if any(host.jitter_s or host.loss for host in request.hosts):
@@ -42,14 +42,14 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
 
 
 def _origin(calibration: Calibration) -> list[str]:
-    """Return why the prediction rests on less than a full measurement on this machine; empty if it does not."""
+    """Return why the prediction is not based on a full measurement on this machine; empty if it is."""
     if isinstance(calibration, EstimatedCalibration):
         return [calibration.said]
     said = []
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         said.append(
-            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores), which is the one that is "
-            "predicted"
+            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for "
+            "that machine"
         )
     if calibration.cut:
         said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
@@ -57,7 +57,7 @@ def _origin(calibration: Calibration) -> list[str]:
 
 
 def range_notes(calibration: Calibration, ways: Sequence[PredictionRequest]) -> list[str]:
-    """Return how many of several predictions are unlike the runs that predictions were checked against."""
+    """Return a note that says how many predictions differ from the runs that predictions were checked against."""
     reasons = [reason for request in ways if (reason := outside(calibration, request))]
     if not reasons:
         return []
@@ -67,12 +67,12 @@ def range_notes(calibration: Calibration, ways: Sequence[PredictionRequest]) -> 
 
 
 def _known_error(calibration: Calibration, request: PredictionRequest) -> str | None:
-    """Return how far such step times from this calibration were off; None where none was measured."""
+    """Return a note with the errors of similar predictions from this calibration; None if none was checked."""
     errors = [abs(cell.error) for cell in _alike(calibration, request)]
     if not errors:
         return None
     elsewhere = request.shared_cores != calibration.cores
-    where = f", whose ranks shared {calibration.cores} core(s) as these do not" if elsewhere else ""
+    where = f", whose ranks shared {calibration.cores} core(s), unlike these" if elsewhere else ""
     return (
         f"Such step times were checked against {len(errors)} real run(s){where}: off by "
         f"{statistics.median(errors):.1%} in the median, by {max(errors):.1%} at most"
@@ -80,7 +80,7 @@ def _known_error(calibration: Calibration, request: PredictionRequest) -> str | 
 
 
 def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validated]:
-    """Return what was measured with the same strategy, trigger and straggler, on links with the same trace."""
+    """Return the validated runs with the same strategy, trigger, straggler and link trace."""
     as_asked = request.strategy, request.trigger, request.straggler_text, request.link_trace
     return [
         cell
@@ -90,7 +90,7 @@ def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validat
 
 
 def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
-    """Return why no prediction so far out was compared with a measurement; None if one was."""
+    """Return why this request is outside the range that was checked against real runs; None if it is inside."""
     if isinstance(calibration, EstimatedCalibration):
         return "this is a rough estimate"
     if not calibration.validated:
@@ -117,5 +117,5 @@ def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
         return f"{format_rate(request.slowest_bps)}; {measured} were measured"
     latency = max(host.latency_s for host in request.hosts)
     if latency > max(cell.latency_s for cell in checked):
-        return f"a latency of {format_seconds(latency)}, longer than any that was measured"
+        return f"a latency of {format_seconds(latency)} is longer than any that was measured"
     return None

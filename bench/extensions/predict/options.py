@@ -1,4 +1,4 @@
-"""Options of `bench calibrate` and `bench predict`; component options, ranges and help stand once, in their fields."""
+"""Options of `bench calibrate` and `bench predict`, with their ranges and help texts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(JobConfig):
-    """One calibration: the training step to measure, and how. `calibrating.resolve` fills in the defaults."""
+    """The training step that a calibration measures, and how it does; `calibrating.resolve` fills in the defaults."""
 
     panels: ClassVar[tuple[str, ...]] = (MEASURED_RUN, MEASUREMENT, PROCESSES, OUTPUT)
 
@@ -89,7 +89,7 @@ class CalibrateConfig(JobConfig):
     ] = True
     budget: Annotated[
         str,
-        Doc("time for the whole calibration; a short one times fewer steps and turns"),
+        Doc("time for the whole calibration; with less time, steps and encodings are timed less often"),
         Flag(MEASUREMENT),
         syntax(duration),
     ] = "3m"
@@ -97,12 +97,12 @@ class CalibrateConfig(JobConfig):
         Count, Doc("least number of timed training steps, spread over the measurement"), Flag(MEASUREMENT)
     ] = 15
     turns: Annotated[
-        Count, Doc("timed turns of each compressor, each with the gradients of four ranks"), Flag(MEASUREMENT)
+        Count, Doc("number of times that each compressor encodes the gradients of four ranks"), Flag(MEASUREMENT)
     ] = 5
     threads: Annotated[Threads, Flag(PROCESSES)] = 1
     left_s: Annotated[float, Doc("seconds left of the budget"), NOT_RECORDED] = 0.0
     done: Annotated[tuple[str, ...], Doc("parts that were measured already"), NOT_RECORDED] = ()
-    later: Annotated[tuple[str, ...], Doc("parts that the launcher measures after the worker's"), NOT_RECORDED] = ()
+    later: Annotated[tuple[str, ...], Doc("parts that the launcher measures after the worker"), NOT_RECORDED] = ()
 
     @property
     def budget_s(self) -> float:
@@ -114,7 +114,7 @@ WHAT = "What to predict"
 RANKS = "Ranks and links"
 VALIDATION = "Validation"
 TABLE = "validation.csv"
-# Most ranks that can be simulated when each sends to each, and when several share a host.
+# Largest numbers of ranks that can be simulated: with one rank per host, and with several.
 MOST_RANKS, MOST_TOGETHER = 16_384, 4096
 MOST_CORES = 100_000
 Ranks = Annotated[int, Ge(1), Le(MOST_RANKS)]
@@ -181,7 +181,7 @@ class PredictConfig(Configuration):
     downlink: Annotated[LinkText, Doc("rate at which a host can receive: 100mbit")] = None
     bandwidth_trace: Annotated[
         LinkText,
-        Doc("file of a rate that varies, both directions; each line is a time in ms at which 1500 bytes may pass"),
+        Doc("file with a varying rate, for both directions; each line is a time in ms at which 1500 bytes may pass"),
     ] = None
     uplink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host sends")] = None
     downlink_trace: Annotated[LinkText, Doc("file like --bandwidth-trace, only for what a host receives")] = None

@@ -1,4 +1,4 @@
-"""What `bench predict` shows: one step, a curve over the rate, which pair is fastest where, predictions beside runs."""
+"""Output of `bench predict`: one step, a ranking, a curve over the rate, a map of the fastest pairs, a validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.extensions.predict.request import BASELINE, PredictionRequest
 def print_step(
     checked: PredictionRequest, prediction: Prediction, row: dict[str, Any], said: list[str], *, as_json: bool
 ) -> None:
-    """Print what a step takes."""
+    """Print the predicted time and traffic of a step."""
     if as_json:
         print_json(row | {"notes": said})
         return
@@ -83,7 +83,7 @@ def print_ranking(checked: PredictionRequest, rows: list[dict[str, Any]], said: 
 
 
 def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
-    """Return one line that names the predicted job; with `of_all` it names no compressor."""
+    """Return one line that describes the predicted job; with `of_all`, without the compressor."""
     where = checked.collective if checked.waits else checked.strategy
     pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
     rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
@@ -101,7 +101,7 @@ def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
 
 
 def _of_losses(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield names and texts of what failing hosts change."""
+    """Yield (name, text) of the effects of failing hosts."""
     text = f"{row['times_as_long_with_losses']:.2f} times as long, {row['restarts_per_hour']:.2g} restart(s) per hour"
     if (to_target_s := row["time_to_target_with_losses_s"]) is not None:
         text += f"; to the target {format_seconds(to_target_s)}"
@@ -109,7 +109,7 @@ def _of_losses(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
-    """Yield names and texts of what else there is to say of ranks that do not wait for each other."""
+    """Yield (name, text) of the figures that exist only if ranks do not wait for each other."""
     fastest, middle, slowest = (format_seconds(of(prediction.step_times_s)) for of in (min, statistics.median, max))
     yield "updates per second", f"{prediction.updates_per_s:.1f}"
     yield "staleness", f"mean {prediction.staleness_mean:.2f}, at most {prediction.staleness_max}"
@@ -117,21 +117,21 @@ def _of_server(prediction: AsyncPrediction) -> Iterator[tuple[str, str]]:
 
 
 def _over_time(prediction: Prediction) -> list[tuple[str, str]]:
-    """Return names and texts of how steps differ where the rate of links changes."""
+    """Return (name, text) of how step times vary if the rate of links changes over time."""
     if prediction.step_time_p95_s is None:
         return []
     said = [("95 % of steps within", format_seconds(prediction.step_time_p95_s))]
     for word, window in (("slowest", prediction.slowest_window), ("fastest", prediction.fastest_window)):
         if window is not None:
             place = f"from {format_seconds(window.begin_s)} to {format_seconds(window.end_s)} of the trace"
-            said.append((f"{word} tenth", f"{format_seconds(window.step_time_s)} a step that begins {place}"))
+            said.append((f"{word} tenth", f"{format_seconds(window.step_time_s)} per step that begins {place}"))
     return said
 
 
 def print_curve(
     checked: PredictionRequest, curve: Curve, said: list[str], same: dict[str, Any], *, as_json: bool
 ) -> None:
-    """Print steps at each rate beside dense gradients in 16 bits; `same` are the columns that all rates share."""
+    """Print the steps of the pair and of dense 16-bit gradients at each rate; all rates share the columns `same`."""
     said = [*said, *_verdict(checked, curve)]
     if as_json:
         rows = [
@@ -157,13 +157,13 @@ def print_curve(
         steps = format_seconds(pair.step_time_s), pair.collective, pair.prediction.bound_by
         table.add_row(format_rate(rate), *steps, format_seconds(dense.step_time_s), times)
     where = ", ".join(dict.fromkeys(dense.collective for dense in curve.dense))
-    print(f"{checked.compressor}, {checked.world_size} ranks, beside dense bf16 on {where}")
+    print(f"{checked.compressor}, {checked.world_size} ranks, compared with dense bf16 on {where}")
     stdout_console().print(table)
     print(*said, sep="\n")
 
 
 def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
-    """Return where the pair is faster than dense gradients in 16 bits."""
+    """Return a sentence that says at which rates the pair is faster than dense 16-bit gradients."""
     if checked.compressor == BASELINE:
         return []
     it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
@@ -182,7 +182,7 @@ def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
 
 
 def print_map(found: list[Regime], said: list[str], same: dict[str, Any], *, as_json: bool) -> None:
-    """Print the fastest pair by rate and number of ranks; `same` are the columns that all cells share."""
+    """Print the fastest pair by rate and number of ranks; all cells share the columns `same`."""
     if as_json:
         of_cells = ("compressor", "collective", "world_size", "hosts")
         everywhere = {name: value for name, value in same.items() if name not in of_cells}
@@ -205,7 +205,7 @@ def print_map(found: list[Regime], said: list[str], same: dict[str, Any], *, as_
 
 
 def print_validation(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Print what was predicted and measured, and how far apart they are."""
+    """Print predicted and measured step times and their errors."""
     errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
     middle = statistics.median(errors) if errors else None
     most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None

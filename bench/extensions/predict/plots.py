@@ -1,6 +1,6 @@
-"""Draw predictions: step time against bandwidth, the fastest pair by bandwidth and ranks, predicted against measured.
+"""Plots of predictions: step time by bandwidth, fastest pair by bandwidth and ranks, predicted against measured.
 
-The pictures are drawn from files of `bench predict`: JSON of a sweep or a map, or the table of a validation.
+The plots are drawn from files that `bench predict` writes: the JSON of a sweep or a map, or the table of a validation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in grey, and if there are 
 
 
 def curve(path: Path, methods: style.Methods) -> style.Picture:
-    """Draw the predicted step time of a pair and of dense gradients against bandwidth, with break-even points."""
+    """Draw the predicted step times of a pair and of dense gradients against bandwidth, with break-even points."""
     content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
     rates = [point["bandwidth_bps"] for point in content["curve"]]
     times = [point[column] for point in content["curve"] for column in ("dense_step_time_s", "step_time_s")]
@@ -141,11 +141,11 @@ def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
 
 def _check_above_zero(values: Iterable[float]) -> None:
     if not all(value > 0 and math.isfinite(value) for value in values):
-        raise ValueError("a rate or a time is not above 0, or not finite")
+        raise ValueError("a rate or a time is not a finite number above 0")
 
 
 def _json(path: Path, key: str, command: str) -> dict[str, Any]:
-    """Read JSON of `bench predict --json`.
+    """Read the JSON that `bench predict --json` wrote.
 
     Raises:
         NotDrawable: the file cannot be read or lacks the key.
@@ -175,7 +175,7 @@ def _validation(path: Path) -> list[dict[str, str]]:
 CURVE = FileKind(
     name="predicted-curve",
     shows="predicted step time against bandwidth, from bench predict --sweep bandwidth=...",
-    reading="Both lines are predictions. Where the line of the pair is below the other, compression pays.",
+    reading="Both lines are predictions. Compression pays at rates at which the line of the pair is below the other.",
     made_by="bench predict",
     keys=frozenset({"compressor", "collective", "world_size", "curve", "break_even_bps"}),
     function=curve,
@@ -183,7 +183,7 @@ CURVE = FileKind(
 REGIME_MAP = FileKind(
     name="regime-map",
     shows="the fastest pair by bandwidth and ranks, from bench predict --sweep bandwidth=...,world_size=...",
-    reading="A cell shows the pair that is predicted to be fastest, and its speed-up over dense gradients.",
+    reading="Each cell shows the pair with the shortest predicted step, and its speed-up over dense gradients.",
     made_by="bench predict",
     keys=frozenset({"regimes", "notes"}),
     function=regime_map,
@@ -191,7 +191,7 @@ REGIME_MAP = FileKind(
 PREDICTED_MEASURED = FileKind(
     name="predicted-measured",
     shows="predicted against measured step time, from the table of bench predict --validate",
-    reading="A point above the line is a step that was predicted to be longer than it was.",
+    reading="A point above the line is a configuration whose predicted step time is longer than the measured one.",
     made_by="bench predict",
     keys=frozenset({"compressor", "collective", "predicted_step_time_s", "step_time_s", "error"}),
     function=predicted_measured,

@@ -1,4 +1,4 @@
-"""`bench predict`: what a step would take on links and among ranks that one does not have."""
+"""The command `bench predict`: predict a training step on links and with numbers of ranks that are not at hand."""
 
 from __future__ import annotations
 
@@ -40,20 +40,23 @@ EXAMPLES = """[bold]Examples[/bold]
 
 [bold]The model[/bold]
 
-  Buckets are ready during backward, encoded one after the other, summed by the collective's own messages, and decoded.
+  Buckets become ready during backward. They are encoded one after the other, summed with the messages that the
+  collective really sends, and decoded.
 
-  "Bound by" is what it would help most to have more of: compute, network, exchange (what each rank does for it:
-  encoding, messages, decoding), or cpu where ranks share cores.
+  "Bound by" names the resource that limits the step: compute, network, exchange (each rank's work of encoding, sending,
+  receiving and decoding), or cpu if ranks share cores.
 
-  Hosts hang from one switch by links of their own: queues that never idle while something waits. Every message and byte
-  costs its rank some work. A step ends with its slowest rank, and not before shared cores have done all ranks' work.
+  Each host has its own link to one switch. A link is a queue that is never idle while a message waits. Every message
+  and every byte costs its rank CPU time. A step ends when its slowest rank ends, and not before the shared cores have
+  done the work of all ranks.
 
-  With async_server every rank's pushes and the server's answers are played through, event by event; what is under way
-  at once shares the links fairly. Times of a step are then rank 0's, as in metrics.csv.
+  With async_server, the pushes of all ranks and the server's answers are simulated event by event. Messages that are
+  sent at the same time share the links fairly. Step times are then those of rank 0, as in metrics.csv.
 
-  A trace is followed from its beginning, step after step, through whole rounds of it, 16 steps at least; a step is
-  then the mean over all. One shorter than a 500th of the trace stands for those in that time; where many ranks send
-  many messages the parts are larger, and thousands of ranks take minutes."""
+  A bandwidth trace is followed from its beginning, step after step, through whole repetitions of the trace, for at
+  least 16 steps; the step time is the mean over all steps. If steps are shorter than a 500th of the trace, one step is
+  simulated for each such interval. The intervals are longer if many ranks send many messages; with thousands of ranks,
+  a prediction takes minutes."""
 
 
 @takes(PredictConfig)
@@ -68,16 +71,16 @@ def predict(
     sweep: Annotated[
         str | None,
         typer.Option(
-            help="Predict over a range of rates: bandwidth=1mbit..10gbit; followed by ,world_size=2..64: which pair "
-            "is fastest where.",
+            help="Predict over a range of rates: bandwidth=1mbit..10gbit. With ,world_size=2..64 appended: show the "
+            "fastest pair for each rate and number of ranks.",
             rich_help_panel=WHAT,
         ),
     ] = None,
     steps_from: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Runs (folders or CSV files) that took the same configuration to a target: adds the time to it. "
-            "Several times for several.",
+            help="Runs (folders or CSV files) that trained the same configuration to a target: adds the predicted time "
+            "to that target. Give the option once for each path.",
             metavar="PATH",
             rich_help_panel=WHAT,
         ),
@@ -85,8 +88,8 @@ def predict(
     validate: Annotated[
         Path | None,
         typer.Option(
-            help="Predict the configurations of this sweep file, run them here, and show both; or those of finished "
-            "runs, where it is their folder.",
+            help="Predict the configurations of this sweep file, run them here, and compare. With a folder of finished "
+            "runs: compare with those.",
             metavar="PATH",
             rich_help_panel=VALIDATION,
         ),
@@ -94,20 +97,20 @@ def predict(
     runs: Annotated[
         Path,
         typer.Option(
-            help="Folder of the runs of a sweep file; what is done is not done again.", rich_help_panel=VALIDATION
+            help="Folder of the runs of a sweep file; finished runs are not repeated.", rich_help_panel=VALIDATION
         ),
     ] = RUNS,
     table: Annotated[
         Path | None,
         typer.Option(
-            help="CSV file for what was predicted and measured.",
+            help="CSV file for predicted and measured values.",
             show_default=f"{TABLE} in the runs' folder",
             rich_help_panel=VALIDATION,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a training step, its exposed time and its bytes, and whether compression pays against dense bf16."""
+    """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
     _check_together(options, sweep, steps_from, validate)
     _check_validation(validate, runs, table)
     known = _known(options, calibration)
@@ -136,7 +139,7 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
     """Return the calibration, or an estimate if the time of a step is given.
 
     Raises:
-        UsageError: there is none, or it is of another model, data set or batch than the options name.
+        UsageError: there is no calibration, or it is of another model, data set or batch size than the options name.
     """
     from bench.core import spec
     from bench.extensions.predict.calibration import Calibration
@@ -165,7 +168,7 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
         if value != measured[name]:
             flags = " ".join(f"--{key.replace('_', '-')} {text}" for key, text in wanted.items())
             raise UsageError(
-                f"{path or CALIBRATION} was measured with {name} {measured[name]}, which says nothing of {value}; run "
+                f"{path or CALIBRATION} was measured with {name} {measured[name]}, not with {value}; run "
                 f"`bench calibrate {flags} --out other.json`, or give --step-time 120ms for a rough estimate"
             )
     return known
@@ -174,11 +177,11 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
 def _check_together(
     options: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
 ) -> None:
-    """Refuse options that leave each other no room."""
+    """Refuse options that contradict each other."""
     if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
-        raise UsageError(f"{validate} says what is predicted; leave out what else says it")
+        raise UsageError(f"{validate} sets what is predicted; leave out the other options that set it")
     if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
-        raise UsageError("--sweep sets the rate of all links; leave out what else sets it")
+        raise UsageError("--sweep sets the rate of all links; leave out the other options that set it")
     if sweep is not None and (steps_from or options.losses):
         one = "--steps-from" if steps_from else "--losses"
         raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
@@ -188,7 +191,7 @@ def _check_together(
 
 
 def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> None:
-    """Refuse what would be ignored."""
+    """Refuse options of `--validate` that would be ignored."""
     if validate is None and (table is not None or runs != RUNS):
         raise UsageError(f"--{'runs' if table is None else 'table'} belongs to --validate; leave it out")
     if validate is not None and validate.is_dir() and runs != RUNS:

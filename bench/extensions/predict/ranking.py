@@ -1,4 +1,4 @@
-"""Find the fastest pair of compressor and collective: on given links, over their rate, and over the number of ranks."""
+"""Search for the fastest pair of compressor and collective: on given links, by link rate, and by number of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
 
-# Most ranks among which all collectives are tried; among more only the one that a run would choose.
+# Largest number of ranks for which all collectives are tried; with more, only the one that a run would choose.
 MOST_TRIED = 64
 
 
@@ -34,7 +34,7 @@ class PredictedPair:
 
     @property
     def collective(self) -> str:
-        """Return the collective that sums."""
+        """Return the collective of the pair."""
         return self.request.collective
 
     @property
@@ -44,12 +44,12 @@ class PredictedPair:
 
 
 def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return a compressor on each collective that it can use, the one first that a run would choose.
+    """Return requests for the compressor on each collective that it can use; the default collective of a run is first.
 
-    Where `request` names a collective, that is the only one.
+    If `request` names a collective, only that one is used.
 
     Raises:
-        UsageError: as `check_request`.
+        UsageError: see `check_request`.
     """
     default = check_request(calibration, request)
     if request.collective or not request.waits or request.world_size > MOST_TRIED:
@@ -58,25 +58,27 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
 
 
 def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return `on_each_collective` for dense gradients in 16 bits.
+    """Return `on_each_collective` for dense 16-bit gradients.
 
     Raises:
-        UsageError: they are not calibrated.
+        UsageError: dense 16-bit gradients are not calibrated.
     """
     return on_each_collective(calibration, dataclasses.replace(request, compressor=BASELINE, collective=""))
 
 
 def fastest(calibration: Calibration, ways: Sequence[PredictionRequest]) -> PredictedPair:
-    """Return the best of `on_each_collective`, the first of equals."""
+    """Return the fastest of the requests from `on_each_collective`; the first one if several are equally fast."""
     each = [PredictedPair(request=way, prediction=predicted(calibration, way)) for way in ways]
     return max(each, key=lambda way: way.prediction.samples_per_s)
 
 
 def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[PredictedPair], dict[str, str]]:
-    """Return each calibrated compressor on its fastest collective, the fastest first, and why others are left out.
+    """Return each calibrated compressor on its fastest collective, and the reasons why others are left out.
+
+    The fastest compressor is first.
 
     Raises:
-        UsageError: none is possible.
+        UsageError: no compressor can be predicted.
     """
     found, refused = [], {}
     for name in calibration.encoded:
@@ -92,7 +94,10 @@ def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[P
 
 
 def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[PredictionRequest]:
-    """Yield all legal pairs for this number of ranks, with a hierarchy of hosts; `ring` stands for `native`."""
+    """Yield all possible pairs for this number of ranks, including a collective with a hierarchy of hosts.
+
+    `native` is left out; `ring` represents it.
+    """
     names = [*registry.entries("collectives")]
     if 1 < request.ranks_per_host < request.world_size:
         by_host = spec.build("collectives", f"hierarchical:group_size={request.ranks_per_host}")
@@ -116,13 +121,13 @@ POINTS_PER_DECADE = 6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Steps over the rate of all links.
+    """Steps of a pair and of dense gradients at several link rates.
 
     Attributes:
-        rates_bps: ascending.
-        pair: steps of what was asked for, on the collective that is fastest there unless one was named.
-        dense: of dense gradients in 16 bits, on the collective that is fastest there.
-        break_even_bps: rates at which both are equal, by interpolation.
+        rates_bps: rates of all links in bits per second, ascending.
+        pair: at each rate, the step of the requested compressor, on the named collective or on the fastest one.
+        dense: at each rate, the step of dense 16-bit gradients on the fastest collective.
+        break_even_bps: interpolated rates at which both steps take equally long.
     """
 
     rates_bps: list[float]
@@ -132,16 +137,16 @@ class Curve:
 
     @property
     def pays(self) -> list[bool]:
-        """Tell at which rates the pair is faster."""
+        """Return for each rate whether the pair is faster than dense gradients."""
         return [a.step_time_s < b.step_time_s for a, b in zip(self.pair, self.dense, strict=True)]
 
 
 def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Sequence[float]) -> Curve:
-    """Predict at every rate.
+    """Predict the steps of a compressor and of dense gradients at every rate.
 
     Raises:
-        UsageError: as `check_request`; or dense gradients in 16 bits are not calibrated, or ranks do not make their
-            steps together.
+        UsageError: see `check_request`; or dense 16-bit gradients are not calibrated, or the strategy does not
+            synchronize ranks in every step.
     """
     check_waits(request)
     pair, dense = (
@@ -156,10 +161,10 @@ def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Seque
 
 
 def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
-    """Parse ``bandwidth=1mbit..10gbit``; return rates in bits per second, evenly on a logarithmic scale.
+    """Parse ``bandwidth=1mbit..10gbit``; return rates in bits per second, evenly spaced on a logarithmic scale.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text has another form.
     """
     name, _, ends = text.partition("=")
     first, dots, last = ends.partition("..")
@@ -167,21 +172,23 @@ def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
         raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit")
     low, high = parse_rate(first.strip()), parse_rate(last.strip())
     if not low < high:
-        raise UsageError(f"--sweep '{text}' does not ascend; write the slower rate first")
+        raise UsageError(f"--sweep '{text}' is not in ascending order; write the slower rate first")
     points = max(2, round(per_decade * math.log10(high / low)) + 1)
     return [float(rate) for rate in np.geomspace(low, high, points)]
 
 
-# Most ranks of a map, which needs hundreds of predictions.
+# Largest number of ranks in a map, which needs hundreds of predictions.
 MOST_RANKS = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The fastest pair at one rate among so many ranks, and dense gradients in 16 bits, on their fastest collective.
+    """The fastest pair at one rate and number of ranks, compared with dense 16-bit gradients.
 
     Attributes:
-        outside: why it is further than any prediction that was held against a measurement; None where it is not.
+        bandwidth_bps: the rate of all links in bits per second.
+        dense_step_time_s: seconds of a step with dense 16-bit gradients on their fastest collective.
+        outside: reason why the prediction is outside the validated range; None if it is inside.
     """
 
     bandwidth_bps: float
@@ -199,15 +206,15 @@ class Regime:
 
 
 def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_bps: Sequence[float]) -> list[Regime]:
-    """Return the best of all calibrated compressors on all collectives, in every job and at every rate.
+    """Return the fastest pair of all calibrated compressors and all collectives, for every job and every rate.
 
     Args:
-        calibration: of the parts.
-        jobs: ranks and links; their pairs do not matter.
-        rates_bps: of all links.
+        calibration: the calibration from which steps are predicted.
+        jobs: requests that give ranks and links; their pairs are ignored.
+        rates_bps: rates of all links in bits per second.
 
     Raises:
-        UsageError: dense gradients in 16 bits are not calibrated, or ranks do not make their steps together.
+        UsageError: dense 16-bit gradients are not calibrated, or the strategy does not synchronize ranks in every step.
     """
     check_waits(jobs[0])
     found = []
@@ -215,7 +222,7 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
         tried = [*dense_on_each_collective(calibration, job)[:1], *pairs(job, calibration.encoded)]
         for rate in rates_bps:
             steps = [predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried]
-            best = min(range(len(tried)), key=steps.__getitem__)  # of equals the first, which is dense
+            best = min(range(len(tried)), key=steps.__getitem__)  # the first of equals, which is dense
             dense_s = [seconds for pair, seconds in zip(tried, steps, strict=True) if pair.compressor == BASELINE]
             found.append(
                 Regime(
@@ -232,10 +239,10 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
 
 
 def parse_world_sizes(text: str) -> list[int]:
-    """Parse ``2..64``; return 2, 4, 8, .. 64; the last one is included whatever it is.
+    """Parse ``2..64``; return 2, 4, 8, .. 64. The last number is always included.
 
     Raises:
-        UsageError: it is not of that form.
+        UsageError: the text has another form.
     """
     first, dots, last = text.partition("..")
     if not (dots and first.isdecimal() and last.isdecimal()) or not 2 <= int(first) < int(last) <= MOST_RANKS:

@@ -1,4 +1,4 @@
-"""Turn the options of `bench predict`, or a run, into a checked request, or say in a sentence why it is impossible."""
+"""Requests for predictions: built from the options of `bench predict` or from a run, and checked."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ DDP = "ddp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """A checked request for a prediction.
+    """A request for a prediction.
 
     Attributes:
-        hosts: each one's link.
-        strategy: when ranks exchange what, as it is written shortest.
-        straggler: a rank that is slow on purpose.
+        compressor, collective, strategy: spec texts, in their shortest form once the request is checked.
+        hosts: the link of each host.
+        shared_cores: number of cores that all hosts share; None if each host has those of the calibrated machine.
+        starts_early: True if a bucket is sent as soon as it is ready (trigger async).
+        straggler: a rank that is slowed down on purpose, or None.
     """
 
     compressor: str
@@ -57,7 +59,7 @@ class PredictionRequest:
         ranks_per_host: int,
         shared_cores: int | None,
     ) -> Self:
-        """Return what the options say that a prediction and a run have in common, not checked yet."""
+        """Return a request from the options that predictions and runs share, without checking it."""
         return cls(
             compressor=config.compressor,
             collective=config.collective,
@@ -71,22 +73,25 @@ class PredictionRequest:
 
     @property
     def waits(self) -> bool:
-        """Tell whether ranks make their steps together."""
+        """Return whether ranks wait for each other in every step."""
         return waits(self.strategy)
 
     @property
     def trigger(self) -> str:
-        """Return it as in `metrics.csv`."""
+        """Return the trigger as in `metrics.csv`."""
         return "async" if self.starts_early else "sync"
 
     @property
     def straggler_text(self) -> str | None:
-        """Return it as in `metrics.csv`."""
+        """Return the straggler as in `metrics.csv`."""
         return None if self.straggler is None else str(self.straggler)
 
     @property
     def slowest_bps(self) -> float | None:
-        """Return the slowest rate of any link, of a trace its mean; None: not limited."""
+        """Return the slowest rate of any link in bits per second; None if no link is limited.
+
+        The mean rate counts for a link that follows a trace.
+        """
         return slowest(rate for host in self.hosts for rate in host.mean_rates)
 
     @property
@@ -100,32 +105,32 @@ class PredictionRequest:
         return len(self.hosts) * self.ranks_per_host
 
     def load(self, calibration: Calibration) -> float:
-        """Return threads that compute at once / cores that they share."""
+        """Return the number of computing threads / the number of cores that they share."""
         if self.shared_cores is None:
             return self.ranks_per_host * calibration.threads / calibration.cores
         return self.world_size * calibration.threads / self.shared_cores
 
     def at_rate(self, bandwidth_bps: float) -> PredictionRequest:
-        """Return the same request over links of one rate, up and down.
+        """Return the same request with this rate of all links in both directions.
 
         Raises:
-            UsageError: the hosts' links have rates of their own, or follow a trace.
+            UsageError: links of hosts already have rates, or follow a trace.
         """
         if self.link_trace:
             raise UsageError("--sweep sets the rate of all links, which is then constant; leave out the trace")
         if any(rate is not None for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)):
-            raise UsageError("--sweep sets the rate of all links; take those of the hosts out of the cluster file")
+            raise UsageError("--sweep sets the rate of all links; remove the rates of the hosts from the cluster file")
         hosts = [dataclasses.replace(host, uplink_bps=bandwidth_bps, downlink_bps=bandwidth_bps) for host in self.hosts]
         return dataclasses.replace(self, hosts=tuple(hosts))
 
 
 def waits(strategy: str) -> bool:
-    """Tell whether ranks make their steps together."""
+    """Return whether ranks wait for each other in every step of this strategy."""
     return strategy.partition(":")[0] == DDP
 
 
 def slowest(rates: Iterable[float | None]) -> float | None:
-    """Return the slowest of some rates; None if none is limited."""
+    """Return the slowest of the rates; None if no rate is limited."""
     return min((rate for rate in rates if rate is not None), default=None)
 
 
@@ -135,22 +140,23 @@ PREDICTED = (DDP, "async_server")
 
 
 def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
-    """Return what is to be predicted; the collective is the one that a run would choose, where none is named.
+    """Return the checked request of the options; without a named collective, it has the one that a run would choose.
 
     Raises:
-        UsageError: something is unknown, illegal together, not calibrated, or says nothing of its rounds.
+        UsageError: a component is unknown or not calibrated, the components are incompatible, or the collective does
+            not describe its rounds.
     """
     return check_request(calibration, request_from_options(config))
 
 
 def request_from_options(config: PredictConfig) -> PredictionRequest:
-    """Return what the options say, uncompressed where they name no compressor, and not checked yet.
+    """Return the unchecked request of the options; it is uncompressed if they name no compressor.
 
     Raises:
-        UsageError: hosts or links contradict each other, or there are too many ranks.
+        UsageError: options of hosts or links contradict each other, or there are too many ranks.
     """
     hosts, ranks_per_host = _hosts(config)
-    most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one on each host")
+    most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one rank per host")
     if (number := len(hosts) * ranks_per_host) > most:
         raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
     config = config.choose(compressor="none")
@@ -164,7 +170,7 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
         named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
         if named or config.ranks_per_host > 1:
             other = (*named, "--ranks-per-host")[0].replace("_", "-")
-            raise UsageError(f"--cluster and {other} both describe the hosts; put all of it into the file")
+            raise UsageError(f"--cluster and {other} both describe the hosts; describe them in the file only")
         cluster = cluster_from_toml(Path(config.cluster_file))
         return cluster.hosts, cluster.ranks_per_host
     per_host = config.ranks_per_host
@@ -177,10 +183,10 @@ def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
 
 
 def check_request(calibration: Calibration, request: PredictionRequest) -> PredictionRequest:
-    """Return the request with its pair filled in and in the shortest form.
+    """Return the request with compressor, collective and strategy filled in, in their shortest form.
 
     Raises:
-        UsageError: as `check`.
+        UsageError: see `check`.
     """
     if request.world_size < 2:
         raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
@@ -210,17 +216,19 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
 
 
 def check_waits(request: PredictionRequest) -> None:
-    """Refuse a sweep over steps that ranks do not make together.
+    """Refuse a sweep with a strategy that does not synchronize ranks in every step.
 
     Raises:
-        UsageError: the strategy is another than ddp.
+        UsageError: the strategy is not ddp.
     """
     if not request.waits:
-        raise UsageError(f"--sweep compares steps that ranks make together; leave out --strategy {request.strategy}")
+        raise UsageError(
+            f"--sweep needs ranks that wait for each other in every step; leave out --strategy {request.strategy}"
+        )
 
 
 def _as_run(request: PredictionRequest) -> RunConfig:
-    """Return what a strategy looks at in a run before it takes it."""
+    """Return a run with the options that `Strategy.check_compatible` reads."""
     return RunConfig(
         collective=request.collective or NOT_GIVEN,
         world_size=request.world_size,
@@ -230,10 +238,10 @@ def _as_run(request: PredictionRequest) -> RunConfig:
 
 
 def _strategy(request: PredictionRequest) -> Strategy:
-    """Return the strategy, if it can be predicted.
+    """Return the request's strategy.
 
     Raises:
-        UsageError: it cannot, among these ranks or on these links.
+        UsageError: its steps cannot be predicted with these ranks or on these links.
     """
     strategy = cast(Strategy, spec.build("strategies", request.strategy))
     if strategy.component_name not in PREDICTED:

@@ -1,7 +1,8 @@
-"""The parts of a training step, measured in this process: compute up to each bucket, and what compressors do to it.
+"""Measurement of the parts of a training step in this process: compute up to each bucket, and the bucket's compression.
 
-What comes once in a step is timed as it comes there, behind compute that has filled the caches with other things: by
-itself, time after time, encoding takes half as long, and reading a short message a fifth.
+Work that occurs once per step is timed right after other compute, which has replaced the contents of the caches, as in
+a real step. If it were timed in a loop of its own, encoding would take half as long, and reading a short message a
+fifth.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
-# Steps before the first that is timed; in the first two DDP's ranks agree on their buckets.
+# Numbers of steps before the first timed one; in the first two, DDP forms its buckets.
 WARMUP, LEAST_WARMUP = 4, 2
-# A step that takes longer is repeated no more often than it must be.
+# A step that takes longer than this is repeated only as often as necessary.
 SLOW_S = 1.0
 # A step after the first ones, in which some compressors send all entries.
 LATE = 10**6
@@ -59,34 +60,37 @@ LEAST_TURNS = 2
 # Gradients of this many ranks are recorded at the same weights, to measure how many of their entries coincide.
 RANKS = 4
 MOMENTUM = 0.9
-# Most samples of a mini-batch that are computed between two timings.
+# Largest number of samples that are computed between two timings.
 STIRRED_SAMPLES, STIRRED_SAMPLES_IF_SLOW = 8, 2
-# Costs are measured of a whole payload, and of one of this many parts.
+# Costs are measured for a whole payload, and for one of this many parts of it.
 PARTS = 8
 REPEATS = 5
 SUMS = 40
-# Elements of a message that is so short that only the number of messages takes time.
+# Number of elements of a message so short that its time does not depend on its length.
 SHORT_NUMEL = 64
 
-# What a collective is given: the layers inside and the payload.
+# A message as it is passed to a collective: the ids of its layers and the payload.
 SentMessage = tuple[Key, Payload]
 
 
 def clock() -> float:
-    """Return seconds that other work on the machine does not lengthen, if this process computes on one thread."""
+    """Return the CPU time in seconds if this process computes on one thread, otherwise the wall-clock time.
+
+    Other work on the machine does not lengthen the CPU time.
+    """
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 class StepParts:
-    """A model that trains by itself; every rank of the process group must make one.
+    """A model that this rank trains alone; every rank of the process group must create one.
 
     Args:
-        config: complete.
+        config: the complete configuration.
 
     Attributes:
-        numel: elements of the gradient.
-        num_buckets: into which DDP cuts it.
-        step_s, stir_s: seconds of a step, and of what `stir` computes.
+        numel: number of elements of the gradient.
+        num_buckets: number of buckets into which DDP cuts the gradient.
+        step_s, stir_s: seconds of a step and of a call of `stir`.
     """
 
     def __init__(self, config: CalibrateConfig) -> None:
@@ -96,7 +100,7 @@ class StepParts:
         model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
         self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
         optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer))
-        self._optimizer = optimizer.build(model.parameters(), 0.0)  # for gradients that are taken come to no update
+        self._optimizer = optimizer.build(model.parameters(), 0.0)  # the gradients never reach the optimizer
         train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
         of_run = RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1)
         self._batches = Batches(of_run, dataset, train, 0, device)
@@ -121,28 +125,32 @@ class StepParts:
 
     @property
     def is_slow(self) -> bool:
-        """Return whether a step takes so long that some of what is measured must do with less of it."""
+        """Return whether a step takes so long that measurements use fewer or smaller steps."""
         return self.step_s > SLOW_S
 
     def time_steps(self, count: int) -> None:
-        """Time some steps more."""
+        """Run and time `count` more steps."""
         for _ in range(count):
             marks, arrived = self._step()
             ready = [at - marks[2] for at in arrived]
             self._times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
 
     def take_times(self) -> list[list[float]]:
-        """Return seconds of each step timed since the last call: batch, forward, backward, update, buckets ready."""
+        """Return the times of each step since the last call.
+
+        Each list has the seconds of batch, forward, backward and update, and then for each bucket the seconds from the
+        start of backward until it is ready.
+        """
         times, self._times = self._times, []
         return times
 
     def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
-        """Time steps that all ranks of a group, which must all call, begin at once: by the clock, until the last one.
+        """Measure steps that all ranks of a group begin together, in wall-clock time; every rank must call.
 
         Args:
-            group: of this rank and the others.
-            cores: that they share.
-            steps: to make, of which the first does not count if there are more.
+            group: this rank and the others.
+            cores: number of cores that the ranks share.
+            steps: number of steps; the first does not count if there are several.
         """
         self._clock = time.perf_counter
         ends, used_s = [], []
@@ -167,12 +175,12 @@ class StepParts:
         )
 
     def around_message_s(self, group: dist.ProcessGroup, transport: Transport, steps: int) -> float:
-        """Return a rank's CPU seconds for a message right after compute, sent or received; all of a group must call.
+        """Return a rank's CPU seconds per message, sent or received, right after compute; every rank must call.
 
         Args:
-            group: of this rank and the others.
-            transport: among them.
-            steps: to make, each with a message behind it.
+            group: this rank and the others.
+            transport: connects the ranks of the group.
+            steps: number of steps; a short sum follows each.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
         taken = []
@@ -185,12 +193,12 @@ class StepParts:
         return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
 
     def round_s(self, group: dist.ProcessGroup, transport: Transport, *, computing: bool) -> float:
-        """Return the seconds of a round of short messages among many, during steps or alone; all of a group must call.
+        """Return the mean seconds of a round of short messages; every rank of the group must call.
 
         Args:
-            group: of this rank and the others.
-            transport: among them.
-            computing: all ranks compute meanwhile: steps, or what `stir` computes where these are slow.
+            group: this rank and the others.
+            transport: connects the ranks of the group.
+            computing: all ranks compute at the same time: steps, or calls of `stir` if steps are slow.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
 
@@ -208,7 +216,7 @@ class StepParts:
         return _mean_of_ranks(under_way.result(), group)
 
     def stir(self) -> None:
-        """Compute on a few samples, so that caches hold what they hold behind backward."""
+        """Compute on a few samples, so that the caches are in the same state as after backward."""
         x, y = next(self._batches)
         if self.is_slow:  # reading all weights is enough to fill the caches
             with torch.no_grad():
@@ -218,7 +226,12 @@ class StepParts:
         self._optimizer.zero_grad()
 
     def _step(self) -> tuple[list[float], list[float]]:
-        """Return when batch, forward, backward and update began or ended, and when buckets came."""
+        """Run one step.
+
+        Returns:
+            The seconds of `_now` before batch, forward, backward and update and after update, and when each bucket was
+            ready.
+        """
         self._arrived = []
         marks = [self._now()]
         x, y = next(self._batches)
@@ -233,7 +246,7 @@ class StepParts:
         return marks, [arrived for arrived, _, _ in self._arrived]
 
     def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
-        """Return each bucket's layers and gradients, of some ranks at the same weights; their steps are timed too."""
+        """Return each bucket's layers and gradients on `RANKS` ranks with the same weights; also time the steps."""
         self._keeps = True
         ranks = []
         for _ in range(RANKS):
@@ -243,7 +256,7 @@ class StepParts:
         return ranks
 
     def _now(self) -> float:
-        """Time by the clock, without what copying gradients took."""
+        """Return the clock's seconds without the time that copying gradients took."""
         return self._clock() - self._copied_s
 
     def _take(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -262,7 +275,7 @@ class StepParts:
 
 
 def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
-    """Return a bucket without its layers of no elements, of which nothing is sent."""
+    """Return a bucket without its layers that have no elements, because nothing is sent for those."""
     filled = [layer for layer in layers if layer.numel]
     ids, numels = tuple(layer.id for layer in filled), tuple(layer.numel for layer in filled)
     return BucketParts(ready_s=ready_s, layers=ids, numels=numels)
@@ -281,14 +294,14 @@ def encoded(
     stir: Callable[[], object],
     seconds: float = math.inf,
 ) -> tuple[tuple[EncodedBucket, ...], int]:
-    """Return what a compressor makes of every bucket, and how many repetitions were timed.
+    """Return the messages that a compressor produces from every bucket, and the number of timed repetitions.
 
     Args:
-        text: of the compressor.
-        gradients: as of `StepParts.gradients`; left as they are.
-        config: complete.
-        stir: computes something else.
-        seconds: that all of it may take; where they are short there are fewer repetitions, but at least `LEAST_TURNS`.
+        text: spec text of the compressor.
+        gradients: the result of `StepParts.gradients`; not changed.
+        config: the complete configuration.
+        stir: computes something else, to replace the contents of the caches.
+        seconds: time limit; with less time there are fewer repetitions, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
     reducers = [reducer_for(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
@@ -311,7 +324,7 @@ def encoded(
                 offers[number].append(messages)
             reducer.commit()
         if turn == 1 and seconds < math.inf:
-            turn_s = 2 * (time.monotonic() - turn_started)  # what is done to messages takes about as long again
+            turn_s = 2 * (time.monotonic() - turn_started)  # the operations on messages take about as long again
             turns = min(turns, max(LEAST_TURNS, int((seconds - (turn_started - started)) / turn_s)))
         turn += 1
     repeats = REPEATS if turns == config.turns else min(REPEATS, turns)
@@ -341,7 +354,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMe
 
 
 def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats: int) -> MessageProfile:
-    """Describe a message, from what several ranks offer."""
+    """Describe a message from the payloads of several ranks."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
     growth = [(1, 1.0)]
@@ -364,7 +377,10 @@ def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats:
 
 
 class _Handled(NamedTuple):
-    """Seconds of what is done to a payload of so many bytes; merged ones that are not element-wise are packed again."""
+    """Seconds of the operations on a payload of `nbytes` bytes.
+
+    `merge_s` includes packing the merged payload if it is not element-wise.
+    """
 
     nbytes: int
     pack_s: float
@@ -374,7 +390,7 @@ class _Handled(NamedTuple):
 
 
 def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> _Handled:
-    """Return medians over a few repetitions, each after other work."""
+    """Return the median times over a few repetitions, with a call of `stir` before each."""
     dense, times = torch.zeros(first.numel), []
     for _ in range(repeats):
         stir()
@@ -395,7 +411,7 @@ def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeat
 
 
 def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
-    """Fit a linear cost to the seconds for a whole and for a part of it; without a part, the cost is fixed."""
+    """Fit a linear cost to (bytes, seconds) of a whole payload and of a part; without a part, the cost is fixed."""
     if part is None or part[0] == whole[0]:
         return LinearCost(fixed_s=whole[1])
     per_byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])

@@ -1,4 +1,4 @@
-"""Compare predictions with runs (`bench predict --validate`): those of a sweep file, or finished ones."""
+"""Comparison of predictions with runs for `bench predict --validate`: runs of a sweep file, or finished runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bench.launch.sweeps.state import PastRun, SweepState
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
-# Columns that are predicted and measured.
+# Columns that are both predicted and measured.
 _PARTS = (
     "step_time_s", "exposed_s", "encode_s", "cpu_s_per_step", "samples_per_s", "payload_bytes_per_step",
     "messages_per_step",
@@ -38,12 +38,12 @@ _LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValidationCell:
-    """One configuration.
+    """One configuration of a sweep and its prediction.
 
     Attributes:
-        settings: what the file says of it beside `[base]`.
-        request, prediction: made before it is run.
-        runs: planned, one per seed.
+        settings: the settings that the sweep file adds to `[base]`.
+        request, prediction: the prediction, made before the runs.
+        runs: the planned runs, one per seed.
     """
 
     settings: str
@@ -54,10 +54,11 @@ class ValidationCell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A cell beside what was measured.
+    """A cell and its measured values.
 
     Attributes:
-        measured: by column, medians over its runs; None where every one of them failed, or did not say.
+        num_runs: number of finished runs.
+        measured: medians over the runs, by column; None if no run has a value.
     """
 
     cell: ValidationCell
@@ -71,30 +72,30 @@ class Compared:
 
     @property
     def error(self) -> float | None:
-        """Return the error of the predicted time of a step."""
+        """Return predicted / measured - 1 of the step time; None if it was not measured."""
         return None if self.step_time_s is None else self.cell.prediction.step_time_s / self.step_time_s - 1
 
 
 def check_machine(calibration: Calibration) -> None:
-    """Refuse to measure elsewhere what is predicted.
+    """Check that this is the calibrated machine, so that measurements here can be compared with predictions.
 
     Raises:
-        UsageError: this is not the calibrated machine, or other kernels.
+        UsageError: this is another machine, or other kernels are in use.
     """
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         raise UsageError(
-            f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; what it "
-            "predicts can be measured there alone; calibrate here first"
+            f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; its predictions "
+            "can only be compared with runs on that machine; calibrate here first"
         )
     if calibration.kernels != (kernels := environment.kernels()):
-        raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate anew")
+        raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate again")
 
 
 def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[ValidationCell]:
     """Predict every configuration of a plan.
 
     Raises:
-        UsageError: a configuration is not what was calibrated.
+        UsageError: a configuration differs from the calibrated one.
     """
     by_configuration: dict[str, list[PlannedRun]] = {}
     for run in runs:
@@ -114,29 +115,29 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Valid
 
 
 def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionRequest:
-    """Return what of a run is predicted, checked.
+    """Return the checked request for the prediction of a run.
 
     Args:
-        calibration: of the machine on which it is made.
-        config: of the run, complete.
+        calibration: the calibration of the machine of the run.
+        config: the complete configuration of the run.
 
     Raises:
-        UsageError: it is not what was calibrated, or nothing that can be predicted.
+        UsageError: the run differs from what was calibrated, or cannot be predicted.
     """
     for name in _AS_CALIBRATED:
         if name == "bucket_mb" and not waits(config.strategy):
-            continue  # layers travel one by one; those of a calibrated bucket are pushed when all of it is ready
+            continue  # layers are pushed one by one; the prediction pushes them when their calibrated bucket is ready
         if (value := getattr(config, name)) != (known := getattr(calibration, name)):
-            raise UsageError(f"{name} {value} was not calibrated, but {known}; change the file or calibrate anew")
+            raise UsageError(f"{name} is {value}, but was calibrated with {known}; change the file or calibrate again")
     for option in RunConfig.options():
         if option.name in _FIXED and getattr(config, option.name) != option.default:
             raise UsageError(
                 f"{option.flag_name} {getattr(config, option.name)} is not part of the model; leave it out"
             )
     if config.device == "cuda":
-        raise UsageError("what a GPU takes is not part of the model; use --device cpu")
+        raise UsageError("GPUs are not part of the model; use --device cpu")
     if left_out := [word for name, word in _LEFT_OUT.items() if getattr(config, name)]:
-        raise UsageError(f"links with {' and '.join(left_out)} are not part of the model; leave that out")
+        raise UsageError(f"links with {' and '.join(left_out)} are not part of the model; leave these options out")
     hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
     ranks_per_host = config.world_size
     if config.cluster is not None:
@@ -147,8 +148,8 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
     if config.epochs is not None and _last_interval_begins(config.epochs, config) < compressor.denser_epochs:
         raise UsageError(
-            f"{request.compressor} sends more in the first {compressor.denser_epochs} epochs, in which its last steps "
-            "are timed; use --steps, warmup_epochs=0 or more --epochs"
+            f"{request.compressor} sends more in the first {compressor.denser_epochs} epochs, to which the timed steps "
+            "of this run belong; use --steps, warmup_epochs=0 or more --epochs"
         )
     return request
 
@@ -160,14 +161,14 @@ def _last_interval_begins(epochs: int, config: RunConfig) -> int:
 
 
 def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compared]:
-    """Return every cell beside its runs, as they lie there now."""
+    """Return every cell with the measured values of its finished runs."""
     compared = []
     for cell in cells:
         done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
         rows = [list(read_rows(run.folder.metrics)) for run in done]
         measured: dict[str, float | None] = {}
         for column in _PARTS:
-            # The last value of each run that is known: a row that was written soon after a restart has no step time.
+            # Each run's last value that is not None: a row that was written soon after a restart has no step time.
             known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
             last = [values[-1] for values in known if values]
             measured[column] = statistics.median(last) if last else None
@@ -176,7 +177,7 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compare
 
 
 def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
-    """Return one row per cell: what was measured, and what was predicted with the prefix `predicted_`."""
+    """Return one row per cell: measured values, and predicted values with the prefix `predicted_`."""
     rows = []
     for each in compared:
         request, prediction = each.cell.request, each.cell.prediction
@@ -204,10 +205,10 @@ def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict
 
 
 def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Keep the table, as CSV.
+    """Write the table as CSV.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -219,7 +220,7 @@ def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Calibration:
-    """Return the calibration with these cells added."""
+    """Return the calibration with these comparisons added."""
     cells = [
         Validated(
             compressor=each.cell.request.compressor,
@@ -246,32 +247,32 @@ _PAIR = ("compressor", "collective")
 
 
 def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], None]) -> SweepState:
-    """Return the runs below a folder that this calibration can predict.
+    """Return the finished runs in a folder that this calibration can predict.
 
     Args:
-        calibration: of the machine on which they were made.
-        folder: one run's, or one that holds some, however deep.
-        tell: is told how many are left out, and why.
+        calibration: the calibration of the machine of the runs.
+        folder: the folder of a run, or a folder that contains runs at any depth.
+        tell: called with a sentence that says how many runs are left out, and why.
 
     Raises:
-        UsageError: none can be predicted.
+        UsageError: no run can be predicted.
     """
     configs, past, reasons = {}, {}, collections.Counter[str]()
     folders = [RunFolder(file.parent) for file in files_below(folder, "metrics.csv")]
-    for run in sorted(folders, key=lambda each: each.run_id):  # the newest stands for its digest
+    for run in sorted(folders, key=lambda each: each.run_id):  # of runs with the same digest, the newest is used
         found = PastRun(folder=run, summary=read_json(run.status) or {})
         try:
             config = _checked(calibration, found)
         except UsageError as refusal:
-            reasons[str(refusal).partition(";")[0]] += 1  # without what to do about it
+            reasons[str(refusal).partition(";")[0]] += 1  # without the advice after the semicolon
         else:
             if config.digest in past:
                 reasons["repeated later"] += 1
             configs[config.digest], past[config.digest] = config, found
     if not past:
         raise UsageError(
-            f"{folder} holds no finished run that this calibration predicts{_said(reasons)}; give a folder of runs of "
-            "its model, batch and machine"
+            f"{folder} holds no finished run that this calibration can predict{_said(reasons)}; give a folder of runs "
+            "of its model, batch size and machine"
         )
     if reasons:
         tell(f"note: {reasons.total()} of {len(folders)} runs are left out{_said(reasons)}")
@@ -284,7 +285,7 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
     """Return a run's configuration.
 
     Raises:
-        UsageError: it did not end well, or was made with what the calibration knows nothing of.
+        UsageError: the run did not finish, or differs from what was calibrated.
     """
     if run.state != "done":
         raise UsageError("not finished" if run.state == "torn" else "failed")
@@ -293,24 +294,24 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
     except UsageError:
         raise UsageError("written by another version") from None
     if config.profile:
-        raise UsageError("slower for --profile")
+        raise UsageError("slowed down by --profile")
     calibrated = {"cpu": f"{calibration.cpu} ({calibration.cores} cores)", "kernels": calibration.kernels}
     for row in read_rows(run.folder.metrics):
         for name, known in calibrated.items():
             if row[name] != known:
                 raise UsageError(f"made with {name} {row[name]}, calibrated with {known}")
-    links_of(calibration, request_of_run(calibration, config))  # reads the traces that they followed
+    links_of(calibration, request_of_run(calibration, config))  # fails if a trace of the links cannot be read
     return config
 
 
 def _said(reasons: collections.Counter[str]) -> str:
-    """Return the reasons and how often each was met, the most frequent first."""
+    """Return the reasons and their counts as text, the most frequent first."""
     texts = [f"{reason} ({count})" for reason, count in reasons.most_common()]
     return f": {'; '.join(texts)}" if texts else "; give a folder of runs"
 
 
 def _telling_apart(configs: Collection[RunConfig]) -> list[str]:
-    """Return the options that differ among configurations, and always the pair."""
+    """Return the names of the options that differ among the configurations; compressor and collective are included."""
     told = [
         option.name
         for option in RunConfig.options()
@@ -322,5 +323,5 @@ def _telling_apart(configs: Collection[RunConfig]) -> list[str]:
 def _settings(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
     values = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
     if "hosts" in values:
-        values.pop("world_size", None)  # it says nothing more
+        values.pop("world_size", None)  # it follows from the hosts
     return values

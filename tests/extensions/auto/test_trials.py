@@ -88,7 +88,7 @@ def unlucky_at_first(step: int, pair: Pair) -> StepSeconds:
 def test_the_nearest_pair_has_a_turn_now_and_then_and_wins_by_many() -> None:
     held = chosen(unlucky_at_first, 1000, {"budget": 1e-6})[0]
     assert next(choice for choice in held if "after" in choice.of_layer(0).why).of_layer(0).pair == SPARSE
-    assert "times those with group_topk on ring" in held[-1].of_layer(0).why
+    assert "times as long as with group_topk on ring" in held[-1].of_layer(0).why
     since = [choice.of_layer(0).pair.compressor for choice in held[200:]]
     assert set(since) == {"group_topk", "qsparse"}  # the others are far behind
     assert since.count("qsparse") > 0.6 * len(since)

@@ -73,7 +73,7 @@ def test_a_measured_link_gives_way_to_the_users() -> None:
         (LINK.replace("latency_us = 0.5\n", ""), "has no latency_us"),
         (LINK.replace("source", "figures"), "figures='a sheet' is not possible; choose nominal or measured"),
         ("[[link]]\n", "write each link as its own table under a heading like [link.name]"),
-        (DEVICE + "efficiency = 0.5\n", "efficiency=0.5 is no table"),
+        (DEVICE + "efficiency = 0.5\n", "efficiency=0.5 is not a table"),
         (DEVICE + "efficiency = { matrix = 2 }\n", "matrix=2 is not possible; give a number above 0, at most 1"),
         (DEVICE + "efficiency = { matricks = 1 }\n", "there is no 'matricks' (did you mean 'matrix'?)"),
         ("[links.mine]\n", "there is no 'links' (did you mean 'link'?)"),

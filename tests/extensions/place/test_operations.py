@@ -74,5 +74,5 @@ def test_a_value_dependent_network_is_refused() -> None:
 
     with torch.device("meta"):
         traced = trace(Counting())
-        with pytest.raises(UsageError, match="cannot be told from shapes"):
+        with pytest.raises(UsageError, match="cannot be determined from shapes"):
             operations_of(traced, torch.empty(BATCH, 3, 32, 32))

@@ -106,7 +106,7 @@ def test_a_network_on_one_device_is_said_to_be_that(tmp_path: Path) -> None:
     answer = invoke("place", "--model", "linear", "--devices", EXAMPLE, "--catalog", str(tmp_path), "--json")
     assert answer.code == 0, answer.error
     (note,) = json.loads(answer.out)["notes"]
-    assert note.startswith("Placing by type puts all on one device")
+    assert note.startswith("Placing by type puts everything on one device")
 
 
 def test_a_missing_role_is_done_by_the_next_one_and_said(tmp_path: Path) -> None:

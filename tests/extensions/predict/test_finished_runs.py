@@ -70,18 +70,18 @@ def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "row", "reason"),
     [
-        ({"profile": 3}, {}, "slower for --profile"),
-        ({"device": "cuda"}, {}, "what a GPU takes is not part of the model"),
+        ({"profile": 3}, {}, "slowed down by --profile"),
+        ({"device": "cuda"}, {}, "GPUs are not part of the model"),
         ({"jitter_s": 0.001}, {}, "links with jitter are not part of the model"),
         ({"loss_ratio": 0.1}, {}, "links with loss are not part of the model"),
-        ({"batch_size": 64}, {}, "batch_size 64 was not calibrated, but 32"),
+        ({"batch_size": 64}, {}, "batch_size is 64, but was calibrated with 32"),
         ({"compressor": "dgc"}, {}, "dgc is not in the calibration, which holds none, bf16, topk"),
         (
             {"compressor": "topk", "collective": "allgather", "steps": None, "epochs": 4, "eval_every": 2},
             {},
-            "topk sends more in the first 3 epochs, in which its last steps are timed",
+            "topk sends more in the first 3 epochs, to which the timed steps of this run belong",
         ),
-        ({"augment": False}, {}, "augment False was not calibrated, but True"),
+        ({"augment": False}, {}, "augment is False, but was calibrated with True"),
         ({}, {"cpu": "another (2 cores)"}, f"made with cpu another (2 cores), calibrated with {KNOWN.cpu} ("),
         ({}, {"kernels": "other"}, f"made with kernels other, calibrated with {KNOWN.kernels}"),
     ],
@@ -123,5 +123,7 @@ def test_cells_are_named_by_what_differs(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no finished run that this calibration predicts; give a folder of runs"):
+    with pytest.raises(
+        UsageError, match="holds no finished run that this calibration can predict; give a folder of runs"
+    ):
         held_against(tmp_path)

@@ -20,7 +20,7 @@ def test_parts_are_found_again_by_the_same_measurement_alone(tmp_path: Path) -> 
     kept = KeptParts(out, CONFIG)
     assert kept.said == "no part was measured yet"
     kept.add({"part": "encoding by topk", "found": {"encoded": {}}})
-    assert kept.said == f"1 part(s) are kept in {out}.parts, and the same command continues from there"
+    assert kept.said == f"1 part(s) are kept in {out}.parts; run the same command again to continue from there"
     more = dataclasses.replace(CONFIG, compressors="topk,bf16", timeout_s=9.0)
     assert list(KeptParts(out, more).parts) == ["encoding by topk"]
     assert KeptParts(out, more).took_s == kept.took_s > 0

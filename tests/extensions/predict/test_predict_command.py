@@ -72,11 +72,11 @@ def test_a_calibration_that_was_interrupted_goes_on_and_one_in_a_hurry_says_so(t
     assert process.returncode == 130
     kept = len(json.loads(Path(f"{out}.parts").read_text())["parts"])
     assert kept >= 3
-    said = f"{kept} part(s) are kept in {out}.parts, and the same command continues from there"
+    said = f"{kept} part(s) are kept in {out}.parts; run the same command again to continue from there"
     assert error.splitlines()[-1] == f"bench: stopped by the user; {said}"
     answer = execute(*asked)
     assert answer.code == 0, answer.error
-    assert answer.error.startswith(f"going on with {kept} part(s) that are kept in {out}.parts\n[{kept + 1}/10] ")
+    assert answer.error.startswith(f"continuing with {kept} finished part(s) from {out}.parts\n[{kept + 1}/10] ")
     cut = json.loads(out.read_text())["cut"]
     assert "1 of 36 steps of several ranks at once" in cut
     assert f"--budget 1s was too short to repeat everything as often as planned: {cut[0]}" in answer.error
@@ -258,7 +258,7 @@ def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Pat
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (["--hosts", "2049", "--ranks-per-host", "2"], "choose at most 4096, or one on each host"),
+        (["--hosts", "2049", "--ranks-per-host", "2"], "choose at most 4096, or one rank per host"),
         (["--world-size", "16385"], "less than or equal to 16384"),
     ],
 )
@@ -348,12 +348,12 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         ([*CELL, "--sweep", "bandwidth=1mbit..1gbit"], "--sweep sets the rate of all links"),
         ([*CELL, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"], "--sweep sets the rate of all links"),
         (["--cluster", "x.toml", *CELL], "--cluster and --bandwidth-trace both describe the hosts"),
-        (["--validate", "x.toml", "--hosts", "3"], "x.toml says what is predicted"),
+        (["--validate", "x.toml", "--hosts", "3"], "x.toml sets what is predicted"),
         (["--table", "x.csv"], "--table belongs to --validate; leave it out"),
         (["--runs", "other"], "--runs belongs to --validate; leave it out"),
-        (["--cluster", "examples/edge.toml", "--sweep", "bandwidth=1mbit..1gbit"], "out of the cluster file"),
+        (["--cluster", "examples/edge.toml", "--sweep", "bandwidth=1mbit..1gbit"], "from the cluster file"),
         (["--validate", "examples", "--runs", "other"], "examples holds the runs; leave out --runs"),
-        (["--validate", "examples"], "holds no finished run that this calibration predicts; give a folder of runs"),
+        (["--validate", "examples"], "holds no finished run that this calibration can predict; give a folder of runs"),
         (["--strategy", "placed"], "steps of placed cannot be predicted; choose ddp or async_server"),
         (["--strategy", "async_server", "--collective", "ring"], "leave out --collective ring"),
         (["--strategy", "async_server", "--trigger", "sync"], "--trigger sync waits for all ranks"),
@@ -371,10 +371,10 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--straggler", "rank=1,slowdown=3"], "--straggler"),
         (
             ["--model", "resnet20"],
-            "was measured with model small_cnn, which says nothing of resnet20; run `bench",
+            "was measured with model small_cnn, not with resnet20; run `bench",
         ),
         (["--dataset", "synthetic"], "--model small_cnn --dataset synthetic --batch-size 32 --out other.json`"),
-        (["--batch-size", "64"], "was measured with batch_size 32, which says nothing of 64"),
+        (["--batch-size", "64"], "was measured with batch_size 32, not with 64"),
         (["--model", "resnet20", "--step-time", "9ms"], "leave out --calibration"),
         (["--step-time", "soon"], "'soon' is not a duration"),
         (["--losses", "every=6h"], "--losses every=6h is not possible; write every=6h,restart=30s,checkpoint=100"),
@@ -401,7 +401,7 @@ def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: lis
             "with `bench calibrate --model vgg11 --out calibration.json`, or give --model vgg11",
         ),
         (["--step-time", "9ms"], "--step-time needs the shapes of a model; name it with --model"),
-        (["--step-time", "9ms", "--model", "linear", "--shared-cores", "2"], "on --shared-cores is known from a cal"),
+        (["--step-time", "9ms", "--model", "linear", "--shared-cores", "2"], "slow each other down on --shared-cores"),
         (["--step-time", "9ms", "--model", "linear", "--compressor", "auto"], "auto encodes nothing itself"),
     ],
 )
@@ -428,9 +428,9 @@ def test_the_time_of_a_step_is_enough_for_a_rough_estimate(tmp_path: Path, monke
     ("content", "sentence"),
     [
         (None, "make one with bench calibrate --out"),
-        ("{", "is no calibration"),
-        ("[]", f"is no calibration of version {VERSION}"),
-        ('{"version": 99}', f"is no calibration of version {VERSION}"),
+        ("{", "is not a calibration"),
+        ("[]", f"is not a calibration of version {VERSION}"),
+        ('{"version": 99}', f"is not a calibration of version {VERSION}"),
         (f'{{"version": {VERSION}}}', "cpu: Field required"),
     ],
 )
@@ -448,7 +448,7 @@ def test_what_is_no_calibration_is_one_sentence(tmp_path: Path, content: str | N
     ("arguments", "sentence"),
     [
         (["--device", "cuda"], "GPUs cannot be calibrated"),
-        (["--optimizer", "kfac"], "kfac has an exchange of its own"),
+        (["--optimizer", "kfac"], "kfac exchanges data itself"),
         (["--compressors", "torch_bf16"], "torch_bf16 encodes inside PyTorch's own hook"),
         (["--compressors", "nothing"], "there is no compressor 'nothing'"),
         (["--budget", "soon"], "'soon' is not a duration"),
@@ -463,7 +463,7 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path, arguments: li
 @pytest.mark.parametrize(
     ("base", "other", "sentence"),
     [
-        ('model = "resnet20"', {}, "model resnet20 was not calibrated, but small_cnn"),
+        ('model = "resnet20"', {}, "model is resnet20, but was calibrated with small_cnn"),
         ("accumulate = 2", {}, "--accumulate 2 is not part of the model"),
         ("", {"cpu": "another"}, "the calibration is of another machine"),
     ],
@@ -530,12 +530,12 @@ def _held_against_finished_runs(tmp_path: Path, runs: Path, cell: dict[str, obje
     }
     assert again["settings"] == "compressor = none, collective = ring"
     assert "3 of 4 runs are left out: " in answer.error
-    for reason in ("failed (1)", "model resnet20 was not calibrated, but small_cnn (1)", "made with cpu "):
+    for reason in ("failed (1)", "model is resnet20, but was calibrated with small_cnn (1)", "made with cpu "):
         assert reason in answer.error
     assert len(json.loads(Path(path).read_text())["validated"]) == 1
     assert table.exists()
     none = invoke("predict", "--calibration", path, "--validate", str(runs / "deeper"))
-    assert (none.code, "holds no finished run that this calibration predicts: " in none.error) == (2, True)
+    assert (none.code, "holds no finished run that this calibration can predict: " in none.error) == (2, True)
 
 
 def test_a_run_that_failed_is_said_at_the_end(tmp_path: Path) -> None:

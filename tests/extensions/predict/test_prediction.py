@@ -320,14 +320,14 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
     off_by = "off by 5.0% in the median, by 10.0% at most"
     assert said(shared_cores=cores) == [f"Such step times were checked against 2 real run(s): {off_by}"]
     known_error = (
-        f"Such step times were checked against 2 real run(s), whose ranks shared {cores} core(s) as these do not: "
+        f"Such step times were checked against 2 real run(s), whose ranks shared {cores} core(s), unlike these: "
     )
     known_error += off_by
     assert said() == [known_error]
     for other, reason in (
         ({"hosts": 9}, "9 ranks; 4 to 8 were measured"),
         ({"bandwidth": "10mbit"}, "10 Mbit/s; 100 Mbit/s to 1 Gbit/s were measured"),
-        ({"latency": "1ms"}, "a latency of 1 ms, longer than any that was measured"),
+        ({"latency": "1ms"}, "a latency of 1 ms is longer than any that was measured"),
         ({"compressor": "none"}, "none on native was not measured"),
         ({"bandwidth": None}, "links that are not limited were not measured"),
         ({"hosts": 2, "ranks_per_host": 2}, "2 rank(s) on a host were not measured"),
@@ -382,13 +382,13 @@ def test_a_calibration_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (("batch_s",), -1, "batch_s: Input should be greater than or equal to 0"),
         (("batch_s",), math.nan, "batch_s: Input should be"),
         (("messages", "local", "per_byte_s"), math.inf, "messages.local.per_byte_s: Input should be a finite number"),
-        (("buckets",), [], "do not belong together"),
-        (("encoded", "none"), [], "do not belong together"),
-        (("crowds",), [], "do not belong together"),
-        (("messages",), {}, "do not belong together"),
-        (("buckets", 0, "numels"), (1, 2), "do not belong together"),
-        (("encoded", "none", 0, "offers", 0, "layers"), (77,), "do not belong together"),
-        (("encoded", "none", 0, "offers", 0, "layers"), (0, 0), "do not belong together"),
+        (("buckets",), [], "do not match"),
+        (("encoded", "none"), [], "do not match"),
+        (("crowds",), [], "do not match"),
+        (("messages",), {}, "do not match"),
+        (("buckets", 0, "numels"), (1, 2), "do not match"),
+        (("encoded", "none", 0, "offers", 0, "layers"), (77,), "do not match"),
+        (("encoded", "none", 0, "offers", 0, "layers"), (0, 0), "do not match"),
     ],
 )
 def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[Any, ...], value: Any, sentence: str) -> None:
@@ -449,8 +449,8 @@ def test_the_terms_of_each_of_several_messages_are_added() -> None:
 @pytest.mark.parametrize(
     ("compressor", "sentence"),
     [
-        ("terngrad:shared_scale=true", "has ranks agree with each other before they encode"),
-        ("group_topk:preset=patent", "wants the whole model as one bucket"),
+        ("terngrad:shared_scale=true", "makes the ranks communicate before they encode"),
+        ("group_topk:preset=patent", "needs the whole model as one bucket"),
         ("auto", "encodes nothing itself; calibrate the compressors that it tries"),
         ("torch_powersgd", "encodes inside PyTorch's own hook"),
     ],

@@ -178,4 +178,4 @@ def test_only_a_trace_that_was_measured_is_within_the_validated_range(tmp_path: 
     by_it = Validated(**vars(cell) | {"link_trace": asked.link_trace})
     (known_error,) = notes(calibration(validated=(by_it,)), asked)
     assert known_error.startswith("Such step times were checked against 1 real run(s), whose ranks shared ")
-    assert known_error.endswith("as these do not: off by 0.0% in the median, by 0.0% at most")
+    assert known_error.endswith("unlike these: off by 0.0% in the median, by 0.0% at most")
