@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.core import registry
 from bench.core.checkpoints import Checkpoints
 from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
@@ -67,9 +68,11 @@ METHODS: dict[str, tuple[str, ...]] = {
         "--strategy", f"placed:by=data,devices={REPOSITORY / 'examples' / 'cxl.toml'}", "--compressor",
         "topk:ratio=0.1,error_feedback=true",
     ),
-    "auto": ("--compressor", f"auto:choices={REPOSITORY / 'tests' / 'testing' / 'choices.jsonl'}", "--world-size", "3"),
     "async_server": ("--strategy", "async_server", "--compressor", "topk:ratio=0.1,error_feedback=true"),
 }  # fmt: skip
+if "auto" in registry.entries("compressors"):
+    CHOICES = REPOSITORY / "tests" / "extensions" / "auto" / "choices.jsonl"
+    METHODS["auto"] = ("--compressor", f"auto:choices={CHOICES}", "--world-size", "3")
 if hosts_supported()[0]:
     METHODS["virtual hosts"] = ("--hosts", "2", "--bandwidth", "200mbit", "--compressor", "topk:ratio=0.05")
 WAYS = ("rank", "launcher", "fork server", "Ctrl-C", "full disk")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +19,6 @@ from collectives.allgather import Allgather
 from collectives.base import Collective, PendingSum
 from collectives.options import build
 from collectives.ring import Ring
-from compressors.auto.choice import Choice
-from compressors.auto.compressor import ChoosingHook
 from compressors.ddp.attach import attach
 from compressors.floats import NoCompression
 from compressors.topk import TopK
@@ -42,7 +38,6 @@ from tests.testing.ddp_scenes import (
 )
 from tests.testing.ranks import run_ranks
 
-PAUSE_S = 1.0
 ALL_SUMS = ("allgather", "halving_doubling", "hierarchical:group_size=2", "native", "pool", "ring", "server", "tree")
 FINE_TUNING = (
     ("none", "ring"),
@@ -97,42 +92,6 @@ def resumed(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     assert hook.state_dict()["step"] == 5
     hook.close()
     return whole, parts
-
-
-def chosen(rank: int) -> dict[str, Any]:
-    """Thirty steps in which pairs are tried, and those choices made again, with a state saved half way."""
-    first = wrapped()
-    hook = cast(ChoosingHook, attach(first, "auto", "ring"))
-    optimizer = torch.optim.SGD(first.parameters(), lr=LR)
-    held: list[Choice] = []
-    told_s = []
-    for step in range(30):
-        if step == 20:
-            time.sleep(PAUSE_S)
-            hook.end_pause()
-        loss_of(first, rank, step).backward()
-        choice = cast(Choice, hook.finish_step().decision)
-        told_s.append(hook._own.step_s)
-        assert choice is not None
-        held += [] if choice in held else [choice]
-        optimizer.step()
-        optimizer.zero_grad()
-    hook.close()
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write("".join(json.dumps(choice.to_dict()) + "\n" for choice in held))
-        file.flush()
-        second, third = wrapped(), wrapped()
-        hook = cast(ChoosingHook, attach(second, f"auto:choices={file.name}", "ring"))
-        train(second, hook, range(12))
-        third.load_state_dict(second.state_dict())
-        later = attach(third, f"auto:choices={file.name}", "ring")
-        later.load_state_dict(hook.state_dict())
-        cast(ChoosingHook, later).follow(held[:1])  # as a run does that had written down no more
-        hook.close()
-        again = train(third, later, range(12, 30))
-        later.close()
-    ways = [choice.to_dict() for choice in held]
-    return {"weights": weights(first), "again": again, "ways": ways, "told_s": told_s}
 
 
 def momentum_moved(rank: int) -> torch.Tensor:
@@ -279,7 +238,6 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         dense,
         compressed,
         resumed,
-        chosen,
         momentum_moved,
         warm_up,
         accumulated,
@@ -319,22 +277,6 @@ def test_a_saved_state_goes_on_bit_for_bit(played: list[dict[str, Any]]) -> None
     for rank in played:
         whole, parts = rank["resumed"]
         assert torch.equal(whole, parts)
-
-
-def test_pairs_are_tried_alike_on_all_ranks_and_choices_that_are_made_again_give_the_same_bits(
-    played: list[dict[str, Any]],
-) -> None:
-    first, second = (rank["chosen"] for rank in played)
-    assert first["ways"] == second["ways"]
-    assert len(first["ways"]) > 1
-    for rank in (first, second):
-        assert torch.equal(rank["weights"], first["weights"])
-        assert torch.equal(rank["again"], first["weights"])
-
-
-def test_a_pause_between_two_steps_is_no_part_of_what_a_step_took(played: list[dict[str, Any]]) -> None:
-    for rank in played:
-        assert 0 < rank["chosen"]["told_s"][20] < PAUSE_S
 
 
 def test_momentum_is_handed_over(played: list[dict[str, Any]]) -> None:
