@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.testing.invoke import REPOSITORY, execute, only_run, processes_of, rows, start, status
+from tests.testing.invoke import execute, only_run, processes_of, rows, start, status
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -104,17 +104,21 @@ def test_a_signal_while_the_ranks_start_is_an_interrupted_run_with_its_row(
     assert not processes_of(folder)
 
 
-@pytest.mark.parametrize("command", ["compressors --repeats 100000", "calibrate --model linear"])
-def test_a_signal_says_what_is_true_of_the_command(command: str, tmp_path: Path) -> None:
-    process = start(*command.split(), cwd=tmp_path, TMPDIR=str(tmp_path))
-    wait_until(lambda: list(tmp_path.glob("bench-*/logs/*/attempt_0/0")), process)
+def assert_says_when_stopped(*command: str, kept: str, folder: Path) -> None:
+    """Fail unless a command that is stopped while its ranks work ends with this and leaves nothing in the folder."""
+    process = start(*command, cwd=folder, TMPDIR=str(folder))
+    wait_until(lambda: list(folder.glob("bench-*/logs/*/attempt_0/0")), process)
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    is_calibration = command.startswith("calibrate")
-    kept = "; no part was measured yet" if is_calibration else "; no row was finished, so none is kept"
-    assert error.splitlines()[-1] == f"bench: stopped by the user{kept}"
-    assert not list(tmp_path.glob("bench-*"))
+    assert error.splitlines()[-1] == f"bench: stopped by the user; {kept}"
+    assert not list(folder.glob("bench-*"))
+
+
+def test_a_signal_says_what_is_true_of_a_measurement(tmp_path: Path) -> None:
+    assert_says_when_stopped(
+        "compressors", "--repeats", "100000", kept="no row was finished, so none is kept", folder=tmp_path
+    )
 
 
 def test_a_run_that_was_started_with_nohup_outlives_the_terminal(tmp_path: Path) -> None:
@@ -127,20 +131,3 @@ def test_a_run_that_was_started_with_nohup_outlives_the_terminal(tmp_path: Path)
     process.send_signal(signal.SIGHUP)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no folder that shows what is left")
-def test_a_measurement_of_shared_memory_that_is_stopped_leaves_none() -> None:
-    process = start("place", "--model", "linear", "--devices", str(REPOSITORY / "examples" / "cxl.toml"))
-    own = psutil.Process(process.pid)
-    held: list[str] = []
-
-    def measures() -> list[str]:
-        held[:] = [file.path for file in own.open_files() if file.path.startswith("/dev/shm/")]
-        return held
-
-    wait_until(measures, process)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
-    assert not any(Path(path).exists() for path in held)

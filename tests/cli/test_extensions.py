@@ -110,15 +110,19 @@ def test_pictures_of_a_third_party_are_drawn(installed: str, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def without_predict(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the program without the folder of the extension."""
-    copy = tmp_path_factory.mktemp("program")
+    return copy_without("predict", tmp_path_factory.mktemp("program"))
+
+
+def copy_without(extension: str, copy: Path) -> Path:
+    """A copy of the program, in this folder, without the folder of an extension."""
     for package in ("bench", "compressors", "collectives"):
-        shutil.copytree(REPOSITORY / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", "predict"))
+        shutil.copytree(REPOSITORY / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", extension))
     shutil.copy(REPOSITORY / "gradwire.py", copy)
     return copy
 
 
-def _run(program: Path, *arguments: str) -> Answer:
+def run_copy(program: Path, *arguments: str) -> Answer:
+    """Run `bench` of a copy."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "bench", *arguments],
         env=os.environ | {"PYTHONPATH": str(program), "COLUMNS": "200"},
@@ -132,7 +136,7 @@ def _run(program: Path, *arguments: str) -> Answer:
 
 @pytest.mark.parametrize("command", ["predict", "calibrate"])
 def test_a_command_whose_extension_was_removed_says_how_to_get_it(command: str, without_predict: Path) -> None:
-    answer = _run(without_predict, command, "--help")
+    answer = run_copy(without_predict, command, "--help")
     assert answer.code == 2
     assert answer.error.startswith(
         f"bench: bench {command} comes with the extension bench.extensions.predict, which is"
@@ -147,12 +151,11 @@ def test_a_command_whose_extension_was_removed_says_how_to_get_it(command: str, 
         (("plot", "--help"), "accuracy-time"),
         (("list",), "group_topk"),
         (("run", "--dry-run", "--model", "linear", "--steps", "2"), "linear"),
-        (("place", "--help"), "--devices"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_everything_else_works_without_it(arguments: tuple[str, ...], shown: str, without_predict: Path) -> None:
-    answer = _run(without_predict, *arguments)
+    answer = run_copy(without_predict, *arguments)
     assert (answer.code, answer.error) == (0, "")
     assert shown in answer.out
     assert "predicted" not in answer.out

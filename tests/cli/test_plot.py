@@ -71,13 +71,3 @@ def test_where_nothing_can_be_drawn_that_is_an_error(tmp_path: Path) -> None:
     answer = invoke("plot", "all", str(folder), "--out", str(tmp_path / "plots"))
     assert answer.code == 4
     assert "no picture can be drawn from these rows; the warnings say what each picture needs" in answer.error
-
-
-def test_a_damaged_file_of_predictions_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    deep, long = tmp_path / "deep.json", tmp_path / "long.csv"
-    deep.write_text("[" * 200_000)
-    long.write_text('error,a\n"' + "x" * 200_000)
-    for kind, file in (("regime-map", deep), ("predicted-measured", long)):
-        answer = invoke("plot", kind, str(file), "--out", str(tmp_path / "plots"))
-        assert answer.code == 4, answer.error
-        assert f"{file.name} cannot be read" in answer.error

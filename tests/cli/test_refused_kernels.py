@@ -8,10 +8,22 @@ from pathlib import Path
 import pytest
 
 from collectives.kernels import library
-from tests.testing.calibrations import calibration
 from tests.testing.invoke import REPOSITORY, invoke
 
 pytestmark = pytest.mark.usefixtures("planned_here")
+
+
+def assert_refused(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail unless a command says in this folder, with a sweep's file, that there are no such kernels."""
+    shutil.copy(REPOSITORY / "examples" / "sweep.toml", folder)
+    before = set(folder.iterdir())
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(library, "found", library.found.__wrapped__)  # which the process has looked for already
+    monkeypatch.setenv(library.VARIABLE, "fast")
+    answer = invoke(*command.split())
+    assert answer.code == 2
+    assert answer.error == "GRADWIRE_KERNELS=fast: set it to native or reference, or leave it out"
+    assert set(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -26,19 +38,8 @@ pytestmark = pytest.mark.usefixtures("planned_here")
         "tune --rates 0.1 --dry-run",
         "collectives",
         "compressors",
-        "calibrate",
-        "predict --validate sweep.toml",
         "doctor --no-smoke",
     ],
 )
 def test_kernels_that_there_are_not_are_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibration().write(tmp_path / "calibration.json")
-    shutil.copy(REPOSITORY / "examples" / "sweep.toml", tmp_path)
-    before = set(tmp_path.iterdir())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(library, "found", library.found.__wrapped__)  # which the process has looked for already
-    monkeypatch.setenv(library.VARIABLE, "fast")
-    answer = invoke(*command.split())
-    assert answer.code == 2
-    assert answer.error == "GRADWIRE_KERNELS=fast: set it to native or reference, or leave it out"
-    assert set(tmp_path.iterdir()) == before
+    assert_refused(command, tmp_path, monkeypatch)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.calibrations import calibration
 from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
 from tests.testing.invoke import REPOSITORY, commands
 
@@ -56,6 +55,12 @@ def refused_without_torch(*arguments: str, **variables: str) -> str:
     assert done.returncode == 2
     assert "loaded:\n" in done.stderr
     return done.stderr
+
+
+def refused_where_torch_is_broken(*arguments: str, folder: Path) -> str:
+    """The same where torch cannot be imported, neither by the command nor by a process that it starts."""
+    (folder / "torch.py").write_text("raise ImportError('torch was imported')", encoding="utf-8")
+    return refused_without_torch(*arguments, PYTHONPATH=f"{folder}:{REPOSITORY}")
 
 
 EACH_HELP = """
@@ -139,22 +144,16 @@ def test_what_numbers_alone_show_is_refused_without_torch(arguments: tuple[str, 
         ("tune --compressors topk:ratoi=1", "topk has no option 'ratoi'"),
         ("compressors --compressors topk:ratio=2", "ratio=2 is not possible"),
         ("collectives --collectives native --compressors topk", "topk sends Sparse payloads"),
-        ("calibrate --batch-size 5000", "is larger than a rank's shard"),
-        ("calibrate --compressors auto", "auto encodes nothing itself"),
-        ("predict --compressor nope", "there is no compressor 'nope'"),
     ],
 )
 def test_a_wrong_component_is_refused_without_torch(
     arguments: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch cannot be imported here, neither by the command nor by a process that it starts."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')", encoding="utf-8")
     (tmp_path / "wrong.toml").write_text(
         "[base]\ncompressor = 'topk'\n[matrix]\ncollective = ['ring', 'native']", encoding="utf-8"
     )
-    calibration().write(tmp_path / "calibration.json")
-    assert sentence in refused_without_torch(*arguments.split(), PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    assert sentence in refused_where_torch_is_broken(*arguments.split(), folder=tmp_path)
 
 
 WITH_AND_WITHOUT = """

@@ -30,7 +30,7 @@ from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicte
 from bench.extensions.predict.validation import Compared, cells_of, with_validated
 from bench.launch.sweeps.file import PlannedRun
 from bench.strategies.async_server.async_server import AsyncServer
-from tests.testing.calibrations import NUMEL, calibration
+from tests.extensions.predict.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD

@@ -9,7 +9,7 @@ from bench.core.config.syntax import Straggler
 from bench.extensions.predict.calibration import CpuContention
 from bench.extensions.predict.contention import Computing, Job, SharedCores, crowd_at, work_alone
 from bench.extensions.predict.links import Links
-from tests.testing.calibrations import calibration
+from tests.extensions.predict.calibrations import calibration
 
 WORK_S = 0.35
 UNLIMITED = Links.of_hosts(np.full(2, np.inf), np.full(2, np.inf), np.zeros(2))

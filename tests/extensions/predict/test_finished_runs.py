@@ -15,7 +15,7 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import write_json
 from bench.extensions.predict.validation import as_rows, cells_of, compare, finished_runs
 from bench.hosts.cluster import Cluster, HostLink, Trace
-from tests.testing.calibrations import calibration
+from tests.extensions.predict.calibrations import calibration
 from tests.testing.configs import make_config
 
 KNOWN = calibration()

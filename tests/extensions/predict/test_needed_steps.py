@@ -9,7 +9,7 @@ import pytest
 from bench.core.errors import UsageError
 from bench.core.schema.metrics import METRICS
 from bench.extensions.predict.time_to_target import NeededSteps, needed_steps
-from tests.testing.calibrations import calibration
+from tests.extensions.predict.calibrations import calibration
 
 
 def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> list[dict[str, Any]]:

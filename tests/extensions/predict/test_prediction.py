@@ -39,7 +39,7 @@ from bench.extensions.predict.ranking import dense_on_each_collective, parse_swe
 from bench.extensions.predict.request import check, check_request
 from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicted
 from bench.hosts.cluster import HostLink
-from tests.testing.calibrations import SPARSE, calibration
+from tests.extensions.predict.calibrations import SPARSE, calibration
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
 """payload bytes per second, of a link that carries as much the other way"""

@@ -19,7 +19,7 @@ from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.request import check
 from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, columns, predicted
 from bench.extensions.predict.trace_replay import LEAST_STEPS, replay
-from tests.testing.calibrations import calibration
+from tests.extensions.predict.calibrations import calibration
 
 
 class Steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,14 +17,15 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.units import parse_duration, parse_rate, parse_size
-from bench.extensions.predict.options import CalibrateConfig, PredictConfig
 from bench.report.gates import Gate
 from collectives.options import Option, OptionError, Options, options_of
 from tests.testing.invoke import commands, invoke
 
-CONFIGURATIONS: list[type[Configuration]] = [
-    RunConfig, CollectivesConfig, CompressorsConfig, CalibrateConfig, PredictConfig
-]  # fmt: skip
+COMMANDS: dict[type[Configuration], str] = {
+    RunConfig: "run",
+    CollectivesConfig: "collectives",
+    CompressorsConfig: "compressors",
+}
 IMPOSSIBLE = ["inf", "-inf", "nan", "1e999", "9" * 30, "-" + "9" * 30, "9" * 5000]
 
 
@@ -49,12 +51,38 @@ def _bounds(option: Option) -> tuple[float, float]:
     return low, high
 
 
-OF_CONFIGURATIONS = [
-    (cls, option.name)
-    for cls in CONFIGURATIONS
-    for option in cls.options()
-    if option.flag and option.name in _numbers(cls)
-]
+def numbers_of(configurations: Iterable[type[Configuration]]) -> list[tuple[type[Configuration], str]]:
+    """(configuration, name) of every option of a command that is a number."""
+    return [
+        (cls, option.name)
+        for cls in configurations
+        for option in cls.options()
+        if option.flag and option.name in _numbers(cls)
+    ]
+
+
+def assert_two_finite_ends(cls: type, name: str) -> None:
+    """Fail unless an option declares a smallest and a largest value and takes nothing beyond them."""
+    (option,) = (option for option in options_of(cls) if option.name == name)
+    low, high = _bounds(option)
+    assert math.isfinite(low), "say the smallest with Ge or Gt"
+    assert math.isfinite(high), "say the largest with Le or Lt"
+    for value in (*IMPOSSIBLE, math.inf, math.nan, 10 * abs(low) + 10 * abs(high) + 1):
+        with pytest.raises(OptionError):
+            option.check(value)
+
+
+def assert_among_options(command_of: dict[type[Configuration], str]) -> None:
+    """Fail unless Typer reads as numbers those options of these commands that their configurations declare so."""
+    declared = {(command_of[cls], option.flag_name) for cls in command_of for option in cls.options() if option.flag}
+    numbers = {
+        (command_of[cls], option.flag_name) for cls, name in numbers_of(command_of) for option in cls.options()
+        if option.name == name
+    }  # fmt: skip
+    assert numbers == declared & set(_options_of_commands())
+
+
+OF_CONFIGURATIONS = numbers_of(COMMANDS)
 OF_COMPONENTS = [
     (component, name)
     for kind in registry.KINDS
@@ -71,13 +99,7 @@ def test_there_are_numbers() -> None:
 
 @pytest.mark.parametrize(("cls", "name"), DECLARED, ids=[f"{cls.__name__}-{name}" for cls, name in DECLARED])
 def test_it_has_two_finite_ends_and_takes_nothing_beyond(cls: type, name: str) -> None:
-    (option,) = (option for option in options_of(cls) if option.name == name)
-    low, high = _bounds(option)
-    assert math.isfinite(low), "say the smallest with Ge or Gt"
-    assert math.isfinite(high), "say the largest with Le or Lt"
-    for value in (*IMPOSSIBLE, math.inf, math.nan, 10 * abs(low) + 10 * abs(high) + 1):
-        with pytest.raises(OptionError):
-            option.check(value)
+    assert_two_finite_ends(cls, name)
 
 
 @pytest.mark.parametrize("value", IMPOSSIBLE)
@@ -106,18 +128,7 @@ def test_a_command_refuses_it(command: str, flag: str) -> None:
 
 
 def test_every_declared_option_is_among_those_of_the_commands() -> None:
-    command_of: dict[type[Configuration], str] = {
-        RunConfig: "run",
-        CollectivesConfig: "collectives",
-        CompressorsConfig: "compressors",
-    }
-    command_of |= {CalibrateConfig: "calibrate", PredictConfig: "predict"}
-    declared = {(command_of[cls], option.flag_name) for cls in command_of for option in cls.options() if option.flag}
-    numbers = {
-        (command_of[cls], option.flag_name) for cls, name in OF_CONFIGURATIONS for option in cls.options()
-        if option.name == name
-    }  # fmt: skip
-    assert numbers == declared & set(_options_of_commands())
+    assert_among_options(COMMANDS)
 
 
 @pytest.mark.parametrize(
