@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,8 @@ PROMISED = {
     "docs",
     "clean",
 }
+EXTENSIONS = ("bench.extensions", "compressors.auto", "tests.extensions")
+PACKAGES = ("bench", "compressors", "collectives", "tests")
 
 
 def pins() -> dict[str, str]:
@@ -77,6 +81,31 @@ def test_scripts_can_be_run(script: str) -> None:
 
 def test_the_version_is_the_changelogs() -> None:
     assert f"] {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Every module that a file imports, and every name that it imports from one, in full."""
+    package = file.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            yield from (".".join([*above, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+
+def test_nothing_else_imports_an_extension() -> None:
+    """The folders of extensions, and of their tests, can be removed."""
+    files = [ROOT / "gradwire.py", *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))]
+    folders = [ROOT / extension.replace(".", "/") for extension in EXTENSIONS]
+    others = [file for file in files if not any(file.is_relative_to(folder) for folder in folders)]
+    assert len(others) > 300
+    named = [file for file in others if re.search(r"\b(extensions|auto)\b", file.read_text(encoding="utf-8"))]
+    dependent = {
+        str(file.relative_to(ROOT)) for file in named for name in imported(file)
+        if any(f"{name}.".startswith(f"{extension}.") for extension in EXTENSIONS)
+    }  # fmt: skip
+    assert not dependent
 
 
 @pytest.mark.xdist_group("a group")
