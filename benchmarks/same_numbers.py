@@ -1,9 +1,9 @@
-"""Do two versions of the tool give the same numbers? Runs every family, collective and strategy, and compares the rows.
+"""Compare the rows of two versions of the tool, for 28 runs of every family, collective and strategy.
 
-    python benchmarks/same_numbers.py run OUT [--bench BENCH]     # with each version, into a folder of its own
+    python benchmarks/same_numbers.py run OUT [--bench BENCH]     # with each version, into its own folder
     python benchmarks/same_numbers.py compare BEFORE AFTER        # every column that repeats, bit for bit
 
-Exit code of `compare`: 0 where all columns agree, 1 where one differs.
+Exit code of `compare`: 0 if all columns agree, 1 if one differs.
 """
 
 from __future__ import annotations
