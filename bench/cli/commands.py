@@ -5,13 +5,16 @@ A command's module is imported when the command is called or when all are listed
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 from bench.core import registry
@@ -60,7 +63,14 @@ class Command:
 
 
 class Commands(TyperGroup):
-    """All commands, each imported when it is needed."""
+    """All commands, each imported when it is called."""
+
+    @override
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help of `bench` without importing the built-in commands, because that takes long."""
+        for name, (panel, target) in BUILT_IN.items():
+            self.commands[name] = TyperCommand(name, help=_docstring(target), rich_help_panel=panel)
+        super().format_help(ctx, formatter)
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
@@ -109,3 +119,14 @@ class Commands(TyperGroup):
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
         alone.command(name, epilog=found.epilog or None, rich_help_panel=found.panel)(found.function)
         self.commands[name] = typer.main.get_command(alone)
+
+
+def _docstring(target: str) -> str | None:
+    """Read the docstring of a function, "module:function", from its file."""
+    module, _, function = target.partition(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    return next(ast.get_docstring(node) for node in functions if node.name == function)

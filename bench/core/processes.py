@@ -18,6 +18,8 @@ from typing import Any
 from bench.core.errors import Interrupted
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Time for a virtual host's command to end after SIGTERM, before it is killed.
+STOP_GRACE_S = 5.0
 
 
 def end_at_once() -> None:

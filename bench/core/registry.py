@@ -14,6 +14,7 @@ only to users who name that component.
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -88,13 +89,13 @@ _PARSER = threading.Lock()
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
     """Return all components of one kind by name, sorted; built-in ones win over entry points of the same name."""
-    found = {entry.name: entry for entry in _added(kind)} | _built_in(KINDS[kind])
+    found = {entry.name: entry for entry in _added().get(f"bench.{kind}", ())} | _built_in(KINDS[kind])
     return dict(sorted(found.items()))
 
 
 def warn_of_clashes(kind: str) -> None:
     """Name on stderr the components of third parties that are hidden by another one of the same name."""
-    for entry in _added(kind):
+    for entry in _added().get(f"bench.{kind}", ()):
         chosen = entries(kind)[entry.name]
         if chosen != entry:
             winner = f"that of {chosen.provider}" if chosen.provider else "the built-in one"
@@ -112,7 +113,7 @@ def load(kind: str, name: str) -> type[Options]:
     """
     known = entries(kind)
     if name not in known:
-        if any(point.name == name for point in _entry_points(f"bench.{kind}")):
+        if any((point.group, point.name) == (f"bench.{kind}", name) for point in _entry_points()):
             raise UsageError(
                 f"{KINDS[kind].singular} '{name}' is an extension that is not installed here; install gradwire with "
                 f"it, or choose one that `bench list {kind}` shows"
@@ -150,7 +151,7 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
 
 def plugins(group: str) -> dict[str, Entry]:
     """Return what packages add by entry point to a group, ``commands`` or ``plots``, by name."""
-    return {entry.name: entry for entry in _added(group)}
+    return {entry.name: entry for entry in _added().get(f"bench.{group}", ())}
 
 
 def load_plugin(group: str, name: str) -> object:
@@ -209,31 +210,35 @@ def required_of(component: type) -> set[str]:
 
 
 @functools.cache  # searching all packages takes 0.1 s; forked ranks inherit the result
-def _added(kind: str) -> list[Entry]:
-    """Return what extensions of this project and third parties add by entry point.
+def _added() -> dict[str, list[Entry]]:
+    """Return what extensions of this project and third parties add by entry point, by group.
 
     An extension whose file was removed is left out, although the installation still names it.
     """
-    found = []
-    for point in _entry_points(f"bench.{kind}"):
-        provider = f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
-        description = f"(from {provider})"
-        if point.dist and point.dist.name == "gradwire":  # an extension of this project
-            root, *folders = point.module.split(".")
+    found = collections.defaultdict(list)
+    for point in _entry_points():
+        root, *folders = point.module.split(".")
+        if root in ("bench", "compressors"):  # an extension of this project
             path = _folder(root).joinpath(*folders).with_suffix(".py")
             if not path.exists():
                 continue
             provider, description = "", _first_line(_parsed(path))
-        found.append(Entry(name=point.name, description=description, target=point.value, provider=provider))
-    return found
+        else:
+            provider = f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
+            description = f"(from {provider})"
+        entry = Entry(name=point.name, description=description, target=point.value, provider=provider)
+        found[point.group].append(entry)
+    return dict(found)
 
 
-def _entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """Return the entry points of all packages whose metadata can be read."""
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+    """Return the entry points for this project of all packages whose metadata can be read."""
     try:
-        return list(importlib.metadata.entry_points(group=group))
+        found = importlib.metadata.entry_points()
+        return [point for group in found.groups if group.startswith("bench.") for point in found.select(group=group)]
     except (TypeError, ValueError):  # one package's metadata is broken; a slower search finds which
-        return [p for package in importlib.metadata.distributions() for p in _readable(package) if p.group == group]
+        points = [point for package in importlib.metadata.distributions() for point in _readable(package)]
+        return [point for point in points if point.group.startswith("bench.")]
 
 
 def _readable(package: importlib.metadata.Distribution) -> list[importlib.metadata.EntryPoint]:

@@ -26,13 +26,13 @@ import psutil
 from bench.core import processes
 from bench.core.counters import WIRE_HEADERS_VARIABLE
 from bench.core.errors import RunFailed, UsageError
-from bench.core.processes import import_variables, killed_by
+from bench.core.processes import STOP_GRACE_S, import_variables, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts import support
 from bench.hosts.cluster import Cluster
 from bench.hosts.link_report import NetworkReport
 from bench.hosts.network import INTERFACE
-from bench.hosts.supervisor import STOP_GRACE_S, Instructions
+from bench.hosts.supervisor import Instructions
 from bench.hosts.support import UNSHARE, search_path
 
 # Port of the rendezvous on host 0; the network is private, so the port is always free.

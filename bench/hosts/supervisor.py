@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from bench.core.counters import FORWARDER_VARIABLE
 from bench.core.errors import BenchError, RunFailed
-from bench.core.processes import killed_by
+from bench.core.processes import STOP_GRACE_S, killed_by
 from bench.core.run_folder import RunFolder
 from bench.hosts import network, probe
 from bench.hosts.cluster import Cluster
@@ -87,8 +87,6 @@ def _signal(processes: list[int], number: signal.Signals) -> None:
             continue
 
 
-# Time for a host's command to end after SIGTERM, before it is killed.
-STOP_GRACE_S = 5.0
 _POLL_S = 0.05
 _ALONE = 137
 _NAMES = Path("/etc/hosts")

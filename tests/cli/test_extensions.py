@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.cli.commands import BUILT_IN, _docstring
 from bench.core import registry
-from tests.testing.invoke import REPOSITORY, Answer, execute, invoke
+from tests.testing.invoke import REPOSITORY, Answer, commands, execute, invoke
 from tests.testing.plugins import install_entry_points
 
 SOURCE = '''
@@ -166,3 +167,9 @@ def test_an_installation_that_never_heard_of_an_extension_says_so_too(monkeypatc
     answer = invoke("place", "--help")
     assert answer.code == 2
     assert "install gradwire again to get it" in answer.error
+
+
+def test_help_reads_the_descriptions_that_the_commands_have() -> None:
+    real = commands()
+    for name, (_, target) in BUILT_IN.items():
+        assert _docstring(target) == real[name].help

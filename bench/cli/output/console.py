@@ -10,7 +10,6 @@ from typing import Any, Self
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from typing_extensions import override
 
@@ -33,6 +32,8 @@ class LiveLine:
     """
 
     def __init__(self, title: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn  # takes 30 ms, so only if it is needed
+
         self.title = title
         self._console = Console(stderr=True)
         self.is_live = self._console.is_terminal

@@ -11,9 +11,8 @@ from typing import Any, Self
 
 from bench.core.config.job import RanksConfig
 from bench.core.environment import possible_causes
-from bench.core.processes import killed_by
+from bench.core.processes import STOP_GRACE_S, killed_by
 from bench.core.run_folder import RunFolder, read_json
-from bench.hosts.supervisor import STOP_GRACE_S
 
 
 class ProgressReader:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.core.errors import RunFailed
-from bench.hosts.supervisor import STOP_GRACE_S
+from bench.core.processes import STOP_GRACE_S
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts
 from collectives.transport.failure_detector import GRACE_S
