@@ -1,13 +1,13 @@
-"""Whether `--compressor auto` keeps up with the best static pair on every link, on links that change, and in accuracy.
+"""Compare `--compressor auto` with the best static pair on fixed links, on links that change, and in accuracy.
 
-`python -m benchmarks.auto OUT.csv` has `auto` and six static pairs train on four virtual hosts, on every link with
-every model and on three traces of a link that changes: all of them in the same processes, in blocks of steps that take
-turns, so that what differs from process to process and from minute to minute is the same for all. On links `auto` makes
-its first choice before the first turn, on traces in its turns. Then `auto` and `bf16` train on real images with three
-seeds, or those of `--seeds`, as `bench run` does it, until the latter learns nothing more. Rows are appended as scenes
-end, and a file that is there already is gone on with. `--summary` prints, per scene, step times relative to the best
-static pair and to dense bf16 (the median over turns, and the 95 % interval of the mean). Do this on a machine that has
-nothing else to do; it takes three hours and a half.
+`python -m benchmarks.auto OUT.csv` trains with `auto` and with six static pairs on four virtual hosts: every model on
+every fixed link, and one model on three traces of a changing link. All methods run in the same processes, in
+interleaved blocks of steps, so that differences between processes and changes over minutes affect all of them equally.
+On fixed links, `auto` makes its first choice before the first round; on traces, during the rounds. After that, `bench
+run` trains with `auto` and with `bf16` on real images, with three seeds or those of `--seeds`, for enough epochs that
+`bf16` no longer improves. Rows are appended after each scene, and an existing file is continued. `--summary` prints the
+step times of each scene relative to the best static pair and to dense bf16 (the median over rounds, and the 95 %
+interval of the mean). Run it on an otherwise idle machine; it takes three and a half hours.
 """
 
 from __future__ import annotations
@@ -45,12 +45,17 @@ METHODS = {
     "hylo": ("hylo", "allgather"),
 }
 PAIRED = ("auto", "bf16")
-"""are held against each other in nine turns or more, however slow one of them is"""
+"""Methods that are compared over at least nine rounds, even if one of them is slow."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a model is trained on; for the accuracy on digits, so many epochs of batches of such a size."""
+    """The data that a model is trained on.
+
+    Attributes:
+        dataset, batch_size, train_size: for the step times.
+        epochs, batch_size_of_epochs: for the accuracy, which is measured on digits.
+    """
 
     dataset: str
     batch_size: int
@@ -70,15 +75,17 @@ TRACES = {
     "slow": lambda second: 2e6 * 5 ** abs(1 - second % 20 / 10),
     "fast": lambda second: 30e6 * 10 ** abs(1 - second % 20 / 10),
 }
-"""bits per second: one that jumps, and two that fade, within which different pairs are the fastest"""
+"""Name -> rate in bit/s at a second: one rate that jumps, and two that change gradually. The fastest pair differs
+between parts of each trace."""
 TRACE_MODEL, TRACE_S, FRAME_BITS = "small_cnn", 40, 12_000
-"""a trace is a whole number of its periods long, and so is a block on it: each way sees every rate for as long"""
+"""A trace and a block on it last a whole number of the trace's periods, so each method sees every rate equally long."""
 BLOCK_S, TURNS, TRACE_TURNS = 1.0, 25, 4
 FAR_BEHIND, TRACE_FAR_BEHIND = (3.0, 3), (1.3, 1)
-"""(times the fastest, turns): from there on a way has only so many; on a trace each takes long"""
+"""(slowdown, rounds): a method that is slower than the fastest by this factor takes part in only this many rounds. The
+limits are tighter on traces, where a block takes long."""
 SEEDS = (1, 2, 3)
 ACCURACY_LINKS = {"auto": "100mbit", "bf16": "unlimited"}
-"""one on which it pays to compress; what dense gradients learn does not depend on how fast they come"""
+"""`auto` trains on a link where compression pays off. The accuracy with dense gradients does not depend on the link."""
 PARTS = ("links", "traces", "accuracy")
 CELL = ("part", "link", "model", "method", "turn")
 MEASURED = ("steps", "seconds", "step_s", "accuracy", "chosen", "held")
@@ -87,7 +94,12 @@ Row = Mapping[str, Any]
 
 
 def write_trace(path: Path, rate_at: Any) -> None:
-    """A line for each millisecond at which a frame passes."""
+    """Write one line, the time in milliseconds, for each frame that the link passes.
+
+    Args:
+        path: the file to write.
+        rate_at: returns the rate in bit/s at a time in seconds.
+    """
     lines, credit = [], 0.0
     for millisecond in range(1000 * TRACE_S):
         credit += rate_at(millisecond / 1000) / 1000 / FRAME_BITS
@@ -97,10 +109,10 @@ def write_trace(path: Path, rate_at: Any) -> None:
 
 
 def turns(part: str, link: str, model: str, folder: Path) -> list[Row]:
-    """All blocks of a scene.
+    """Measure a scene, and return a row per block.
 
     Raises:
-        BenchError: it failed.
+        BenchError: the measurement failed.
     """
     on_trace = part == "traces"
     texts = {"bandwidth_trace": str(folder / f"{link}.trace")} if on_trace else {"bandwidth": link}
@@ -143,10 +155,10 @@ def turns(part: str, link: str, model: str, folder: Path) -> list[Row]:
 
 
 def accuracy(model: str, method: str, seed: int) -> Row:
-    """The last row of a whole run of `bench run`.
+    """Train to the end with `bench run`, and return the figures of its last row.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the run failed.
     """
     compressor, collective = METHODS[method]
     workload, link = MODELS[model], ACCURACY_LINKS[method]
@@ -170,7 +182,7 @@ def accuracy(model: str, method: str, seed: int) -> Row:
 
 
 def measure_all(path: Path, parts: Sequence[str], models: Sequence[str], seeds: Sequence[int]) -> None:
-    """Append what the file lacks, scene by scene, accuracies seed by seed."""
+    """Append the rows that the file lacks: those of whole scenes, and accuracies for each seed."""
     rows = read(path) if path.exists() else []
     done = set(map(scene_of, rows))
     trained = {(row["model"], int(row["turn"])) for row in rows if row["part"] == "accuracy"}
@@ -205,12 +217,12 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def scene_of(row: Row) -> tuple[str, str, str]:
-    """(part, link, model) of what is held against each other; accuracies are, whatever the link."""
+    """Return (part, link, model), which is equal for rows that are compared; accuracies are compared across links."""
     return row["part"], "" if row["part"] == "accuracy" else row["link"], row["model"]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """A line per scene: `auto` against the best static pair and against dense bf16."""
+    """Return a line per scene that compares `auto` with the best static pair and with dense bf16."""
     over_traces: dict[str, list[float]] = {}
     beside_itself: list[float] = []
     for part, link, model in dict.fromkeys(map(scene_of, rows)):
@@ -221,7 +233,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         counted = [row for row in scene if int(row["turn"]) >= 0]
         times = {name: {r["turn"]: float(r["step_s"]) for r in counted if r["method"] == name} for name in METHODS}
         medians = {name: statistics.median(of_turns.values()) for name, of_turns in times.items() if of_turns}
-        if part == "traces":  # a step of the whole time, trials included
+        if part == "traces":  # the mean step time over the whole measurement, trials included
             medians = {name: mean_step_s(counted, name) for name in METHODS}
             for name, step_s in medians.items():
                 over_traces.setdefault(name, []).append(step_s)
@@ -231,7 +243,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
         best = min((name for name in medians if name != "auto"), key=medians.__getitem__)
         yield (
             f"{model} on {link}: auto {1000 * medians['auto']:.1f} ms, best {best} {1000 * medians[best]:.1f} ms, "
-            f"ratio {medians['auto'] / medians[best]:.3f}, in turns auto / {best} "
+            f"ratio {medians['auto'] / medians[best]:.3f}, by rounds auto / {best} "
             f"{ratios(times['auto'], times[best])}, auto / bf16 "
             f"{ratios(times['auto'], times['bf16'])}{first_choice(scene, medians['auto'])}; "
             f"chose {statistics.mode(row['chosen'] for row in counted if row['method'] == 'auto')}"
@@ -250,7 +262,7 @@ def mean_step_s(rows: Sequence[Row], method: str) -> float:
 
 
 def first_choice(scene: Sequence[Row], settled_s: float) -> str:
-    """What trying took beyond as many steps of what was chosen."""
+    """Describe the first choice: its steps, and how many steps with the chosen pair the trials cost in addition."""
     (first,) = [row for row in scene if row["method"] == "auto" and int(row["turn"]) < 0]
     if not first["chosen"]:
         return ""
@@ -259,7 +271,7 @@ def first_choice(scene: Sequence[Row], settled_s: float) -> str:
 
 
 def accuracies(model: str, rows: Sequence[Row]) -> str:
-    """Means over seeds, and the 95 % interval of the mean of their differences."""
+    """Return a line with the mean accuracies over seeds, and the 95 % interval of their mean difference."""
     scores = {name: {r["turn"]: 100 * float(r["accuracy"]) for r in rows if r["method"] == name} for name in PAIRED}
     auto, dense = (statistics.mean(values.values()) for values in scores.values())
     lost = [scores["auto"][seed] - scores["bf16"][seed] for seed in scores["auto"]]
@@ -271,48 +283,48 @@ def accuracies(model: str, rows: Sequence[Row]) -> str:
 
 
 def chosen_pair(rows: Sequence[Row]) -> str | None:
-    """The static pair that `auto` sent most through, in most turns; None: one that is not measured by itself."""
+    """Return the static pair that `auto` used for most elements in most rounds; None if that pair was not measured."""
     chosen = statistics.mode(row["chosen"] for row in rows if row["method"] == "auto")
     return next((name for name, pair in METHODS.items() if chosen.startswith(" on ".join(pair))), None)
 
 
 def ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
-    """The median ratio over turns, and the interval of its mean."""
+    """Format the median ratio over rounds, and the 95 % interval of the mean."""
     logs = log_ratios(ours, theirs)
     median = f"{math.exp(statistics.median(logs)):.3f}"
     return median if len(logs) < 2 else f"{median} {interval(logs).partition(' ')[2]}"
 
 
 def log_ratios(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float]:
-    """Of the turns that both had."""
+    """Return the logarithms of the ratios in the rounds that both took part in."""
     return [math.log(ours[turn] / theirs[turn]) for turn in ours if turn in theirs]
 
 
 def interval(logs: Sequence[float]) -> str:
-    """The mean of two or more ratios, and its 95 % interval."""
+    """Format the geometric mean of two or more ratios, given as logarithms, and its 95 % interval."""
     mean, half = statistics.mean(logs), half_interval(logs)
     return f"{math.exp(mean):.3f} [{math.exp(mean - half):.3f}, {math.exp(mean + half):.3f}]"
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean of two or more."""
+    """Return half the width of the 95 % interval of the mean of two or more values."""
     return two_sided_quantile(0.05, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Measure, or sum up."""
+    """Measure what the file lacks, unless only the summary is wanted, and print the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, metavar="OUT.csv")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of whole runs, for the accuracy")
-    parser.add_argument("--summary", action="store_true", help="measure nothing")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="seeds of the whole runs for the accuracy")
+    parser.add_argument("--summary", action="store_true", help="only print the summary")
     given = parser.parse_args(None if arguments is None else list(arguments))
     if not given.summary:
         try:
             measure_all(given.path, given.parts, given.models, given.seeds)
         except KeyboardInterrupt:
-            print(f"stopped; the same command goes on with {given.path}", file=sys.stderr)
+            print(f"stopped; the same command continues {given.path}", file=sys.stderr)
             sys.exit(130)
     print("\n".join(summary(read(given.path))))
 

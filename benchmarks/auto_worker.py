@@ -1,7 +1,7 @@
-"""A rank that lets ways to exchange gradients take turns in one process: `python -m benchmarks.auto_worker FOLDER`.
+"""A rank that interleaves several methods of exchanging gradients in one process.
 
-Each way trains a model of its own, and while one does, the others wait. What blocks of steps took is said in
-`progress.jsonl`.
+`python -m benchmarks.auto_worker FOLDER`: each method trains a model of its own while the others wait. The duration of
+each block of steps is written to `progress.jsonl`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,27 @@ from compressors.ddp.attach import attach
 
 LR, MOMENTUM = 0.02, 0.9
 SETTLING = 2
-"""steps that begin a block and are not counted: windows of connections and caches belong to the way before"""
+"""Uncounted steps at the start of a block, in which connection windows and caches still hold the previous method's
+state."""
 BURST_S = 0.5
-"""after which rank 0 looks whether the block is over"""
+"""Time in seconds after which rank 0 checks whether the block is over."""
 MOST_STEPS_OF_CHOICE = 400
 PAIRED_TURNS = 9
-"""of one of those to be paired, even if it is far behind"""
+"""Number of rounds of a paired method, even if it is far behind."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TurnsConfig(RanksConfig):
-    """What takes turns.
+    """The methods that are interleaved, and their training.
 
     Attributes:
-        ways: by name, (compressor, collective); equal ways may have several names.
-        paired: the names of those that are held against each other turn by turn.
-        far_behind, turns_far_behind: times the fastest, from which a way has only so many turns.
-        block_s: at least so many seconds of steps make a block.
-        chooses_first: ways that choose do so before the first turn; false: in their turns.
+        ways: name -> (compressor, collective); equal methods may have several names.
+        paired: names of the methods that are compared round by round.
+        turns: number of rounds.
+        far_behind: a method counts as far behind if its step takes more than this many times the fastest one.
+        turns_far_behind: number of rounds in which a method takes part even if it is far behind.
+        block_s: shortest duration of a block in seconds.
+        chooses_first: True: `auto` makes its first choice before the first round; False: during the rounds.
     """
 
     ways: dict[str, Any]
@@ -65,7 +68,7 @@ class TurnsConfig(RanksConfig):
 
 
 class Trainee:
-    """One way at work on this rank."""
+    """One method, with the model that it trains on this rank."""
 
     def __init__(self, way: tuple[str, str], config: TurnsConfig, dataset: Any, train: ImageSet) -> None:
         torch.manual_seed(config.seed)
@@ -80,19 +83,22 @@ class Trainee:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
         of_run = RunConfig(batch_size=config.batch_size, augment=False, seed=config.seed, replicas=config.world_size)
         self._batches = Batches(of_run, dataset, train, dist.get_rank(), device)
-        self.step_s = 0.0  # of its last block
-        self._held: Counter[str] = Counter()  # steps by pair, of a way that chooses
+        self.step_s = 0.0  # mean step time of its last block
+        self._held: Counter[str] = Counter()  # pair -> steps, if the method chooses pairs
 
     @property
     def chosen(self) -> str:
-        """What was chosen, of a way that does; empty where nothing is yet, or never."""
+        """The chosen pairs; empty before the first choice, and for methods that do not choose."""
         if not isinstance(self._hook, ChoosingHook):
             return ""
         choice = self._hook.reducer.choice  # type: ignore[attr-defined]
         return choice.summary(self._hook.layers) if any("after " in part.why for part in choice.parts) else ""
 
     def held(self) -> str:
-        """The share of the steps since the last call in which most elements went through each pair; empty as above."""
+        """Return, for each pair, the share of the steps since the last call in which it carried the most elements.
+
+        The result is empty for methods that do not choose.
+        """
         steps, self._held = self._held, Counter()
         return ", ".join(f"{pair} {count / steps.total():.0%}" for pair, count in steps.most_common())
 
@@ -104,15 +110,15 @@ class Trainee:
 
     @property
     def must_choose(self) -> bool:
-        """Whether it still tries what to choose for the first time."""
+        """True while the method has not yet made its first choice."""
         return isinstance(self._hook, ChoosingHook) and not self.chosen
 
     def end_pause(self) -> None:
-        """What went on meanwhile is no part of its next step."""
+        """Leave the time since the last step out of the hook's measurement of the next step."""
         self._hook.end_pause()
 
     def steps(self, count: int) -> float:
-        """Make so many; seconds."""
+        """Train `count` steps, and return the seconds that they took."""
         started = time.perf_counter()
         for _ in range(count):
             x, y = next(self._batches)
@@ -129,7 +135,7 @@ class Trainee:
 
 
 def run(config: TurnsConfig, folder: RunFolder) -> None:
-    """All turns, in an order that rotates."""
+    """Run all rounds; the order of the methods rotates from round to round."""
     with process_group(set_up_device("cpu", config.threads), config.timeout_s):
         dataset = spec.build("datasets", config.dataset)
         train, _ = dataset.load(Path("data"), seed=config.seed, train_size=config.train_size, test_size=None)
@@ -150,7 +156,7 @@ def run(config: TurnsConfig, folder: RunFolder) -> None:
 
 
 def make_first_steps(trainee: Trainee, *, chooses: bool) -> dict[str, Any]:
-    """Those in which buckets are agreed on and, of a way that chooses, pairs tried."""
+    """Train the first steps, in which DDP fixes its buckets and, if `chooses`, `auto` tries pairs."""
     trainee.end_pause()
     steps, seconds = SETTLING, trainee.steps(SETTLING)
     trainee.step_s = seconds / SETTLING
@@ -160,7 +166,7 @@ def make_first_steps(trainee: Trainee, *, chooses: bool) -> dict[str, Any]:
 
 
 def block(trainee: Trainee, config: TurnsConfig) -> dict[str, Any]:
-    """Steps until the time is up."""
+    """Train steps for `block_s` seconds, and return their number and time."""
     begun = time.perf_counter()
     trainee.end_pause()
     trainee.steps(agreed(SETTLING if trainee.step_s < config.block_s else 0))
@@ -177,7 +183,7 @@ def block(trainee: Trainee, config: TurnsConfig) -> dict[str, Any]:
 
 
 def agreed(number: int) -> int:
-    """What rank 0 says."""
+    """Return rank 0's number on all ranks."""
     told = torch.tensor([number])
     dist.broadcast(told, 0)
     return int(told)

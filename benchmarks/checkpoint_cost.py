@@ -1,6 +1,7 @@
-"""What a checkpoint of ResNet-18 costs beside writing as many bytes with dd, in turns.
+"""Compare the time of a checkpoint of ResNet-18 with writing as many bytes with dd; both are interleaved.
 
-Weights, momentum and residuals of two ranks, a file each. Training waits for the copy in memory alone. Medians.
+A checkpoint holds weights, momentum and residuals of two ranks, in one file per rank. Training waits only for the copy
+in memory. Printed times are medians.
 
     python benchmarks/checkpoint_cost.py [--turns 9] [--folder ON_THE_DISK_IN_QUESTION]
 """
@@ -26,10 +27,10 @@ RANKS = 2
 
 
 def main() -> None:
-    """Print seconds and their ratios, medians over the turns."""
+    """Print the median times over the rounds in seconds, and the median ratio."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--folder", type=Path, help="on the disk in question; a temporary one where none is named")
+    parser.add_argument("--turns", type=int, default=9, help="number of rounds")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: a temporary folder)")
     options = parser.parse_args()
     state = state_of_a_rank()
     copies, writes, plain = [], [], []
@@ -43,13 +44,13 @@ def main() -> None:
             writes.append(seconds_to_write(folder, turn, packed))
             plain.append(seconds_of_dd(folder.path, nbytes))
     ratio = statistics.median(write / other for write, other in zip(writes, plain, strict=True))
-    print(f"{nbytes / 2**20:.0f} MiB per rank, {RANKS} files, {options.turns} turns: copy in memory "
+    print(f"{nbytes / 2**20:.0f} MiB per rank, {RANKS} files, {options.turns} rounds: copy in memory "
           f"{statistics.median(copies):.3f} s, checkpoint {statistics.median(writes):.3f} s, dd "
           f"{statistics.median(plain):.3f} s; checkpoint / dd {ratio:.2f}")  # fmt: skip
 
 
 def state_of_a_rank() -> dict[str, object]:
-    """As the training loop would save it with SGD's momentum and top-k's residuals."""
+    """Return a state as the training loop saves it with SGD's momentum and top-k's residuals."""
     model = build("models", "resnet18").build(10)  # type: ignore[attr-defined]
     weights = model.state_dict()
     parameters = dict(model.named_parameters())
@@ -61,7 +62,7 @@ def state_of_a_rank() -> dict[str, object]:
 
 
 def seconds_to_write(folder: RunFolder, step: int, packed: PackedState) -> float:
-    """A whole checkpoint, until the one before is removed."""
+    """Write a whole checkpoint and remove the previous one; return the seconds."""
     checkpoints = Checkpoints(folder)
     started = time.perf_counter()
     files: dict[int, FileFacts] = {rank: checkpoints.write(step, rank, packed.save) for rank in range(RANKS)}
@@ -71,7 +72,7 @@ def seconds_to_write(folder: RunFolder, step: int, packed: PackedState) -> float
 
 
 def seconds_of_dd(folder: Path, nbytes: int) -> float:
-    """The same bytes in as many files."""
+    """Write the same number of bytes to the same number of files with dd; return the seconds."""
     source = folder / "source"
     if not source.exists():
         source.write_bytes(os.urandom(nbytes))

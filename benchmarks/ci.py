@@ -1,9 +1,9 @@
-"""The gate that continuous integration holds: a few short runs, their table, and what must repeat against a reference.
+"""Make the short runs of continuous integration, and compare their reproducible columns with a reference.
 
     python benchmarks/ci.py            # exit code 5 if bytes per step or accuracy changed (make bench-ci)
-    python benchmarks/ci.py --bless    # what is measured now becomes the reference (make bless)
+    python benchmarks/ci.py --bless    # the new measurements become the reference (make bless)
 
-What is run stands in ci.toml.
+The runs are listed in ci.toml.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.report.store import collect_runs, read
 REFERENCE = Path("results/reference/ci.csv")
 RUNS = Path(__file__).with_suffix(".toml")
 
-# Not what is measured with a clock: a reference whose every line changes at each renewal tells reviewers nothing.
+# Measured times are left out: they would change every line of the reference whenever it is rewritten.
 KEPT = [column.name for column in METRICS if column.deterministic or column.name in ("run_id", "status", "cpu")]
 
 
@@ -38,16 +38,16 @@ def main() -> int:
 
 
 def bench(*arguments: str, check: bool) -> int:
-    """Exit code of the command."""
+    """Run a command of `bench`, and return its exit code."""
     return subprocess.run([sys.executable, "-m", "bench", *arguments], check=check).returncode
 
 
 def write_reference(folder: str) -> None:
-    """One row per run, in the order of the names."""
+    """Write one row per run to the reference, sorted by name and seed."""
     runs = sorted(collect_runs(read([folder])), key=lambda run: (run["name"], run["seed"]))
     REFERENCE.unlink(missing_ok=True)
     RowWriter(REFERENCE).extend({name: run[name] for name in KEPT} for run in runs)
-    print(f"wrote {REFERENCE}; look at the difference before you commit it")
+    print(f"wrote {REFERENCE}; check the differences before you commit it")
 
 
 if __name__ == "__main__":

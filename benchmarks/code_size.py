@@ -57,7 +57,7 @@ def ambiguous_names(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def _defined_types(node: ast.stmt) -> list[str]:
-    """Return the class or capitalised alias that a top-level statement defines; type variables are no types."""
+    """Return the class or capitalised alias that a top-level statement defines; type variables do not count."""
     if isinstance(node, ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):

@@ -1,9 +1,9 @@
-"""How often the intervals and verdicts of `bench compare` are right, by simulation of runs whose truth is known.
+"""Estimate how often the intervals and verdicts of `bench compare` are right, from simulated runs with a known truth.
 
     python benchmarks/coverage.py [--simulations 4000]
 
-Times to target are log-normal, with part of their scatter common to a seed; a share of the seeds misses the target, its
-budget being that quantile. The rest is about the speed of a step.
+Times to target are log-normal, and runs with the same seed share part of their variance. A given share of the seeds
+misses the target: the budget is the corresponding quantile of the times. The second part simulates step speeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.report.statistics import improvement, judge
 from bench.report.targets import Need, gain
 
 NORMAL = statistics.NormalDist()
-MANY = 200_000  # seeds from which a truth that has no formula is computed
+MANY = 200_000  # seeds from which the true value is computed, because there is no formula for it
 
 
 def main() -> None:
@@ -55,7 +55,19 @@ def coverage(
     shared: float,
     scatter: float = 0.15,
 ) -> float:
-    """Share of simulated comparisons whose interval holds the truth; one without an interval holds it not."""
+    """Return the share of simulated comparisons whose interval contains the true value.
+
+    A comparison without an interval counts as not containing it.
+
+    Args:
+        source: source of random numbers.
+        simulations: number of simulated comparisons.
+        num_seeds: seeds per comparison.
+        missed: shares of the seeds that miss the target, of baseline and candidate.
+        slow_down: factor by which the candidate is slower.
+        shared: share of the variance that runs with the same seed have in common.
+        scatter: standard deviation of the logarithm of a time to target.
+    """
     budgets = [
         math.exp(quantile(1.0 - share, scatter)) * factor
         for share, factor in zip(missed, (1.0, slow_down), strict=True)
@@ -72,7 +84,7 @@ def coverage(
 
 
 def share_flagged(source: random.Random, simulations: int, slow_down: float) -> float:
-    """Share of comparisons of five steps' speeds each that are called faster or slower."""
+    """Return the share of comparisons, of five step speeds per side, whose verdict is faster or slower."""
     flagged = 0
     for _ in range(simulations):
         baseline = [math.exp(source.gauss(0.0, 0.03)) for _ in range(5)]
@@ -84,7 +96,7 @@ def share_flagged(source: random.Random, simulations: int, slow_down: float) -> 
 
 
 def times(source: random.Random, slow_down: float, shared: float, scatter: float) -> Iterator[tuple[float, float]]:
-    """Times to target of a baseline and a candidate with the same seed, without end."""
+    """Yield times to target of a baseline and a candidate with the same seed, without end."""
     while True:
         common = math.sqrt(shared) * source.gauss(0.0, scatter)
         own = [common + math.sqrt(1.0 - shared) * source.gauss(0.0, scatter) for _ in range(2)]
@@ -92,7 +104,7 @@ def times(source: random.Random, slow_down: float, shared: float, scatter: float
 
 
 def seeds(pairs: Iterator[tuple[float, float]], num_seeds: int, budgets: list[float]) -> list[list[Need]]:
-    """What each seed needed, on both sides."""
+    """Return the needs of each seed, of baseline and candidate."""
     drawn = list(itertools.islice(pairs, num_seeds))
     return [
         [
@@ -104,7 +116,7 @@ def seeds(pairs: Iterator[tuple[float, float]], num_seeds: int, budgets: list[fl
 
 
 def quantile(share: float, scatter: float) -> float:
-    """The logarithm that this share of the times does not exceed."""
+    """Return the logarithm that this share of the times does not exceed."""
     return math.inf if share == 1.0 else scatter * NORMAL.inv_cdf(share)
 
 

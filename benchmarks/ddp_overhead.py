@@ -1,7 +1,7 @@
-"""How much more a step of `bench run` (none + native) costs than a hand-written DDP loop on the same work.
+"""Measure how much longer a step of `bench run` (none + native) takes than a hand-written DDP loop on the same work.
 
-Both loops train the same model on the same batches in the same processes, in alternating rounds; the figure is the
-median over rounds of the ratio of their times. It starts torchrun by itself:
+Both loops train the same model on the same batches in the same processes. They are interleaved, and the printed figure
+is the median over rounds of the ratio of their times. The program starts torchrun itself:
 
     python benchmarks/ddp_overhead.py [--model small_cnn] [--rounds 15]
 """
@@ -35,7 +35,7 @@ STEPS_PER_ROUND = 20
 
 
 class HandWritten:
-    """What a user would write: DDP, SGD, a scheduler, augmentation."""
+    """The training loop that a user would write: DDP, SGD, a scheduler, augmentation."""
 
     def __init__(self, config: RunConfig, dataset, train) -> None:
         torch.manual_seed(config.seed)

@@ -1,11 +1,11 @@
-"""What encoding and decoding cost, in units of `r += g`, with native loops and on the reference path.
+"""Measure the CPU time of encoding and decoding, in units of `r += g`, with native loops and on the reference path.
 
-Encoding is everything that a training step pays for before it sends: the residual is added, the entries are chosen or
-rounded, the payload is packed, and the rest is left in the residual, on buffers that stay between steps. Decoding is
-what follows an all-gather: four messages of one percent are read, and their mean is written into the update. Beside it
-are torch's own calls for the same choice, zeroing the update, and the floor `r += g`. All take turns on one thread; a
-figure is the median over rounds of that thread's CPU seconds, which other work on the machine changes little; the ratio
-is that of the medians:
+Encoding is the work of a training step before sending: the residual is added, entries are chosen or rounded, the
+payload is packed, and the remainder stays in the residual; all buffers are kept between steps. Decoding is the work
+after an all-gather: four messages with one percent of the entries each are read, and their mean is written to the
+update. Also measured are torch's own calls for the same selection, zeroing the update, and the lower bound `r += g`.
+All are interleaved on one thread. A figure is the median over rounds of that thread's CPU seconds, on which other work
+on the machine has little effect; a ratio is one of medians:
 
     python benchmarks/encode.py [NAME ...] [--numel 11000000] [--rounds 15] [--out results/reference/encode.csv]
     python benchmarks/encode.py --model resnet18   # encoding its layers, in one bucket, instead of one layer
@@ -48,7 +48,7 @@ RATIO = 0.01
 RANKS = 4
 DECODED = ("group_topk", "int8", "natural", "qsgd", "topk")
 ZEROED = "zero the update"
-OPTIONS = {  # one percent, at full compression from the first step
+OPTIONS = {  # one percent of the entries, at full compression from the first step
     "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},warmup_epochs=0",
     "topk": f"ratio={RATIO},warmup_epochs=0",
     "qsparse": f"ratio={RATIO},warmup_epochs=0",
@@ -56,18 +56,18 @@ OPTIONS = {  # one percent, at full compression from the first step
     "adaptive_topk": f"ratio={RATIO},warmup_epochs=0",
     "algc": f"ratio={RATIO},warmup_epochs=0",
     "dgc": "warmup_epochs=0",
-    "threshold": "threshold=0.6",  # of the largest: 0.2 to 3 percent
+    "threshold": "threshold=0.6",  # relative to the largest entry; sends 0.2 to 3 percent of the entries
 }
 PATHS = ("native", "reference")
 WARM_UP = 12
-"""rounds that fill allocators and let residuals, and thresholds that follow them, settle: a training has thousands"""
+"""Uncounted rounds, in which allocators fill and residuals, and thresholds that follow them, become stationary."""
 
 Way = Callable[[torch.Tensor], float]
-"""a gradient -> the seconds that a way took with it"""
+"""A measured operation: takes a gradient and returns the CPU seconds that it took."""
 
 
 class Encoder:
-    """A compressor as a training step runs it: from the gradient to the packed message."""
+    """Run a compressor as a training step does, from the gradient to the packed message."""
 
     def __init__(self, compressor: Compressor, layers: list[Layer]) -> None:
         self.reducer = reducer_for(compressor, momentum=0.9)
@@ -88,19 +88,19 @@ class Encoder:
 
 
 def one_layer(numel: int) -> list[Layer]:
-    """As square a matrix as there is."""
+    """Return one matrix layer of `numel` elements, as close to square as possible."""
     side = next(side for side in range(int(numel**0.5), 0, -1) if numel % side == 0)
     return [Layer(id=0, name="gradient", shape=(numel // side, side), kind="linear", numel=numel, position=0.5)]
 
 
 def packed(payload: Payload, key: Key) -> PendingSum:
-    """What a collective does before anything leaves."""
+    """Pack the payload, as a collective does before it sends."""
     payload.pack()
     return PendingSum.done(payload)
 
 
 class Decoder:
-    """The second half of a training step's exchange: messages of several ranks become the update."""
+    """Compute the update from the messages of several ranks: the second half of a training step's exchange."""
 
     def __init__(self, compressor: Compressor, numel: int) -> None:
         self.reducer = reducer_for(compressor)
@@ -122,7 +122,7 @@ class Decoder:
 
 
 def on(path: str, way: Way) -> Way:
-    """A way, run with native loops or without."""
+    """Return the operation, run with native loops or on the reference path."""
 
     def run(gradient: torch.Tensor) -> float:
         with reference_path() if path == "reference" else contextlib.nullcontext():
@@ -132,7 +132,7 @@ def on(path: str, way: Way) -> Way:
 
 
 def timed(work: Callable[[torch.Tensor], object]) -> Way:
-    """The seconds that a plain call takes."""
+    """Return an operation that measures the CPU seconds of a plain call."""
 
     def run(x: torch.Tensor) -> float:
         started = time.thread_time()
@@ -143,7 +143,7 @@ def timed(work: Callable[[torch.Tensor], object]) -> Way:
 
 
 def gradients_like_training(numel: int, count: int) -> list[torch.Tensor]:
-    """Heavy-tailed noise around a mean that stays, fp32 [numel] each."""
+    """Return gradients with heavy-tailed noise around a common mean, fp32 [numel] each."""
     generator = torch.Generator().manual_seed(1)
     mean = torch.randn(numel, generator=generator)
     noises = (torch.randn(numel, generator=generator) for _ in range(count))
@@ -151,7 +151,7 @@ def gradients_like_training(numel: int, count: int) -> list[torch.Tensor]:
 
 
 def ways_of(names: list[str], paths: tuple[str, ...], layers: list[Layer]) -> dict[tuple[str, str], Way]:
-    """What is measured: (compressor or call, path) -> way."""
+    """Return the measured operations: (compressor or call, path) -> operation."""
     numel = sum(layer.numel for layer in layers)
     whole = numel - numel % GROUP_SIZE
     residual, update = torch.zeros(numel), torch.zeros(numel)
@@ -174,7 +174,11 @@ def ways_of(names: list[str], paths: tuple[str, ...], layers: list[Layer]) -> di
 
 
 def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[tuple[str, str], float]:
-    """Median seconds of each way; a gradient, which they overwrite, has left the caches since it was written."""
+    """Return the median CPU seconds of each operation.
+
+    An operation overwrites its gradient, so each gets a copy, which is written one operation earlier, so that it is no
+    longer in the caches.
+    """
     gradients = gradients_like_training(numel, 6)
     gradient, following = gradients[0].clone(), gradients[0].clone()
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
@@ -188,13 +192,13 @@ def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[t
 
 
 def encoders() -> list[str]:
-    """The compressors that encode by themselves, in one round."""
+    """Return the names of the compressors that encode each layer in one step."""
     built = {name: build("compressors", Compressor, name) for name in component_names("compressors", Compressor)}
     return [name for name, made in built.items() if isinstance(made, PerLayer)]
 
 
 def keep_memory() -> None:
-    """Start again with the memory of a rank: glibc reads its variables once."""
+    """Restart the process with a rank's settings of glibc's allocator, which glibc reads only at the start."""
     if not KEEP_MEMORY.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, *sys.argv], KEEP_MEMORY | os.environ)
 
@@ -206,7 +210,7 @@ def main() -> int:
     size.add_argument("--numel", type=int, default=11_000_000, help="elements of one layer")
     size.add_argument("--model", help="encode the layers of this model instead")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--native", action="store_true", help="leave the reference path out, which takes minutes")
+    parser.add_argument("--native", action="store_true", help="omit the reference path, which takes minutes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     keep_memory()
@@ -218,7 +222,7 @@ def main() -> int:
     medians = measure(ways_of(options.names or encoders(), paths, layers), numel, options.rounds)
     floor = medians[FLOOR, ""]
     title = f"{numel:,} elements in {len(layers)} layers, loops {found().finding}, load {load:.1f}"
-    table = Table("what", "path", "CPU ms", f"{FLOOR} times", title=title)
+    table = Table("operation", "path", "CPU ms", f"{FLOOR} times", title=title)
     origin = {
         **origin_columns(),
         "loops": found().finding,

@@ -1,17 +1,17 @@
-"""What one exchange of ResNet-18's gradient takes on virtual hosts: seconds, and CPU milliseconds by part.
+"""Measure one exchange of ResNet-18's gradient on virtual hosts: its time, and the CPU milliseconds of its parts.
 
-An exchange is everything between the gradients and the update, in the buckets that a run uses; the gradients are given,
-so that no backward is in the way. Ways take turns on the same hosts; figures are medians over all turns of the slowest
-rank's seconds and of the mean CPU seconds of a rank.
+An exchange is everything between the gradients and the update, in the buckets that a run uses. The gradients are given,
+so that the backward pass takes no time. The methods are interleaved on the same hosts. Figures are medians over all
+rounds of the slowest rank's seconds and of the ranks' mean CPU seconds.
 
     python benchmarks/exchange.py                                 # four hosts at 100 Mbit/s; two at 1 Gbit/s
-    python benchmarks/exchange.py --against CHECKOUT              # beside another checkout of this project
-    python benchmarks/exchange.py --step [--against CHECKOUT]     # a whole training step beside one without exchange
-    python benchmarks/exchange.py --powersgd                      # beside the formula of its authors' package
-    python benchmarks/exchange.py --break-even [--against CHECKOUT]  # two hosts with a core each: where bf16 is faster
+    python benchmarks/exchange.py --against CHECKOUT              # compared with another checkout of this project
+    python benchmarks/exchange.py --step [--against CHECKOUT]     # a training step, and one without an exchange
+    python benchmarks/exchange.py --powersgd                      # PowerSGD, and the formula of its authors' package
+    python benchmarks/exchange.py --break-even [--against CHECKOUT]  # two hosts, a core each: where bf16 is faster
 
-`link_ms` is what the busiest host's frames need on the link; `of_link` how much of the exchange that fills; `ratio` the
-median over turns of the time beside the first way's. The table's rows replace those of the same mode in `--csv`.
+`link_ms` is the time that the busiest host's frames occupy the link, `of_link` its share of the exchange, and `ratio`
+the median over rounds of the time relative to the first method's. The rows replace those of the same mode in `--csv`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ BREAK_EVEN_RATES = (100e6, 300e6, 1e9, 3e9, 10e9)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One cluster and what takes turns on it.
+    """A cluster and the methods that are measured on it.
 
     Attributes:
-        mode: names the rows in the file.
-        hosts, rate_bps: of the cluster.
-        groups: ways that take turns; one group after the other, so that not all need memory at once.
-        whole_step: a training step with real images in place of a given gradient.
-        own_core: host i runs on core i alone.
+        mode: identifies the rows in the file.
+        hosts: number of hosts.
+        rate_bps: rate of each host's link in bit/s.
+        groups: groups of methods. The methods of a group are interleaved; groups follow each other, so that not all
+            methods need memory at once.
+        whole_step: measure a training step on images instead of an exchange of given gradients.
+        own_core: run host i only on core i.
     """
 
     mode: str
@@ -79,7 +81,7 @@ def scenes(options: argparse.Namespace) -> list[Scene]:
 
 
 def all_pairs() -> list[str]:
-    """Every compressor on the collective that it rides by default."""
+    """Return every compressor with its default collective."""
     from bench.core import registry, spec
     from collectives.options import incompatibility
 
@@ -100,15 +102,15 @@ def all_pairs() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--step", action="store_true", help="a whole training step beside one without exchange")
-    mode.add_argument("--powersgd", action="store_true", help="PowerSGD beside the formula of its authors' package")
+    mode.add_argument("--step", action="store_true", help="a training step, and one without an exchange")
+    mode.add_argument("--powersgd", action="store_true", help="PowerSGD, and the formula of its authors' package")
     mode.add_argument("--break-even", action="store_true", help="the link rate above which dense bf16 is faster")
-    parser.add_argument("--against", type=Path, help="another checkout of this project, say of the commit before")
-    parser.add_argument("--ways", nargs="+", help="COMPRESSOR+COLLECTIVE, usual, nothing, 'bf16 by gloo': these alone")
-    parser.add_argument("--hosts", type=int, choices=(2, 4), help="of both clusters only that of so many hosts")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--per-turn", type=int, default=2, help="exchanges in a turn")
-    parser.add_argument("--csv", type=Path, help=f"write the rows there, {RESULTS.relative_to(ROOT)} say")
+    parser.add_argument("--against", type=Path, help="another checkout of this project, such as the previous commit")
+    parser.add_argument("--ways", nargs="+", help="only these: COMPRESSOR+COLLECTIVE, usual, nothing, 'bf16 by gloo'")
+    parser.add_argument("--hosts", type=int, choices=(2, 4), help="only the cluster with this number of hosts")
+    parser.add_argument("--turns", type=int, default=15, help="number of rounds")
+    parser.add_argument("--per-turn", type=int, default=2, help="exchanges of each method in a round")
+    parser.add_argument("--csv", type=Path, help=f"write the rows to this file, such as {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
     checkouts = {"now": ROOT} | ({"before": options.against.resolve()} if options.against else {})
     rows: list[dict[str, Any]] = []
@@ -126,7 +128,7 @@ def main() -> int:
 
 
 def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Start the hosts, with a process per checkout on each, and read what they measured."""
+    """Start the hosts, each with one process per checkout, and read their measurements."""
     from bench.hosts.cluster import Cluster, HostLink
     from bench.hosts.job import start_hosts
 
@@ -152,7 +154,7 @@ def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namesp
             raise SystemExit(f"a host failed with exit code {code}")
         rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     first: list[float] = []
-    for row in rows:  # in the order of the groups, whose first way the others are set beside
+    for row in rows:  # in the order of the groups; ratios are relative to the first method of the group
         if (row["way"], row["checkout"]) in ((group[0], "now") for group in scene.groups):
             first = row["seconds"]
         row["ratio"] = statistics.median(own / base for own, base in zip(row.pop("seconds"), first, strict=True))
@@ -165,7 +167,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
     parts = [name for name in rows[0] if name.startswith("cpu_ms ")]
     table = Table(
-        "hosts", "link", "way", "ms", "ratio", "link ms", "CPU ms", *(p.removeprefix("cpu_ms ") for p in parts)
+        "hosts", "link", "method", "ms", "ratio", "link ms", "CPU ms", *(p.removeprefix("cpu_ms ") for p in parts)
     )
     for row in rows:
         label = row["way"] + ("" if row["checkout"] == "now" else f" ({row['checkout']})")
@@ -176,11 +178,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def print_break_even(rows: list[dict[str, Any]]) -> None:
-    """Per way, the rate at which it takes as long as bf16, by straight lines between logarithms."""
+    """Print the rate at which each method takes as long as bf16."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("way", *sorted({row["checkout"] for row in rows}))
+    table = Table("method", *sorted({row["checkout"] for row in rows}))
     found: dict[str, dict[str, str]] = {}
     for name, checkout in {(row["way"], row["checkout"]): None for row in rows if row["way"] != BF16}:
         own = [row for row in rows if (row["way"], row["checkout"]) == (name, checkout)]
@@ -191,7 +193,11 @@ def print_break_even(rows: list[dict[str, Any]]) -> None:
 
 
 def break_even(points: list[tuple[float, float]]) -> str:
-    """(rate, time beside bf16), ascending -> the rate at which the ratio reaches 1."""
+    """Return the rate at which the ratio reaches 1, interpolated linearly between logarithms.
+
+    Args:
+        points: pairs of link rate in bit/s and time relative to bf16.
+    """
     points = sorted(points)
     if points[0][1] >= 1:
         return f"below {points[0][0] / 1e6:g} Mbit/s"
@@ -203,7 +209,7 @@ def break_even(points: list[tuple[float, float]]) -> str:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Replace the rows of these modes."""
+    """Write the rows to the file, in place of its rows of the same modes."""
     modes = {row["mode"] for row in rows}
     kept: list[dict[str, Any]] = []
     if path.exists():

@@ -1,6 +1,7 @@
-"""Whose CPU time an exchange takes: that of named functions, each without the named ones that it calls, per thread.
+"""Measure the CPU time of the parts of an exchange, by wrapping the functions that belong to each part.
 
-The functions of two versions of the exchange are named side by side; what a version lacks is passed over.
+A function's time excludes that of other wrapped functions that it calls. The table names the functions of two versions
+of the exchange; those that a version lacks are skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PARTS = {
         "compressors.ddp.encode_group:EncodeGroup.scatter_to_gradients",
     ),
 }
-"""Part -> functions as "module:name"."""
+"""Part -> its functions, as "module:name"."""
 
 REST = "rest of the exchange thread"
 BACKWARD = "the thread of backward"
@@ -51,7 +52,10 @@ ALL = (*PARTS, REST, BACKWARD, OTHER)
 
 
 class CpuByPart:
-    """CPU seconds by part since the last `start`, from the threads' own clocks; made before the functions are used."""
+    """CPU seconds of each part since the last `start`, from the clocks of the threads.
+
+    Create it before other modules use the functions, because it replaces them.
+    """
 
     def __init__(self) -> None:
         self._seconds: collections.Counter[str] = collections.Counter()
@@ -66,7 +70,7 @@ class CpuByPart:
         self._before = self._clocks()
 
     def stop(self) -> dict[str, float]:
-        """Seconds of every part; the last three hold what no named function did."""
+        """Return the CPU seconds of every part; the last three are the time outside the wrapped functions."""
         process, backward, exchange = (now - then for now, then in zip(self._clocks(), self._before, strict=True))
         named = sum(self._seconds.values())
         rest = exchange - named if self._exchange_thread is not None else 0.0
@@ -80,7 +84,7 @@ class CpuByPart:
         return time.process_time(), time.thread_time(), exchange
 
     def watch(self, thread_name: str = "exchange") -> None:
-        """Find the newest thread of this name: the one whose CPU is shared out by part."""
+        """Find the newest thread with this name: the one whose CPU time is divided into parts."""
         found = [thread.ident for thread in threading.enumerate() if thread.name == thread_name]
         self._exchange_thread = found[-1] if found else None
 

@@ -1,4 +1,4 @@
-"""Ways to exchange one gradient, behind DistributedDataParallel: this project's, and others to measure it against."""
+"""Methods of exchanging a gradient under DistributedDataParallel: this project's, and others for comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USUAL_RATIO = 0.01
 
 
 class Given(nn.Module):
-    """The parameters of a network whose backward costs nothing: the gradients are there, last layer first."""
+    """The parameters of a network whose backward pass only hands over given gradients, last layer first."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class _Handed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple:
         gradients, index = ctx.given
-        gradient, gradients[index] = gradients[index], None  # given away, so that DDP's engine need not copy it
+        gradient, gradients[index] = gradients[index], None  # no reference is kept, so that autograd need not copy it
         return grad, gradient, None, None
 
 
 class Ours:
-    """A compressor and a collective of this project, or of another checkout of it."""
+    """A compressor and a collective of this checkout of the project or another."""
 
     def __init__(self, ddp: DistributedDataParallel, compressor: str, collective: str) -> None:
         chosen = build("compressors", Compressor, compressor)
@@ -61,20 +61,24 @@ class Ours:
 
 
 class Bf16:
-    """Dense bf16 through the backend's own all-reduce: PyTorch's hook."""
+    """Dense bf16 through the backend's all-reduce, by PyTorch's communication hook."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         ddp.register_comm_hook(dist.group.WORLD, default_hooks.bf16_compress_hook)
 
     def finish(self) -> None:
-        """The step ends with backward."""
+        """Do nothing: the exchange ends with the backward pass."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to free."""
 
 
 class Usual(Bf16):
-    """torch.topk per layer; fp32 values and int32 indices by all-gather; the residual through a dense copy."""
+    """Top-k as it is usually implemented.
+
+    It calls torch.topk for each layer, all-gathers fp32 values and int32 indices, and computes the residual through a
+    dense copy.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.residuals: dict[int, torch.Tensor] = {}
@@ -105,10 +109,10 @@ class Usual(Bf16):
 
 
 class AuthorsPowerSgd(Bf16):
-    """PowerSGD by the formula of its authors' package: one of P and Q per step, all layers together.
+    """PowerSGD by the formula of its authors' package: each step updates either P or Q, for all layers together.
 
-    Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727); the package powersgd runs over all gradients at once,
-    after backward: here in one bucket.
+    Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727).
+    Differs: the package powersgd processes all gradients after the backward pass; here they are in one bucket.
     """
 
     def __init__(self, ddp: DistributedDataParallel, rank: int = 2) -> None:
@@ -167,7 +171,7 @@ def _average(tensors: list[torch.Tensor]) -> None:
 
 
 class Nothing(Bf16):
-    """No exchange: every rank by itself."""
+    """No exchange: every rank uses its own gradients."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         ddp.register_comm_hook(None, lambda _, bucket: _done(bucket))
@@ -181,7 +185,7 @@ def _done(bucket: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way on the command line and in the table.
+    """A method, as the command line and the table name it.
 
     Attributes:
         name: "group_topk+allgather", "bf16 by gloo", "usual", "nothing" or "powersgd of its authors".

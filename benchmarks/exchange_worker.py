@@ -1,9 +1,9 @@
-"""One host of `exchange.py`: the ways that exchange a gradient, in turns, and what each of them takes.
+"""One host of `exchange.py`: run the interleaved methods of exchanging a gradient, and measure each.
 
-    python benchmarks/exchange_worker.py FOLDER all HOST       # a process per checkout, each of which is
-    python benchmarks/exchange_worker.py FOLDER CHECKOUT HOST  # a rank among its checkout's
+    python benchmarks/exchange_worker.py FOLDER all HOST       # start one process per checkout
+    python benchmarks/exchange_worker.py FOLDER CHECKOUT HOST  # one of these processes: a rank of its checkout
 
-A process imports everything but this file's neighbours from its own checkout.
+Each process imports the project from its own checkout; only the modules beside this file are shared.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ IMAGES = 4
 
 
 class Worker:
-    """One host: a process per checkout, or one of these processes, which is a rank among its checkout's.
+    """One host with a process per checkout, or one of these processes, which is a rank of its checkout.
 
     Args:
-        folder: holds the plan; gets the rows.
-        checkout: which one this process imports; "all" starts one process for each.
+        folder: folder with the plan, to which the rows are written.
+        checkout: the checkout that this process imports; "all" starts one process for each.
         host: number of this host.
     """
 
@@ -54,7 +54,7 @@ class Worker:
             running.pop(pid, None)
             if status:
                 for process in running.values():
-                    process.kill()  # it would wait for the other's turns
+                    process.kill()  # it would wait for the failed process
                 return 1
         return 0
 
@@ -86,7 +86,7 @@ class Worker:
         return 0
 
     def _run_group(self, names: list[str]) -> None:
-        """All ways of a group, opened, taking turns in an order that rotates, and closed."""
+        """Open all methods of a group, measure them in interleaved rounds of rotating order, and close them."""
         from exchange_ways import Way
 
         ways = [Way(name=name, checkout=checkout) for name in names for checkout in self._checkouts_of(name)]
@@ -94,7 +94,7 @@ class Worker:
         for way in ways:
             if way.checkout == self.checkout:
                 subjects[way] = Subject(way, self.plan, self._parts, self.host)
-        for turn in range(-1, self.plan["turns"]):  # the first one fills buckets, buffers and allocators
+        for turn in range(-1, self.plan["turns"]):  # the first round fills buckets, buffers and allocators
             for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
                 mine = way.checkout == self.checkout
                 self._in_turn(f"{way.label} {turn}", lambda way=way, turn=turn: subjects[way].take(turn), mine=mine)
@@ -102,17 +102,17 @@ class Worker:
             mine = way.checkout == self.checkout
             self._in_turn(way.label, lambda way=way: self._report(subjects[way]), mine=mine)
         subjects.clear()
-        gc.collect()  # a hook and its model hold each other
+        gc.collect()  # a hook and its model refer to each other
 
     def _checkouts_of(self, name: str) -> list[str]:
-        """Only this project's own ways differ between its checkouts; some did not have all of them."""
+        """Return the checkouts that measure a method: those that have it; one if it is not of this project."""
         if "+" not in name or "alternate" in name:
             return ["now"]
         module = re.split("[+:]", name)[0] + ".py"
         return [each for each, path in self.plan["checkouts"].items() if Path(path, "compressors", module).exists()]
 
     def _in_turn(self, what: str, work: Any, *, mine: bool) -> None:
-        """LinearCost while all others wait for it; a process that fails lets the others' wait end."""
+        """Do this process's part of the work; all others wait for it, and their wait fails if it fails."""
         key = f"{self._turn} {what}"
         self._turn += 1
         if mine:
@@ -122,7 +122,7 @@ class Worker:
         self._conductor.wait([key])
 
     def _leave(self) -> None:
-        """The process that holds the store goes last."""
+        """Wait until all other processes are done if this one holds the store, so that it ends last."""
         num_others = self.plan["hosts"] * len(self.plan["checkouts"]) - 1
         if self.holds_store:
             self._conductor.wait(["left"])
@@ -138,7 +138,7 @@ class Worker:
 
 
 class Subject:
-    """One way at work on this rank."""
+    """One method, with its model and data on this rank."""
 
     def __init__(self, way: Any, plan: dict[str, Any], parts: Any, rank: int) -> None:
         import torch
@@ -181,7 +181,7 @@ class Subject:
         self.sent: list[float] = []
 
     def take(self, turn: int) -> None:
-        """So many exchanges, each after a barrier; those of a negative turn are not counted."""
+        """Measure the exchanges of one round, each after a barrier; those of a negative round are not counted."""
         for number in range(self.per_turn):
             with self._measured(counts=turn >= 0):
                 self._step() if self.whole_step else self._exchange(number)
@@ -223,7 +223,7 @@ class Subject:
             self.sent.append(interface_bytes().sent - before)
 
     def row(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Medians over all exchanges: of the slowest rank's seconds, and of a rank's mean CPU seconds."""
+        """Return medians over all exchanges of the slowest rank's seconds and of the ranks' mean CPU seconds."""
         import torch
         import torch.distributed as dist
         from exchange_parts import ALL

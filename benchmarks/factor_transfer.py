@@ -1,10 +1,11 @@
-"""What a symmetric matrix costs to send whole, as its triangle and as its Cholesky factor, and what arrives.
+"""Compare size, time and accuracy of sending a symmetric matrix whole, as its triangle and as its Cholesky factor.
 
-One process, one thread, no wire. `to send` is from the matrix to packed bytes, `to receive` from these to the matrix,
-`to solve` from these to the factor that a solve needs: where none came, the receiver factors. Medians.
+Everything runs in one process on one thread, without a network. `to send` is the time from the matrix to packed bytes,
+`to receive` the time from these bytes to the matrix, and `to solve` the time from them to the factor that a solve
+needs, which the receiver computes unless it was sent. Times are medians.
 
-`error` (Frobenius norm, relative) and `lowest` (eigenvalue) are of the restored matrix, L L^T for a factor; the matrix
-sent has eigenvalues from 1e-6 to 1.
+`error` (relative, in the Frobenius norm) and `lowest` (eigenvalue) describe the restored matrix, which is L L^T for a
+factor. The sent matrix has eigenvalues from 1e-6 to 1.
 
     python benchmarks/factor_transfer.py [--repeats 15]
 """
@@ -29,11 +30,11 @@ SIZES = (64, 256, 1024)
 FORMS: tuple[MatrixForm, ...] = ("dense", "triangle", "cholesky")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CONDITION = 1e6
-DAMPING = 1e-3  # for the factor that `to solve` ends with, as a preconditioner has it
+DAMPING = 1e-3  # of the factor that `to solve` computes, as in a preconditioner
 
 
 def matrix_of(size: int) -> torch.Tensor:
-    """fp32, eigenvalues logarithmically spaced."""
+    """Return a symmetric matrix, fp64 [size, size], with logarithmically spaced eigenvalues from 1e-6 to 1."""
     generator = torch.Generator().manual_seed(size)
     basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
     eigenvalues = torch.logspace(0, -6, size, dtype=torch.float64)

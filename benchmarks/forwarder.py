@@ -1,9 +1,10 @@
-"""How near the forwarder's links are to what was asked: rate, delay and loss by datagrams, and what TCP gets of them.
+"""Measure how closely the forwarder's links match their settings: rate, delay and loss of datagrams, and TCP's rate.
 
-`python -m benchmarks.forwarder OUT.csv [REPEATS]` starts two virtual hosts for every cell (10 and 100 Mbit/s, 10 and
-50 ms one way, losses of 0, 1 and 5 %), in turns, and writes a row for each; `--summary FILE` prints the cells' medians.
-Round trips are measured on an idle link, rate and loss while datagrams fill it: full frames for the rate, the smallest
-ones for the loss, whose number must be large. Everything is counted by the hosts' interfaces.
+`python -m benchmarks.forwarder OUT.csv [REPEATS]` starts two virtual hosts for every combination of rate (10 and 100
+Mbit/s), one-way delay (10 and 50 ms) and loss (0, 1 and 5 %), and writes a row for each. Repeats are interleaved.
+`--summary FILE` prints the medians. Round trips are measured on an idle link; rate and loss are measured under a load
+of datagrams: full frames for the rate, and the smallest frames for the loss, which takes many of them. All bytes are
+counted by the hosts' interfaces.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ LATENCIES_S = (0.01, 0.05)
 LOSSES = (0.0, 0.01, 0.05)
 PINGS = 50
 FULL_S = 2.0
-# In which a window over TCP opens, and recovers from having opened too far.
+# Seconds in which a TCP window opens, and recovers from having opened too far.
 OPENING_S = 3.0
-# So many are lost that chance moves the share by about 2 % (one standard deviation).
+# Expected number of lost frames; at this number, the relative standard deviation of the measured loss is about 2 %.
 LOST = 2500
 SMALLEST_FRAME = 60
 UDP_HEADERS = 42
-# Each socket holds 11 ms of traffic at 100 Mbit/s: together more than this process may have to wait for a processor.
+# Each socket buffers 11 ms of traffic at 100 Mbit/s; together they cover the time this process may wait for a CPU.
 SOURCES = 8
 CONTROL, ECHO, SINK, STREAM = 6000, 6001, 6002, 6003
 ADDRESS = "10.77.0.2"
@@ -88,10 +89,10 @@ def machine() -> dict[str, Any]:
 
 
 def receiver() -> None:
-    """Echo datagrams, swallow others and streams, and say on request what the interface has received."""
+    """Echo some datagrams, discard others and streams, and report on request the bytes that the interface received."""
     echo, sink = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
     echo.bind((ADDRESS, ECHO))
-    sink.bind((ADDRESS, SINK))  # nobody reads it: what overflows has been counted before
+    sink.bind((ADDRESS, SINK))  # never read: the interface counts bytes before they overflow
     threading.Thread(target=_echo, args=(echo,), daemon=True).start()
     streams = socket.create_server((ADDRESS, STREAM))
     threading.Thread(target=_swallow, args=(streams,), daemon=True).start()
@@ -121,7 +122,7 @@ def sender(answer: str, loss: str) -> None:
     with control, control.makefile("rw") as lines:
 
         def received() -> tuple[float, float]:
-            """(the receiver's clock, bytes that its interface has received)."""
+            """Return the receiver's clock in seconds and the bytes that its interface has received."""
             lines.write("?\n")
             lines.flush()
             moment, num_bytes = json.loads(lines.readline())
@@ -134,7 +135,7 @@ def sender(answer: str, loss: str) -> None:
             use.start()
             udp_bps = _rate_bps(FULL_S, received)
             use.stop()
-        figures["udp_bps"] = udp_bps / (1 - float(loss))  # what left the sender is held against the rate
+        figures["udp_bps"] = udp_bps / (1 - float(loss))  # the rate at the sender, before losses
         figures["forwarder_cpu_share"] = use.share
         time.sleep(1)
         if float(loss):
@@ -163,7 +164,7 @@ def _round_trip_s() -> float:
         for number in range(PINGS):
             sent = time.perf_counter()
             ping.sendto(number.to_bytes(2), (ADDRESS, ECHO))
-            with contextlib.suppress(TimeoutError):  # it was lost
+            with contextlib.suppress(TimeoutError):  # the datagram was lost
                 if int.from_bytes(ping.recv(16)) == number:
                     times.append(time.perf_counter() - sent)
     return statistics.median(times)
@@ -171,7 +172,7 @@ def _round_trip_s() -> float:
 
 @contextlib.contextmanager
 def _during(send: Callable[[], object]) -> Iterator[None]:
-    """Call it again and again in the background."""
+    """Call `send` repeatedly in the background."""
     stop = threading.Event()
 
     def repeat() -> None:
@@ -188,20 +189,20 @@ def _during(send: Callable[[], object]) -> Iterator[None]:
 
 
 def _rate_bps(seconds: float, received: Received) -> float:
-    """Of the frames that come meanwhile, by the receiver's clock."""
+    """Return the rate of the frames that arrive in the next `seconds`, by the receiver's clock."""
     (began, before), _, (ended, after) = received(), time.sleep(seconds), received()
     return 8 * (after - before) / (ended - began)
 
 
 def _datagrams() -> Callable[[], object]:
-    """Sends one full frame; waits where the uplink takes no more."""
+    """Return a function that sends one full frame, and waits while the uplink is full."""
     payload = bytes(FRAME_BYTES - UDP_HEADERS)
     sources = itertools.cycle([socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(SOURCES)])
     return lambda: next(sources).sendto(payload, (ADDRESS, SINK))
 
 
 def _loss(number: int, received: Received) -> float:
-    """Of so many of the smallest frames, the share that does not come."""
+    """Send `number` of the smallest frames, and return the share that does not arrive."""
     payload = bytes(SMALLEST_FRAME - UDP_HEADERS)
     received()
     before, sent_before = received()[1], interface_bytes("exact").sent
@@ -210,14 +211,14 @@ def _loss(number: int, received: Received) -> float:
         for index in range(number):
             source.send(payload)
             if index % 64 == 0:
-                time.sleep(64 / 30_000)  # as fast as one core forwards them, and below the rate
+                time.sleep(64 / 30_000)  # as fast as one core forwards them, and slower than the link
     time.sleep(1)
     sent = interface_bytes("exact").sent - sent_before
     return 1 - (received()[1] - before) / sent
 
 
 def summary(path: Path) -> None:
-    """The median of every cell, and how far it is off."""
+    """Print the medians of every combination, and their deviations from the settings."""
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     cells = dict.fromkeys((row["rate_bps"], row["latency_s"], row["loss_ratio"]) for row in rows)

@@ -1,8 +1,9 @@
-"""What a step of Max-AdaBelief costs beside torch's foreach AMSGrad, the exchange excluded.
+"""Compare the time of a step of Max-AdaBelief, without its exchange, with torch's foreach AMSGrad.
 
     python benchmarks/optimizer_step.py [--turns 30] [--model resnet18]
 
-One thread; both step on the same gradients, in turns; the median of the ratios of neighbouring turns is printed.
+The optimizers run interleaved on one thread, on the same gradients. Each step is divided by the step of AMSGrad before
+it, and the median ratios are printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bench.optimizers.adabelief import AdaBelief, Belief, MaxAdaBelief
 
 
 def parameters_of(model: str) -> list[torch.nn.Parameter]:
-    """A model's parameters, with gradients."""
+    """Return a model's parameters, with random gradients."""
     torch.manual_seed(0)
     component = registry.load("models", model)()
     assert isinstance(component, Model)
@@ -31,7 +32,7 @@ def parameters_of(model: str) -> list[torch.nn.Parameter]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--turns", type=int, default=30, help="number of rounds")
     parser.add_argument("--model", default="resnet18")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -54,7 +55,7 @@ def main() -> None:
         return time.perf_counter() - started
 
     for optimizer in (amsgrad, *contenders.values()):
-        optimizer.step()  # makes its state
+        optimizer.step()  # creates the optimizer's state
     ratios: dict[str, list[float]] = {name: [] for name in contenders}
     baseline = []
     for _ in range(options.turns):
@@ -63,7 +64,7 @@ def main() -> None:
             ratios[name].append(seconds(optimizer) / baseline[-1])
     print(f"torch's foreach AMSGrad: {1e3 * statistics.median(baseline):.1f} ms per step of {options.model}")
     for name, values in ratios.items():
-        print(f"{name}: {statistics.median(values):.2f} of that")
+        print(f"{name}: {statistics.median(values):.2f} times AMSGrad")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How well the calibrated model of a step predicts `placed:by=type` on this machine, every role a process on its CPU.
+"""Check how well the calibrated cost model predicts a step of `placed:by=type`; every role is a local CPU process.
 
-Two models calibrate: their operations are timed node by node in one process, and their steps in whole runs. A third is
-predicted and measured. Runs of the three take turns; a model's step is the median over rounds. Leave the machine alone
-meanwhile:
+Two networks serve for calibration: their operations are timed one by one in one process, and their steps in whole runs.
+A third network is predicted and measured. Runs of the three are interleaved, and a step time is the median over rounds.
+Run it on an otherwise idle machine:
 
     python benchmarks/placed_model.py [--calibrate small_cnn resnet20] [--predict resnet32] [--rounds 5]
 """
@@ -31,7 +31,7 @@ TRAIN_SIZE, TEST_SIZE = 1024, 10
 
 
 def measured_step(model: str, args: argparse.Namespace, out: Path) -> float:
-    """The step time of one run, from its last row."""
+    """Run a training, and return its step time in seconds from the last row."""
     command = [
         sys.executable, "-m", "bench", "run", "--strategy", f"placed:by=type,devices={args.devices}", "--model", model,
         "--steps", str(args.steps), "--batch-size", str(args.batch_size), "--threads", "1", "--dataset", "digits",
@@ -82,10 +82,10 @@ def main() -> None:
     times = own.calibrated([(networks[model], measured[model]) for model in args.calibrate])
     print(
         f"messages: {1e6 * times.message_s:.0f} us and {times.bytes_per_s / 1e9:.2f} GB/s; operations: "
-        f"{times.slowdown:.2f} times their time in one process"
+        f"{times.slowdown:.2f} times as long as in one process"
     )
     for model in models:
-        predicted, what = times.step(networks[model]), "calibrates" if model in args.calibrate else "predicted"
+        predicted, what = times.step(networks[model]), "calibration" if model in args.calibrate else "predicted"
         error = predicted / measured[model] - 1
         print(
             f"{model}: {what}; modelled {1e3 * predicted:.1f} ms, measured {1e3 * measured[model]:.1f} ms (median of "

@@ -1,23 +1,24 @@
-"""Speed-ups that others published, predicted from the links and models that they name: a check on paper figures alone.
+"""Predict speed-ups that other authors published from the links and models that they name, and compare both.
 
     python benchmarks/predict_published.py --out results/reference/predict-published.csv
 
-How far sums hid behind backward is nowhere said: a prediction is the range from not at all to wholly. Nor is what
-encoding took, so it is left out; of GRACE also a second time, with what its runs at 25 Gbit/s leave for it.
+The publications do not say how much of an exchange overlapped with the backward pass, so a prediction is a range from
+no overlap to full overlap. Nor do they say how long encoding took, so it is left out. For GRACE there is a second
+prediction with an encoding time derived from its runs at 25 Gbit/s.
 
-GRACE: ResNet-50 on 8 nodes with one V100 each: images per second, and what a method sends. Of the batch nothing is
-said: of the powers of two only 128 samples a node make dense sums at 1 Gbit/s possible in the step's time and leave
-little of it unexplained. Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning"
-(ICDCS 2021), data at github.com/sands-lab/grace-data, commit 41915bbd, `imagenet-classification`, mode throughput,
-Open MPI.
+GRACE: ResNet-50 on 8 nodes with one V100 each; images per second, and the bytes that a method sends. The batch size is
+not stated. Among the powers of two, only with 128 samples per node do dense sums at 1 Gbit/s fit into the step's time
+and leave little of it unexplained. Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine
+Learning" (ICDCS 2021), data at github.com/sands-lab/grace-data, commit 41915bbd, `imagenet-classification`, mode
+throughput, Open MPI.
 
-DGC: AlexNet on 64 nodes: 30 times one node with dense gradients at 10 Gbit/s, "more than 40" with theirs at 1 Gbit/s,
-by a model of their own. What one node computes is not said: it is what the first of these leaves. Lin et al., "Deep
-Gradient Compression" (ICLR 2018), section 5 and table 3.
+DGC: AlexNet on 64 nodes; 30 times the speed of one node with dense gradients at 10 Gbit/s, and "more than 40" times
+with DGC at 1 Gbit/s, both by the authors' own model. The computing time of a node is not stated; it is derived from the
+first figure. Lin et al., "Deep Gradient Compression" (ICLR 2018), section 5 and table 3.
 
-PowerSGD: ResNet-18 on 16 GPUs at 10 Gbit/s: milliseconds a step. Vogels, Karimireddy, Jaggi, "PowerSGD" (NeurIPS
-2019), as remembered: the paper was not at hand, and rows say so. Its GPUs were two to a machine, of which a ring uses
-the link once, as it does with one.
+PowerSGD: ResNet-18 on 16 GPUs at 10 Gbit/s; milliseconds per step. Vogels, Karimireddy, Jaggi, "PowerSGD" (NeurIPS
+2019). The figures are from memory and were not checked against the paper; the rows say so. Two GPUs shared a machine;
+a ring uses a machine's link once, just as with one GPU per machine.
 """
 
 from __future__ import annotations
@@ -45,19 +46,21 @@ NODES, BATCH = 8, 128
 GRACE = "GRACE, Xu et al. 2021"
 ALONE_IMAGES_PER_S = 409.4513
 DENSE_IMAGES_PER_S = {1: 594.7712, 10: 2200.5328, 25: 2350.8472}
-"""by the links' rate in Gbit/s"""
+"""Rate of the links in Gbit/s -> images per second of all nodes with dense gradients."""
 AGREES = 0.15
 ENCODING_FROM = 25
-"""Gbit/s: where sums take least"""
+"""Rate in Gbit/s at which sums take the least time, from which the encoding time is derived."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What the data say of a method.
+    """The published data of a method.
 
     Attributes:
-        images_per_s: by the links' rate in Gbit/s.
-        bytes_per_element: of the gradient, sent by each node; as its runs of ResNet-20 sent.
+        name: name of the method, with its density.
+        collective: the collective that it uses.
+        bytes_per_element: bytes that each node sends per element of the gradient, taken from the runs of ResNet-20.
+        images_per_s: rate of the links in Gbit/s -> images per second of all nodes.
     """
 
     name: str
@@ -92,13 +95,13 @@ def main() -> None:
 
 
 def table() -> list[dict[str, object]]:
-    """All methods at all rates."""
+    """Return the rows of all methods at all rates."""
     grace = [row(method, gbit) for method in METHODS for gbit in method.images_per_s]
     return grace + dgc_rows() + powersgd_rows()
 
 
 def dgc_rows() -> list[dict[str, object]]:
-    """AlexNet, from what dense gradients at ten times the rate leave for computing."""
+    """Return the row of AlexNet; the computing time is derived from dense gradients at ten times the rate."""
     num_nodes, dense_nbytes, own_nbytes, dense_speedup, own_speedup = 64, 232.56e6, 0.39e6, 30, 40
     dense_s, own_s = sum_s("ring", dense_nbytes, 10, num_nodes), sum_s("allgather", own_nbytes, 1, num_nodes)
     exposed_s = dense_s * dense_speedup / (num_nodes - dense_speedup)
@@ -109,7 +112,7 @@ def dgc_rows() -> list[dict[str, object]]:
 
 
 def powersgd_rows() -> list[dict[str, object]]:
-    """ResNet-18, from what its dense sums leave for computing."""
+    """Return the rows of ResNet-18; the computing time is the dense step without its sum."""
     num_nodes, gbit, dense_step_s = 16, 10, 0.312
     numel = num_parameters(ResNet18(), 10)
     dense_s = sum_s("ring", FP32_BYTES * numel, gbit, num_nodes)
@@ -124,7 +127,7 @@ def powersgd_rows() -> list[dict[str, object]]:
 
 
 def without_encoding(method: dict[str, object], published: float, predicted: tuple[float, float]) -> dict[str, object]:
-    """A row of which no encoding is known."""
+    """Return a row of a method whose encoding time is unknown."""
     return {
         **method,
         "published_images_per_s": None,
@@ -139,7 +142,7 @@ def without_encoding(method: dict[str, object], published: float, predicted: tup
 
 
 def row(method: Method, gbit: int) -> dict[str, object]:
-    """A method beside dense gradients: published, predicted, and whether they agree."""
+    """Return a method's row: published and predicted speed-up over dense gradients, and whether they agree."""
     published = method.images_per_s[gbit] / DENSE_IMAGES_PER_S[gbit]
     bare = speedups(method, gbit, (0.0, 0.0))
     whole = speedups(method, gbit, encoding(method)) if gbit != ENCODING_FROM else None
@@ -161,28 +164,28 @@ def row(method: Method, gbit: int) -> dict[str, object]:
 
 
 def encoding(method: Method) -> tuple[float, float]:
-    """Seconds that its fastest links leave for encoding and decoding: if sums are exposed, and if they are hidden."""
+    """Return the seconds left for encoding and decoding on the fastest links, with exposed and with hidden sums."""
     step_s = NODES * BATCH / method.images_per_s[ENCODING_FROM]
     exposed_s, hidden_s = steps(method.collective, method.bytes_per_element, ENCODING_FROM)
     return max(0.0, step_s - exposed_s), max(0.0, step_s - hidden_s)
 
 
 def speedups(method: Method, gbit: int, encoding_s: tuple[float, float]) -> tuple[float, float]:
-    """(the least, the most) over dense gradients."""
+    """Return the smallest and the largest speed-up over dense gradients."""
     dense, own = steps("ring", FP32_BYTES, gbit), steps(method.collective, method.bytes_per_element, gbit)
     least, most = sorted(d / (o + more) for d, o, more in zip(dense, own, encoding_s, strict=True))
     return least, most
 
 
 def steps(collective: str, bytes_per_element: float, gbit: int) -> tuple[float, float]:
-    """Seconds of a step without encoding: if sums are exposed, and if backward hides what it can."""
+    """Return the seconds of a step without encoding: with exposed sums, and with the most overlap possible."""
     nbytes = num_parameters(ResNet50(), 1000) * bytes_per_element
     compute_s, own_s = BATCH / ALONE_IMAGES_PER_S, sum_s(collective, nbytes, gbit, NODES)
     return compute_s + own_s, max(compute_s, own_s)
 
 
 def verdict(published: float, predicted: tuple[float, float]) -> str:
-    """Within 15 % of the range it agrees."""
+    """Return whether the published speed-up agrees with the predicted range, to within 15 %."""
     if published < predicted[0] / (1 + AGREES):
         return "slower than predicted"
     return "faster than predicted" if published > predicted[1] * (1 + AGREES) else "agrees"
@@ -194,7 +197,7 @@ def num_parameters(model: Model, num_classes: int) -> int:
 
 
 def sum_s(collective: str, nbytes: float, gbit: int, num_nodes: int) -> float:
-    """Seconds of one sum to which each node gives so many bytes."""
+    """Return the seconds of one sum of `nbytes` bytes per node."""
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         return np.ones_like(start), FP32_BYTES * (stop - start)

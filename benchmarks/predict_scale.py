@@ -1,9 +1,9 @@
-"""What it takes to simulate the sums of one step of ResNet-50 among thousands of uneven nodes.
+"""Measure time and memory of simulating the sums of one step of ResNet-50 among thousands of uneven nodes.
 
     python benchmarks/predict_scale.py --out results/reference/predict-scale.csv
 
-Every collective at 4096 nodes, three of them at 10000, each in a process of its own: time and memory are the
-simulation's, without what importing torch takes.
+Every collective is simulated with 4096 nodes, and three with 10000, each in a process of its own. The time excludes
+importing torch; the memory before the simulation has its own column.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def simulated(collective: str, nodes: int) -> dict[str, object]:
-    """Dense fp32 gradients over uplinks around 50 Mbit/s, downlinks three times as fast, 20 ms."""
+    """Simulate dense fp32 gradients over uplinks around 50 Mbit/s, downlinks three times as fast, and 10 to 30 ms."""
     rng = np.random.default_rng(0)
     up = rng.lognormal(np.log(50e6 / 8), 0.7, nodes)
     flows = Flows(Links.of_hosts(up, 3 * up, rng.uniform(0.01, 0.03, nodes)))
@@ -89,7 +89,7 @@ def simulated(collective: str, nodes: int) -> dict[str, object]:
 
 
 def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
-    """A dense payload with its header."""
+    """Return the messages and bytes of dense payloads with their headers."""
     return np.ones_like(start), 16 + 4 * (stop - start)
 
 

@@ -1,13 +1,13 @@
-"""Predictions held against runs: 30 configurations that chance drew, two models, each measured three times.
+"""Compare predictions with runs: 30 randomly drawn configurations of two models, each measured with three seeds.
 
     python benchmarks/predict_validation.py --out results/reference/predict-validation.csv
     python benchmarks/predict_validation.py --others --out results/reference/predict-validation-others.csv
 
-calibrates the models on this machine, which should do nothing else, predicts every configuration before it runs the
-first, and keeps all of them in the table. What was measured already is not measured again. `--others` are twelve
-configurations of one model in which a server is asked and nobody waits, a rank is slow on purpose, or rates change over
-time. `--draw` writes the configurations anew, as they are: the seeds are part of this file, and older than any of their
-predictions.
+The program calibrates the models on this machine, which should be otherwise idle, predicts every configuration before
+the first run, and keeps all configurations in the table. Finished measurements are not repeated. `--others` selects
+twelve configurations of one model with an asynchronous server, a deliberately slow rank, or rates that change over
+time. `--draw` writes the same configurations again: their seeds are part of this file, and were chosen before any of
+the predictions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILES = Path("examples/predict")
 RUNS = Path("results/runs/predict")
 MODELS = ("resnet20", "small_cnn")
 CELLS = 15
-"""of each model"""
+"""Number of configurations of each model."""
 PAIRS = (
     ("none", "ring"),
     ("bf16", "allgather"),
@@ -40,7 +40,7 @@ PAIRS = (
 )
 OTHERS = "small_cnn-others"
 PUSHED = (("none", "mode=asp"), ("topk", "mode=asp"), ("group_topk", "staleness=1"), ("sign", "staleness=4"))
-"""(compressor, what the server waits for)"""
+"""(compressor, options of the asynchronous server)"""
 TRACE = "examples/cell.trace"
 BASE: Settings = {
     "dataset": "synthetic",
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RUNS / "validation.csv")
     parser.add_argument("--draw", action="store_true", help="only write the configurations")
-    parser.add_argument("--others", action="store_true", help="servers that nobody waits for, slow ranks, traces")
+    parser.add_argument("--others", action="store_true", help="asynchronous servers, slow ranks and traces")
     arguments = parser.parse_args()
     if arguments.draw:
         for path in FILES.glob("*-uneven*.toml"):
@@ -98,7 +98,7 @@ def bench(*arguments: str | Path) -> None:
 
 
 def drawn() -> dict[Path, str]:
-    """The files by their paths: one sweep for each model, and the uneven clusters that it names."""
+    """Return path -> text of the files: one sweep for each model, and the uneven clusters that it names."""
     rng = np.random.default_rng(SEED)
     files = {}
     for model in MODELS:
@@ -121,10 +121,10 @@ def drawn() -> dict[Path, str]:
 
 
 def drawn_others() -> dict[Path, str]:
-    """Servers that nobody waits for, slow ranks that all wait for, and rates that change over time."""
+    """Return the sweep of asynchronous servers, of slow ranks that all wait for, and of rates that change over time."""
     rng = np.random.default_rng(SEED_OF_OTHERS)
     model = OTHERS.partition("-")[0]
-    # A server's queue needs some steps after the common start until it is as it will be.
+    # After the common start, a server's queue takes some steps to become stationary.
     tables = [toml_table("[base]", {"model": model} | BASE | {"steps": 60, "warmup_steps": 20})]
 
     def link() -> Settings:
@@ -152,7 +152,7 @@ def drawn_others() -> dict[Path, str]:
 
 
 def uneven(hosts: int, rate: str, latency: str, uplink_share: float, cpu_share: float) -> str:
-    """Hosts of which the first has a slower uplink, and the last runs only part of the time."""
+    """Return a cluster file in which the first host has a slower uplink, and the last gets only a share of its CPU."""
     link = f'bandwidth = "{rate}"\nlatency = "{latency}"\n'
     slow_uplink = f"{uplink_share * float(rate.removesuffix('mbit')):.1f}mbit"
     tables = [f'[[host]]\nname = "far"\nuplink = "{slow_uplink}"\ndownlink = "{rate}"\nlatency = "{latency}"\n']

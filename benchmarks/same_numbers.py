@@ -1,7 +1,7 @@
 """Compare the rows of two versions of the tool, for 28 runs of every family, collective and strategy.
 
     python benchmarks/same_numbers.py run OUT [--bench BENCH]     # with each version, into its own folder
-    python benchmarks/same_numbers.py compare BEFORE AFTER        # every column that repeats, bit for bit
+    python benchmarks/same_numbers.py compare BEFORE AFTER        # every reproducible column, bit for bit
 
 Exit code of `compare`: 0 if all columns agree, 1 if one differs.
 """
@@ -49,7 +49,7 @@ PAIRS = {
     "topk-async-server": "--compressor topk --strategy async_server:mode=ssp,staleness=0 --world-size 3",
     "group-topk-asp-alone": "--compressor group_topk --strategy async_server:mode=asp --world-size 1",
 }
-"""Name -> options of `bench run`. An asynchronous run repeats only where nobody can overtake anybody."""
+"""Name -> options of `bench run`. An asynchronous run is reproducible only if no rank can overtake another."""
 RENAMED = {
     "run_id",
     "digest",
@@ -57,15 +57,15 @@ RENAMED = {
     "collective",
     "git_sha",
     "git_dirty",
-}  # what names an experiment may change with its options
+}  # columns that identify an experiment, and may change with its options
 
 
 def run(out: pathlib.Path, bench: str) -> None:
-    """Make every pair's run below `out`, those that are there excepted."""
+    """Run every pair below `out`, except those that are already there."""
     for name, options in PAIRS.items():
         if list(out.glob(f"{name}/*/status.json")):
             continue
-        # both versions lay the same buckets; an asynchronous server has none
+        # both versions must form the same buckets; an asynchronous server has none
         buckets = [] if "--bucket-mb" in options or "async_server" in options else ["--bucket-mb", "25"]
         command = [
             *bench.split(),
@@ -83,7 +83,7 @@ def run(out: pathlib.Path, bench: str) -> None:
 
 
 def differences(before: pathlib.Path, after: pathlib.Path, columns: tuple[Column, ...]) -> list[str]:
-    """Columns that repeat and that both files have, in which the rows differ; with the first pair of values."""
+    """Return the reproducible columns of both files in which rows differ, each with the first pair of values."""
     one, two = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (before, after))
     if len(one) != len(two):
         return [f"{len(one)} rows -> {len(two)}"]
@@ -99,7 +99,7 @@ def differences(before: pathlib.Path, after: pathlib.Path, columns: tuple[Column
 
 
 def compare(before: pathlib.Path, after: pathlib.Path) -> int:
-    """Print what differs; the number of pairs that do."""
+    """Print the differences, and return the number of pairs that differ."""
     unequal = 0
     for name in PAIRS:
         found = []

@@ -1,8 +1,8 @@
-"""What it costs that the host commands the exchange: step times of `placed` with either trigger, in turns.
+"""Measure the cost of letting the host command the exchange: step times of `placed` with both triggers, interleaved.
 
-One replica on each of two devices, `--trigger sync` (the host waits for all, then commands) and `async` (a device
-starts when it is ready), with equal devices and with one that is three times as slow. The last row of every run goes to
-one CSV; the figures are medians over repeats.
+Each of two devices has one replica. With `--trigger sync` the host waits for all devices and then commands the
+exchange; with `async` a device starts as soon as it is ready. Both run with equal devices and with one device that is
+three times slower. The last row of every run is written to one CSV file; the printed figures are medians over repeats.
 
     python benchmarks/triggers.py --out results/reference/triggers.csv [--repeats 5]
 """
@@ -24,7 +24,7 @@ RUN = ["run", "--train-size", "1280", "--test-size", "64", "--batch-size", "16",
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="CSV of the last rows")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file for the last rows")
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +39,7 @@ def main() -> None:
             pd.read_csv(path, dtype={"digest": str, "config_id": str}).tail(1)
             for path in sorted(Path(folder).glob("runs/*/metrics.csv"))
         )
-    rows["strategy"] = "placed:by=data,devices=two gpus"  # the file is gone
+    rows["strategy"] = "placed:by=data,devices=two gpus"  # the real value names a temporary file
     rows.to_csv(asked.out, index=False)
     rows["straggler"] = rows.straggler.fillna("none")
     print(rows.groupby(["straggler", "trigger"])[["step_time_s", "exposed_s", "exchange_s"]].median().to_string())

@@ -1,7 +1,7 @@
-"""Your own training script, its gradients compressed: handwritten digits on several processes.
+"""Train on handwritten digits in several processes, in a script of your own with compressed gradients.
 
     torchrun --nproc-per-node 2 examples/train_digits.py --compressor group_topk
-    torchrun --nproc-per-node 2 examples/train_digits.py --checkpoint checkpoints/digits   # goes on where it stopped
+    torchrun --nproc-per-node 2 examples/train_digits.py --checkpoint checkpoints/digits   # continues where it stopped
 
 Only the lines marked with (*) differ from plain DistributedDataParallel.
 """
@@ -43,7 +43,7 @@ PAIRS = {
 
 
 def main() -> None:
-    """Train, and say what was reached and what it cost to send."""
+    """Train, and print the accuracy and the bytes that each rank sent."""
     options = parse_options()
     compressor, collective = PAIRS[options.compressor]
     dist.init_process_group("gloo")
@@ -55,7 +55,7 @@ def main() -> None:
     loader = DataLoader(train, batch_size=32, sampler=sampler, drop_last=True)
 
     model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
-    # Methods that correct the momentum apply it themselves, before they choose what to send.
+    # Methods with momentum correction apply the momentum themselves, before they choose which entries to send.
     momentum = MOMENTUM if compressor.owns_momentum else None
     hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum)  # (*)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if compressor.owns_momentum else MOMENTUM)
@@ -73,7 +73,7 @@ def main() -> None:
                 break
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
-            if hook.step_ok():  # (*) on no rank was a gradient NaN or infinite
+            if hook.step_ok():  # (*) the gradients of all ranks were finite
                 optimizer.step()
             optimizer.zero_grad()
             num_steps += 1
@@ -94,28 +94,28 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--compressor", choices=PAIRS, default="group_topk")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
-    parser.add_argument("--checkpoint", type=Path, help="folder to go on from, and to save in after every epoch")
+    parser.add_argument("--steps", type=int, help="stop after this number of steps")
+    parser.add_argument("--checkpoint", type=Path, help="folder to continue from, and to save to after every epoch")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
 
 def save(folder: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer, hook: CompressionHook) -> None:
-    """Save what is equal on all ranks once, and every rank's own state of the hook under a name of its own."""
+    """Save the state that is equal on all ranks once, and the hook's state of each rank under a separate name."""
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, f"hook-{dist.get_rank()}": pack_state(hook.state_dict())}  # (*)
     dcp.save(state, checkpoint_id=folder / f"epoch-{epoch:04d}")
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, hook: CompressionHook) -> int:
-    """Go on from the last whole checkpoint; returns how many epochs were finished."""
+    """Load the last complete checkpoint, and return the number of finished epochs."""
     last = max(path.parent for path in folder.glob("epoch-*/.metadata"))
     name = f"hook-{dist.get_rank()}"
-    size = dcp.FileSystemReader(last).read_metadata().state_dict_metadata[name].size  # (*) of tensors that it may load
+    size = dcp.FileSystemReader(last).read_metadata().state_dict_metadata[name].size  # (*) the shape to allocate
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, name: torch.empty(size, dtype=torch.uint8)}  # (*)
     dcp.load(state, checkpoint_id=last)
@@ -125,7 +125,7 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, hook:
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1797 images of 8x8 pixels that come with scikit-learn; every fourth is a test image."""
+    """Return scikit-learn's 1797 images of 8x8 pixels; every fourth is a test image."""
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16 - 0.3
     y = torch.tensor(labels)
@@ -134,7 +134,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def network() -> nn.Module:
-    """Two convolutions and two linear layers, 151 306 parameters."""
+    """Return a network of two convolutions and two linear layers, 151 306 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -144,7 +144,7 @@ def network() -> nn.Module:
 
 
 def accuracy_of(model: nn.Module, test: TensorDataset) -> float:
-    """Share of the test images classified right."""
+    """Return the share of the test images that are classified correctly."""
     x, y = test.tensors
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
