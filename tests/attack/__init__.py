@@ -1,1 +1,1 @@
-"""The attack, `make attack`: kills, starves and feeds nonsense to every part, by chance from a seed, and counts."""
+"""Random attacks on every part, `make attack`: processes are killed, disks fill up, and bad input is sent."""

@@ -1,4 +1,4 @@
-"""`python -m tests.attack [--seed N] [--minutes M] [--only PART] [--tries N]`: exit code 1 where anything failed."""
+"""`python -m tests.attack [--seed N] [--minutes M] [--only PART] [--tries N]`: exit code 1 if anything failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tests.attack import inputs, kills, payloads, plugins, resumes, sockets
 from tests.attack.tally import Tally
 
-# Each part: how often at the most, and its share of the time.
+# Part -> (function, largest number of tries, share of the time).
 PARTS: dict[str, tuple[Callable[[random.Random, Tally, int], None], int, float]] = {
     "payloads": (payloads.attack, 100, 0.05),
     "inputs": (inputs.attack, 1000, 0.28),
@@ -24,14 +24,14 @@ PARTS: dict[str, tuple[Callable[[random.Random, Tally, int], None], int, float]]
 
 
 def main() -> int:
-    """Run the parts one after the other."""
+    """Run the parts one after another."""
     parser = argparse.ArgumentParser(prog="attack", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="what is drawn by chance")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random choices")
     parser.add_argument("--minutes", type=float, default=25.0, help="longest time for all parts")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
-    parser.add_argument("--tries", type=int, help="of each part, in place of its own number")
+    parser.add_argument("--only", choices=PARTS, help="run only this part")
+    parser.add_argument("--tries", type=int, help="number of tries of each part, in place of its default")
     options = parser.parse_args()
-    # Shells let what they start in the background ignore Ctrl-C, and so would every run that is to be stopped by it.
+    # Shells start background processes with Ctrl-C ignored, and the runs that the attack stops would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tallies = []
     for name, (attack, tries, share) in PARTS.items():

@@ -19,7 +19,7 @@ CONNECTIONS = 8
 
 
 class Command:
-    """Makes a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
@@ -29,7 +29,7 @@ class Command:
 
 
 def visit(host: str, port: str, rng: random.Random, marker: str) -> None:
-    """Do all that a stranger can do to one port."""
+    """Try everything that a stranger can do to one port."""
     pickled = pickle.dumps(Command(marker))
     texts = (b"", b"\0" * 64, rng.randbytes(4096), pickled, struct.pack("<I", 2**32 - 1) * 8, b"GET / HTTP/1.0\r\n\r\n")
     with contextlib.ExitStack() as idle:
@@ -41,8 +41,8 @@ def visit(host: str, port: str, rng: random.Random, marker: str) -> None:
 
 
 def _write_into_store(host: str, port: int, pickled: bytes) -> None:
-    """If it is a store: leave a pickle wherever torchrun's rendezvous or a rank might read one."""
-    with contextlib.suppress(Exception):  # most ports are no store, and say so in many ways
+    """If the port belongs to a store, write a pickle to every key that torchrun's rendezvous or a rank might read."""
+    with contextlib.suppress(Exception):  # most ports are not stores, and fail in many ways
         store = dist.TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=3)
         )

@@ -1,8 +1,8 @@
-"""Bad command lines and files for every command, from a grammar.
+"""Random command lines and files for every command, from a grammar.
 
-Commands and their options are those that Typer knows, so that a new one is attacked without a word here. A case fails
-that ends in a traceback, hangs, or leaves with a code that the README does not allow its command. Cases are forked from
-a process that has imported everything; every fiftieth is a process of its own.
+Commands and options are read from Typer, so new ones are attacked without a change here. A case fails if it ends in a
+traceback, hangs, or ends with an exit code that the README does not list for its command. Cases run in forks of a
+process that has imported everything; every fiftieth runs in a new process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CODES = {
     "compressors": {0, 2, 3},
 }
 OUTPUT_FAILED = 3
-# So that what is accepted by chance ends soon, and nothing is downloaded.
+# With these options, a command that is accepted ends soon, and downloads nothing.
 ALWAYS = {
     "run": ["--dry-run"],
     "doctor": ["--no-smoke"],
@@ -69,7 +69,7 @@ CELLS = ["inf", "-inf", "nan", "1e300", "9" * 400, "-1", "", "x", '"', "ä", "\0
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One command line, what its files hold, and where its output goes."""
+    """One command line, the contents of its files, and the kind of its output."""
 
     command: str
     arguments: list[str]
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def codes(self) -> set[int]:
-        """Exit codes that the README allows."""
+        """The exit codes that the README allows."""
         return CODES[self.command] | ({OUTPUT_FAILED} if self.output != "file" else set())
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Case:
 
 
 class Grammar:
-    """Makes cases; the same seed makes the same ones."""
+    """A generator of cases; equal seeds generate equal cases."""
 
     def __init__(self, rng: random.Random, folder: Path) -> None:
         self._random = rng
@@ -97,7 +97,7 @@ class Grammar:
         self._table = _good_csv(folder)
 
     def case(self) -> Case:
-        """The next one."""
+        """Return the next case."""
         choose = self._random
         command = choose.choice([*CODES, "compare", "run"])
         words = [*ALWAYS.get(command, [])]
@@ -167,7 +167,7 @@ class Grammar:
         return self._damaged("\n".join(lines).encode())
 
     def _damaged(self, content: bytes) -> bytes:
-        """Half of all files stay whole; others are cut, or lose and gain bytes."""
+        """Return the content, which in half of all cases is cut and has random bytes changed."""
         choose = self._random
         if choose.random() < 0.5 or not content:
             return content
@@ -185,7 +185,7 @@ def _good_csv(folder: Path) -> bytes:
 
 
 def lay_out(folder: Path) -> None:
-    """What the words of `FILES` name."""
+    """Create the files and folders that `FILES` names."""
     (folder / "folder").mkdir()
     (folder / "empty").touch()
     (folder / "noise").write_bytes(random.Random(0).randbytes(10_000))
@@ -195,7 +195,7 @@ def lay_out(folder: Path) -> None:
 
 
 def run(case: Case, folder: Path, *, in_own_process: bool) -> tuple[int | None, str | None]:
-    """Run a case: (its exit code, what is wrong with how it ended)."""
+    """Run a case; return its exit code and a description of what is wrong with its ending."""
     for name, content in case.files.items():
         (folder / name).write_bytes(content)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
@@ -277,15 +277,15 @@ def _output(case: Case, file: int) -> int:
 
 
 def attack(rng: random.Random, tally: Tally, tries: int) -> None:
-    """Run cases one after the other.
+    """Run cases one after another.
 
     Args:
-        rng: what to type.
+        rng: source of the cases.
         tally: gets one count per case.
         tries: number of cases.
     """
     for kind in registry.KINDS:
-        registry.ask_each(kind, lambda component: component)  # what every case would import
+        registry.ask_each(kind, lambda component: component)  # the modules that every case would import
     with tempfile.TemporaryDirectory(prefix="bench-attack-") as name:
         folder = Path(name)
         lay_out(folder)

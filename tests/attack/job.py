@@ -1,4 +1,4 @@
-"""A `bench` job under attack: its launchers, every process that belongs to it, and what is left when it ended."""
+"""A `bench` job under attack: its launchers, its processes, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class Job:
-    """One or several launchers of one job, with temporary files, state and results in folders of their own.
+    """One or several launchers of one job, with separate folders for temporary files, state and results.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         commands: arguments of `bench`, one list per launcher.
     """
 
@@ -44,7 +44,7 @@ class Job:
         self.launchers = [start(*command, "--out", str(self.out), **self.variables) for command in commands]
 
     def processes(self) -> dict[int, psutil.Process]:
-        """Every process of the job, launchers included, by id: whoever has its mark in the environment."""
+        """Return every process of the job by its id, launchers included: those with its mark in their environment."""
         found = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -53,7 +53,7 @@ class Job:
         return found
 
     def roles(self) -> dict[str, list[psutil.Process]]:
-        """The job's processes by what they do."""
+        """Return the job's processes by role."""
         everyone = self.processes()
         roles: dict[str, list[psutil.Process]] = {}
         for process in everyone.values():
@@ -62,10 +62,10 @@ class Job:
         return roles
 
     def wait(self) -> list[Answer]:
-        """How the launchers ended.
+        """Return the exit codes and outputs of the launchers.
 
         Raises:
-            TimeoutError: one of them did not.
+            TimeoutError: one of them did not end.
         """
         answers = []
         for launcher in self.launchers:
@@ -77,14 +77,14 @@ class Job:
         return answers
 
     def next_command(self) -> Answer:
-        """A small run after this one, in the same folders."""
+        """Run a small command afterwards in the same folders."""
         arguments = ["run", "--model", "linear", "--dataset", "digits", "--steps", "1", "--world-size", "1"]
         process = start(*arguments, "--out", str(self.out.parent / "next"), **self.variables)
         out, error = process.communicate(timeout=ENDS_WITHIN_S)
         return Answer(process.returncode, out, error)
 
     def left(self) -> list[str]:
-        """What is still there though every launcher has ended: processes, shared memory."""
+        """Return the processes and shared memory that are left after every launcher has ended."""
         deadline = time.monotonic() + GONE_WITHIN_S
         while (alive := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -96,7 +96,7 @@ class Job:
         return names + [str(path) for path in shared if path.name.startswith("gradwire")]
 
     def close(self) -> None:
-        """End whatever is left, so that the next try starts from nothing."""
+        """Kill all remaining processes and remove shared memory, so that the next try starts clean."""
         for process in self.processes().values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -109,7 +109,7 @@ class Job:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """Return a port on which no process listens at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

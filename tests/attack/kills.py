@@ -1,4 +1,4 @@
-"""Kills: jobs of every kind lose a process, or are asked to stop, at a moment drawn by chance."""
+"""Jobs of every kind lose a process, or are asked to stop, at a random moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLACEMENTS = {
 }
 LATEST_S = 9.0
 ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# 0: it had ended before; 3: it failed, and says why; 130: it was asked to stop.
+# 0: the job had already ended; 3: it failed with an error message; 130: it was asked to stop.
 CODES = (0, 3, 130)
 
 
@@ -47,7 +47,7 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
     """Start jobs and kill parts of them.
 
     Args:
-        rng: what to do.
+        rng: source of all choices.
         tally: gets one count per job.
         tries: number of jobs.
     """
@@ -79,7 +79,7 @@ def _one(rng: random.Random, tally: Tally, placement: str, folder: Path) -> None
 
 
 def _failure(job: Job, role: str, number: signal.Signals) -> str | None:
-    """What went wrong after the kill; None where all is as promised."""
+    """Return what went wrong after the kill, or None."""
     try:
         answers = job.wait()
     except TimeoutError as error:
@@ -95,7 +95,7 @@ def _failure(job: Job, role: str, number: signal.Signals) -> str | None:
         if answer.code != 0:
             return f"the next command ended with {answer.code}: {answer.error}"
         unnamed = [run.name for run in job.out.glob("*") if not _is_told(run) or run.name not in answer.error]
-        if len(unnamed) > len(answers) - 1:  # where two launchers have a folder each, one of them was not killed
+        if len(unnamed) > len(answers) - 1:  # with two launchers, each has a folder, and only one was killed
             return f"the next command does not name {unnamed}: {answer.error}"
     return next(filter(None, map(_rows_failure, job.out.glob("*"))), None) or ", ".join(job.left()) or None
 
@@ -109,7 +109,7 @@ def _is_told(run: Path) -> bool:
 
 
 def _rows_failure(run: Path) -> str | None:
-    """Rows are whole, and the last one and the status say how the run ended."""
+    """Return a failure if rows are incomplete, or if the last row and the status disagree on how the run ended."""
     status = json.loads((run / "status.json").read_text(encoding="utf-8"))
     if status["status"] != "ok" and not status["error"]:
         return f"{run.name} is {status['status']} for no reason"

@@ -1,4 +1,4 @@
-"""Damaged payloads: every mutation of a packed payload decodes to a valid one or raises PayloadError."""
+"""Damaged payloads: every mutation of a packed payload decodes to a valid payload or raises PayloadError."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def attack(rng: random.Random, tally: Tally, batches: int) -> None:
     """Mutate payloads of every kind.
 
     Args:
-        rng: what to do.
+        rng: source of all choices.
         tally: gets one count per payload.
-        batches: of a thousand payloads.
+        batches: number of batches of a thousand payloads.
     """
     for _ in range(batches):
         if not tally.has_time():

@@ -1,4 +1,4 @@
-"""Broken plug-ins: commands that do not name them go on, commands that do end with one sentence."""
+"""Broken plug-ins: a command that does not name one works; a command that names one ends with one sentence."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NAMING = (
 
 
 def attack(rng: random.Random, tally: Tally, tries: int) -> None:
-    """Run commands beside a package of broken components.
+    """Run commands with a package of broken components installed.
 
     Args:
-        rng: what to do.
+        rng: source of all choices.
         tally: gets one count per command.
         tries: number of commands.
     """

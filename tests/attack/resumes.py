@@ -1,7 +1,7 @@
-"""Resumes: runs are stopped at a moment drawn by chance, in one of many ways, and go on until they end.
+"""Runs are stopped at random moments, in one of many ways, and resumed until they end.
 
-Their rows are then those of the run that nobody stopped, in every column that repeats, and from the first checkpoint on
-there was a good one at every moment.
+Their rows must equal those of an undisturbed run in every reproducible column, and after the first checkpoint there
+must always be a good one.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ ROOM = 40_000
 LOOKS = 50
 _POLL_S = 0.02
 Rows = list[list[dict[str, str]]]
-"""of metrics.csv and of layers.csv"""
+"""Rows of metrics.csv and of layers.csv."""
 
 
 def attack(rng: random.Random, tally: Tally, tries: int) -> None:
-    """Stop runs and let them go on.
+    """Stop runs and resume them.
 
     Args:
-        rng: which, when and how.
+        rng: source of all choices.
         tally: gets one count per run.
-        tries: number of runs that are stopped; one that ended before is counted besides.
+        tries: number of runs that are stopped; runs that end before the stop do not count.
     """
     with tempfile.TemporaryDirectory(prefix="bench-attack-") as folder:
         undisturbed: dict[str, _Undisturbed] = {}
@@ -119,12 +119,12 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Undisturbed:
-    """A run that nobody stopped.
+    """The results of a run that was not stopped.
 
     Attributes:
-        rows: what repeats of them.
-        first_checkpoint_s: when it had one, after it was started.
-        took_s: until it ended.
+        rows: its rows, reproducible columns only.
+        first_checkpoint_s: time from its start to its first checkpoint, in seconds.
+        took_s: time from its start to its end, in seconds.
     """
 
     rows: Rows
@@ -132,13 +132,13 @@ class _Undisturbed:
     took_s: float
 
     def moment(self, rng: random.Random, steps_done: int) -> float:
-        """Some time after a run was started that has done so many steps already: mostly while it trains."""
+        """Return a random time after the start of a run that has done `steps_done` steps: mostly while it trains."""
         trains_s = (self.took_s - self.first_checkpoint_s) * (1 - steps_done / STEPS)
         return rng.uniform(0.7 * self.first_checkpoint_s, self.first_checkpoint_s + trains_s)
 
 
 def _failure(rng: random.Random, run: _Run, ways: list[str], undisturbed: _Undisturbed) -> str | None:
-    """What went wrong; None where the run ended as if nobody had stopped it."""
+    """Return what went wrong, or None if the run ended with the rows of the undisturbed run."""
     for way in ways:
         problem = run.go_on(way, undisturbed.moment(rng, run.steps_done()))
         if problem:
@@ -147,7 +147,7 @@ def _failure(rng: random.Random, run: _Run, ways: list[str], undisturbed: _Undis
 
 
 def _difference(rows: Rows, expected: Rows) -> str | None:
-    """Where rows are not those of the undisturbed run."""
+    """Return the first difference from the rows of the undisturbed run, or None."""
     for found, wanted in zip(rows, expected, strict=True):
         if len(found) != len(wanted):
             return f"{len(found)} rows in place of {len(wanted)}"
@@ -159,15 +159,16 @@ def _difference(rows: Rows, expected: Rows) -> str | None:
 
 
 class _Run:
-    """A run in a folder of its own, which is begun, stopped and resumed.
+    """A run in its own folder, which is started, stopped and resumed.
 
     Args:
-        folder: there is none yet; holds everything of the run.
+        folder: holds everything of the run; it must not exist yet.
         method: one of `METHODS`.
 
     Attributes:
-        stopped_by: each way that ended it before its time.
-        first_checkpoint_s, took_s: of the last start, when it had a checkpoint and when it ended.
+        stopped_by: the ways in which it was stopped before its end.
+        first_checkpoint_s: time from the last start to a checkpoint, in seconds.
+        took_s: time from the last start to its end, in seconds.
     """
 
     def __init__(self, folder: Path, method: str) -> None:
@@ -181,22 +182,22 @@ class _Run:
         self._was_without = 0
 
     def rows(self) -> Rows:
-        """What repeats of all rows."""
+        """Return all rows, reproducible columns only."""
         run = self._run()
         assert run is not None
         return [_repeating(run.metrics, METRICS), _repeating(run.layers, LAYERS)]
 
     def steps_done(self) -> int:
-        """Steps before the newest checkpoint; 0 where there is none."""
+        """Return the number of steps before the newest checkpoint, or 0."""
         run = self._run()
         return max([0, *Checkpoints(run).steps()]) if run is not None and self._had_checkpoint else 0
 
     def go_on(self, way: str = "", after_s: float = ENDS_WITHIN_S) -> str | None:
-        """Begin, or resume, and see it to its end; what went wrong.
+        """Start or resume the run, wait for its end, and return what went wrong, or None.
 
         Args:
             way: how to stop it, if it has not ended before.
-            after_s: when.
+            after_s: when to stop it, in seconds after the start.
         """
         if self._ended_well():
             return None
@@ -231,7 +232,7 @@ class _Run:
         return f"exit code {code}: {error[-600:]}"
 
     def _start(self) -> subprocess.Popen[str]:
-        """A run that was stopped before its first checkpoint begins anew."""
+        """Resume the run, or start it again if it was stopped before its first checkpoint."""
         run = self._run()
         if run is not None and self._had_checkpoint:
             return start("run", "--resume", str(run.path), **self._variables)
@@ -252,11 +253,11 @@ class _Run:
             elif way == "fork server":
                 psutil.Process(ranks[0].ppid()).kill()
             else:
-                for rank in ranks:  # the next file that is longer ends in the middle
+                for rank in ranks:  # the next longer file is cut off in the middle
                     rank.rlimit(psutil.RLIMIT_FSIZE, (ROOM, ROOM))
 
     def _has_good_checkpoint(self) -> bool:
-        """Whether there is one, or was none yet; looked at again where one may just have given way to the next."""
+        """Return False if a good checkpoint was there and none is found several times; one may just replace another."""
         run = self._run()
         if run is None or (read_json(run.status) or {}).get("status") == "ok":
             return True
@@ -280,7 +281,7 @@ class _Run:
 
 
 def _repeating(path: Path, columns: Sequence[Column]) -> list[dict[str, str]]:
-    # The checkout that the rows name may change meanwhile.
+    # The commit that the rows name may change between the runs.
     names = [column.name for column in columns if column.deterministic and column.group != "origin"]
     with path.open(encoding="utf-8", newline="") as file:
         return [{name: row[name] for name in names} for row in csv.DictReader(file)]

@@ -1,4 +1,4 @@
-"""Sockets: what listens during runs of every kind, and what strangers can do to it."""
+"""Strangers connect to everything that listens during runs of every kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
     """Start jobs and connect to everything that listens.
 
     Args:
-        rng: what to send.
+        rng: source of what is sent.
         tally: gets one count per port and one per job.
         tries: number of jobs.
     """
@@ -48,7 +48,7 @@ def attack(rng: random.Random, tally: Tally, tries: int) -> None:
 
 
 def listeners(job: Job) -> dict[int, set[Address]]:
-    """Where processes of the job accept connections, by one process of each network namespace."""
+    """Return the addresses on which the job listens, by one process id of each network namespace."""
     found: dict[str, tuple[int, set[Address]]] = {}
     for process in job.processes().values():
         with contextlib.suppress(psutil.Error, OSError):
@@ -58,7 +58,7 @@ def listeners(job: Job) -> dict[int, set[Address]]:
 
 
 def _accepting(process: psutil.Process) -> Iterator[Address]:
-    """Its listening sockets, as the kernel tells them in the process's own network namespace."""
+    """Yield the process's listening sockets, from the kernel's tables in its network namespace."""
     folder = Path(f"/proc/{process.pid}")
     inodes = set()
     for descriptor in (folder / "fd").iterdir():
@@ -103,11 +103,11 @@ def _one(rng: random.Random, tally: Tally, placement: str, method: tuple[str, ..
 
 
 def _visit(rng: random.Random, pid: int, addresses: set[Address], marker: Path) -> None:
-    """Send a stranger to these addresses, into the network namespace in which the process lives."""
+    """Send a stranger to these addresses, in the network namespace of the process."""
     where = [f"{OWN.get(host, host)} {port}" for host, port in sorted(addresses)]
     stranger = [sys.executable, "-m", "tests.attack.hostile", str(rng.random()), str(marker), *where]
     enter = ["nsenter", f"--target={pid}", "--user", "--net", "--preserve-credentials", "--"]
-    with contextlib.suppress(subprocess.TimeoutExpired, OSError):  # the process may have ended meanwhile
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):  # the process may have ended
         if Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
             stranger = [*enter, *stranger]
         subprocess.run(stranger, cwd=REPOSITORY, capture_output=True, timeout=60, check=False)

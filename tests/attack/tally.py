@@ -1,4 +1,4 @@
-"""Tally: how often each thing was tried, how it ended, and what went wrong."""
+"""Counts of the tries by kind and ending, and the failures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Tally:
     """Counts of one part of the attack.
 
     Args:
-        name: of the part.
-        until: when to stop, in seconds of `time.monotonic`.
+        name: name of the part.
+        until: time at which to stop, in seconds of `time.monotonic`.
 
     Attributes:
-        failures: one text for each thing that went wrong.
+        failures: one text for each failure.
     """
 
     def __init__(self, name: str, until: float) -> None:
@@ -24,11 +24,11 @@ class Tally:
         self._counts: collections.Counter[str] = collections.Counter()
 
     def has_time(self) -> bool:
-        """Whether another try may begin."""
+        """Return whether another try may begin."""
         return time.monotonic() < self._until
 
     def count(self, what: str, failure: str | None = None) -> None:
-        """Note one try and, where it went wrong, why."""
+        """Count one try and, if it failed, note why."""
         self._counts[what] += 1
         if failure is not None:
             self.failures.append(f"{what}: {failure}")

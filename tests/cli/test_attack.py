@@ -1,4 +1,4 @@
-"""A short slice of the attack, always the same; `make attack` runs all of it."""
+"""A short part of the attack, with a fixed seed; `make attack` runs all of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.testing.invoke import REPOSITORY
 
-# `payloads`, plug-ins and deaths have tests of their own, and the other parts take too long even for this.
+# `payloads`, plug-ins and deaths have tests of their own, and the other parts take too long here.
 SLICES = [("inputs", 25), ("plugins", 2), ("sockets", 1), ("kills", 2)]
 
 

@@ -1,4 +1,4 @@
-"""Third parties' components that cannot be used: left out with a warning, and refused in one sentence by name."""
+"""Unusable third-party components: skipped with a warning, and refused in one sentence when named."""
 
 from __future__ import annotations
 

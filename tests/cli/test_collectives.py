@@ -1,4 +1,4 @@
-"""`bench collectives`: what it refuses, and real jobs whose sums it checks."""
+"""`bench collectives`: refusals, and real jobs whose sums are checked."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def test_all_that_is_legal_is_summed_rightly(tmp_path: Path) -> None:
     sparse = {row["collective"] for row in rows if row["payload"].startswith("group_topk")}
     assert "native" not in sparse
     assert {"ring", "allgather"} <= sparse
-    assert " 1.000" in answer.out  # the index sets are the same on both ranks
+    assert " 1.000" in answer.out  # the index sets are equal on both ranks
 
 
 def test_another_type_as_json_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     out = tmp_path / "sums.csv"
     command = (*QUICK, "--sizes", "4kB", "--world-size", "3", "--dtype", "bf16", "--out", str(out), "--json")
     answer = execute(*command, "--collectives", "native,ring", "--compressors", "none,sign")
-    assert answer.code == 2  # nothing named takes what sign sends
+    assert answer.code == 2  # none of the named collectives supports what sign sends
     answer = execute(*command, "--collectives", "native,allgather", "--compressors", "none,sign")
     assert answer.code == 0, answer.error
     assert "left out: sign sends" in answer.error
@@ -104,7 +104,7 @@ def test_another_type_as_json_and_what_is_left_out_is_said(tmp_path: Path) -> No
     assert rows[0]["speedup_to_native"] == 1
     assert rows[2]["bytes_to_allgather"] == 1
     execute(*command, "--collectives", "ring")
-    assert len(out.read_text(encoding="utf-8").splitlines()) == 1 + 3 + 1  # appended beneath one header
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 1 + 3 + 1  # appended under the same header
 
 
 def test_a_wrong_sum_is_counted_and_fails(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ app.command(epilog=EXAMPLES)(compare)
 
 
 def bench_compare(*arguments: object) -> Answer:
-    """What the command printed; an error of the project is raised, as `bench` would show it."""
+    """Run `bench compare` and return its output; an error of the project is raised instead of printed."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -1,4 +1,4 @@
-"""`bench compressors`: figures that agree with each other, kept as CSV and JSON, and refusals in one sentence."""
+"""`bench compressors`: consistent figures, their CSV and JSON output, and refusals in one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.launch.measurement import check_encoding
 from tests.testing import silent_worker
 from tests.testing.invoke import Answer, invoke
 
-pytestmark = pytest.mark.xdist_group("bench compressors")  # two calls measure for all tests
+pytestmark = pytest.mark.xdist_group("bench compressors")  # two measurements serve all tests
 
 CHOSEN = "none,topk:ratio=0.1,value_dtype=fp32,sign,powersgd"
 
@@ -28,7 +28,7 @@ def measure(*arguments: str) -> Answer:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, dict[str, Any]], Path]:
-    """(rows by compressor, the CSV file) of two calls, the second with recorded gradients."""
+    """Measure twice, the second time with recorded gradients; return the first call's rows and the CSV file."""
     out = tmp_path_factory.mktemp("compressors") / "encoding.csv"
     first = measure("--json", "--out", str(out))
     assert first.code == 0, first.error
@@ -62,7 +62,7 @@ def test_what_is_lost_lies_below_what_is_proved(measured: tuple[dict[str, dict[s
         row = measured[0][name]
         assert 0 < row["contraction_seen"] <= row["contraction_proved"] < 1
         assert row["relative_error"] ** 2 <= row["contraction_seen"]
-    assert measured[0]["powersgd"]["contraction_proved"] == 1  # its warm start may find nothing
+    assert measured[0]["powersgd"]["contraction_proved"] == 1  # its warm start may lose everything
 
 
 def test_both_calls_are_in_the_file_with_their_origin(measured: tuple[dict[str, dict[str, Any]], Path]) -> None:

@@ -1,4 +1,4 @@
-"""A launcher that is killed, and one that is told to end before or while its job starts."""
+"""A launcher that is killed, or stopped before or while its job starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUMS = ("collectives", "--sizes", "4kB", "--collectives", "ring", "--iters", "50
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Return when the condition holds; a process that ends before is a failure."""
+    """Return when the condition holds; fail if the process ends before."""
     deadline = time.monotonic() + 100
     while not condition():
         assert process.poll() is None
@@ -40,7 +40,7 @@ def test_the_next_command_names_a_run_whose_launcher_was_killed_and_keeps_its_ro
     wait_until(lambda: list(tmp_path.glob("out/*/metrics.csv")) and len(rows(only_run(tmp_path / "out"))) > 1, process)
     folder = only_run(tmp_path / "out")
     other = execute("list", "optimizers", XDG_STATE_HOME=str(tmp_path / "state"))
-    assert other.error == ""  # it is still running
+    assert other.error == ""  # the run is still going on
     kill(process, folder)
     first, second = (execute("list", "optimizers", XDG_STATE_HOME=str(tmp_path / "state")) for _ in range(2))
     assert first.error == f"note: bench was killed during an earlier run; its rows so far are kept in {folder}\n"
@@ -68,7 +68,7 @@ def test_the_next_command_removes_the_temporary_folder_of_a_killed_one(tmp_path:
 
 
 def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
-    """Whether the process has a handler for the signal yet."""
+    """Return whether the process has installed a handler for the signal."""
     lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
     caught = next(line for line in lines if line.startswith("SigCgt")).partition(":")[2]
     return bool(int(caught, 16) >> (number - 1) & 1)
@@ -94,7 +94,7 @@ def test_a_signal_while_the_ranks_start_is_an_interrupted_run_with_its_row(
     process = start(*RUN, "--out", str(tmp_path / "out"))
     wait_until(lambda: list(tmp_path.glob("out/*/rendezvous")), process)
     process.send_signal(number)
-    process.send_signal(signal.SIGTERM)  # as `timeout` does, which must not cut short what the first one began
+    process.send_signal(signal.SIGTERM)  # as `timeout` does; must not interrupt the clean-up after the first one
     _, error = process.communicate(timeout=60)
     folder = only_run(tmp_path / "out")
     assert process.returncode == 130
@@ -105,7 +105,7 @@ def test_a_signal_while_the_ranks_start_is_an_interrupted_run_with_its_row(
 
 
 def assert_says_when_stopped(*command: str, kept: str, folder: Path) -> None:
-    """Fail unless a command that is stopped while its ranks work ends with this and leaves nothing in the folder."""
+    """Fail unless a command that is stopped while its ranks work ends with this message and leaves the folder empty."""
     process = start(*command, cwd=folder, TMPDIR=str(folder))
     wait_until(lambda: list(folder.glob("bench-*/logs/*/attempt_0/0")), process)
     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`bench doctor`: each check tells the good case from the bad one, and what to do."""
+"""`bench doctor`: each check distinguishes the good case from the bad one, and says what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DiskUsage = namedtuple("DiskUsage", ["total", "used", "free"])
 
 
 def levels(*arguments: str) -> tuple[int, dict[str, str]]:
-    """(exit code, level of each check)."""
+    """Run `bench doctor`, and return its exit code and the level of each check."""
     answer = invoke("doctor", "--no-smoke", "--json", *arguments)
     return answer.code, {check["name"]: check["level"] for check in json.loads(answer.out)}
 

@@ -1,4 +1,4 @@
-"""How a command ends: whatever it meets outside itself is one sentence with the exit code of the README."""
+"""Endings of commands: every error from outside ends in one sentence and an exit code of the README."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BENCH = f"{shlex.quote(sys.executable)} -P -m bench"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a CSV file, a pipe and a link that leads to itself."""
+    """Return a folder with a CSV file, a pipe and a link to itself."""
     write(tmp_path / "good.csv", [1000, 1100, 1200], [2000, 2100, 2200])
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -33,7 +33,7 @@ def write(path: Path, dense: list[float], sparse: list[float]) -> None:
 
 
 def shell(line: str, folder: Path, **variables: str) -> Answer:
-    """Run a line with `bench` in it by the shell, which redirects."""
+    """Run a line that contains `bench` in a shell, which does the redirections."""
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line.replace("bench", BENCH, 1)],
         cwd=folder,
@@ -135,7 +135,7 @@ def test_a_working_directory_that_is_gone(command: str, folder: Path) -> None:
 
 
 def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
-    """A file system of one page, in a name space of our own."""
+    """The file system has one page, and is mounted in a private namespace."""
     full = "mkdir full && mount -t tmpfs -o size=4k,nr_inodes=20 none full && head -c 4096 /dev/zero >full/x"
     line = f"{full}; cd {folder}; bench run --model linear --steps 1 --out full/runs; code=$?; ls -R full; exit $code"
     unshared = shell(f"unshare --map-root-user --mount bash -c {shlex.quote(line)}", folder)
@@ -145,12 +145,12 @@ def test_a_disk_that_is_full_before_the_run_starts(folder: Path) -> None:
     assert unshared.error.splitlines()[1:] == [
         "bench: the output cannot be written: No space left on device; make room and try again"
     ]
-    assert unshared.out.split() == ["full:", "runs", "x", "full/runs:"]  # nothing of the run
+    assert unshared.out.split() == ["full:", "runs", "x", "full/runs:"]  # no file of the run
 
 
 SHORT = "--dataset digits --model linear --steps 2 --train-size 64 --test-size 32 --batch-size 8 --out runs"
 ALL_CLOSED = ">&- 2>&- <&-"
-# With True, the command starts processes and takes seconds.
+# True: the command starts processes and takes seconds.
 STREAM_COMMANDS = (
     ("list", False),
     ("compare good.csv", False),
@@ -207,7 +207,7 @@ def test_a_variable_with_which_ranks_cannot_meet_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("mount", ["mount -t tmpfs -o ro none /dev/shm"])
 def test_shared_memory_that_cannot_be_written_is_named(mount: str, folder: Path) -> None:
-    """In a name space of our own, where /dev has nothing else either."""
+    """The command runs in a private namespace in which /dev/shm is read-only."""
     line = f"{mount} && cd {folder} && exec 0<&- && bench run {SHORT}"
     answer = shell(f"unshare --map-root-user --mount bash -c {shlex.quote(line)}", folder)
     if "unshare failed" in answer.error or "mount:" in answer.error:

@@ -1,4 +1,4 @@
-"""Commands and pictures that other packages add by entry point, and what is said where an extension is missing."""
+"""Commands and pictures that other packages add by entry point, and messages about missing extensions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ POINTS = {
 
 @pytest.fixture
 def installed(tmp_path: Path) -> str:
-    """The PYTHONPATH under which the package is installed."""
+    """Install the package, and return its PYTHONPATH."""
     (tmp_path / "polite.py").write_text(SOURCE, encoding="utf-8")
     install_entry_points(tmp_path, "polite", POINTS)
     return str(tmp_path)
@@ -115,7 +115,7 @@ def without_predict(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_without(extension: str, copy: Path) -> Path:
-    """A copy of the program, in this folder, without the folder of an extension."""
+    """Copy the program to this folder without the folder of an extension."""
     for package in ("bench", "compressors", "collectives"):
         shutil.copytree(REPOSITORY / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", extension))
     shutil.copy(REPOSITORY / "gradwire.py", copy)

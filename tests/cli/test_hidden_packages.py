@@ -1,4 +1,4 @@
-"""A user's own module that has the name of one of our packages: one sentence says so."""
+"""A user's module with the name of one of our packages: a sentence says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.testing.invoke import REPOSITORY
 
 @pytest.fixture
 def hiding(tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """A module of the user, as the message names it."""
+    """Write a module of the user, and return its path as the message names it."""
     path = tmp_path / str(request.param)
     path.parent.mkdir(exist_ok=True)
     path.write_text("raise AssertionError('it was imported')", encoding="utf-8")
@@ -22,7 +22,7 @@ def hiding(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 
 def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program that looks for modules in the folder first."""
+    """Run a program that searches the folder for modules first."""
     return subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""`bench list`: every component and option is shown, to people and to programs."""
+"""`bench list`: every component and option is shown, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.testing.invoke import invoke
 
 
 def section(text: str, name: str) -> list[str]:
-    """The lines of one component in the long listing: to the next empty line."""
+    """Return the lines of one component in the long listing, up to the next empty line."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"{name}  "))
     return lines[start : lines.index("", start)]

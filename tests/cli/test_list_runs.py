@@ -1,4 +1,4 @@
-"""`bench list runs`: how far runs came, and which can go on."""
+"""`bench list runs`: the progress of runs, and which of them can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of a run that is under way, on terminals of several widths."""
+"""The progress line of a run, on terminals of several widths."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ EVALUATED = {"epoch": 12.0, "step": 1200, "train_loss": 0.1234, "test_accuracy":
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
-    """The lines that a terminal of this width has shown at the end of a report and an evaluation."""
+    """Return the lines that a terminal of this width shows for a report and an evaluation."""
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     monkeypatch.setenv("TERM", "xterm")
     with Display(TITLE) as display:
         display.report(REPORT)
-        display._console.print(display._progress.get_renderable())  # once, as it stands
+        display._console.print(display._progress.get_renderable())  # draw it once
         display.report({"evaluated": EVALUATED})
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]

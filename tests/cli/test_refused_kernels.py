@@ -1,4 +1,4 @@
-"""Kernels that there are not: every command that computes with kernels refuses them alike, before it does anything."""
+"""Unknown kernels: every command that computes with kernels refuses them in the same way, before it does anything."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 
 def assert_refused(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail unless a command says in this folder, with a sweep's file, that there are no such kernels."""
+    """Fail unless a command refuses unknown kernels, in this folder with a sweep file, and writes nothing."""
     shutil.copy(REPOSITORY / "examples" / "sweep.toml", folder)
     before = set(folder.iterdir())
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(library, "found", library.found.__wrapped__)  # which the process has looked for already
+    monkeypatch.setattr(library, "found", library.found.__wrapped__)  # undo the cache of the process
     monkeypatch.setenv(library.VARIABLE, "fast")
     answer = invoke(*command.split())
     assert answer.code == 2

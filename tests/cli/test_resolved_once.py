@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.testing.invoke import REPOSITORY
 
-# Counts calls in this process and in those that are forked from it, and then runs `bench`.
+# This program counts calls in its process and in its forks, and then runs `bench`.
 COUNTED = """
 import functools, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real job in which ranks do not wait for each other, beside one in which they do; one rank is slow on purpose."""
+"""A real job with asynchronous ranks, next to a synchronous one; one rank is deliberately slow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS_PER_EPOCH = TRAIN_SIZE // WORLD_SIZE // BATCH
 
 
 def train(out: Path, strategy: str) -> list[dict[str, str]]:
-    """The rows of a run."""
+    """Run a job, and return its rows."""
     answer = execute(
         "run", "--model", "linear", "--train-size", str(TRAIN_SIZE), "--test-size", "64", "--batch-size", str(BATCH),
         "--epochs", str(EPOCHS), "--collective", "server", "--strategy", strategy, "--straggler", "rank=1,slowdown=40",
@@ -39,5 +39,5 @@ def test_nobody_waits_for_a_slow_rank(tmp_path: Path) -> None:
         assert 0 <= int(row["samples"]) - epoch * TRAIN_SIZE < WORLD_SIZE * BATCH
     assert {row["staleness_mean"] for row in waiting} == {""}
     assert all(0 < float(row["staleness_mean"]) < float(row["staleness_max"]) for row in free)
-    # while the slow rank computed once, the other went on by several steps; who waits is one version behind at most
+    # while the slow rank computes once, the other makes several steps; synchronous ranks are at most one version behind
     assert max(float(row["staleness_max"]) for row in free) >= 3

@@ -1,4 +1,4 @@
-"""Real torchrun jobs: what a run writes, and that every ending is clean."""
+"""Real torchrun jobs: their output, and clean endings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = ("run", "--model", "linear", "--train-size", "256", "--test-size", "64",
 
 @pytest.fixture
 def start() -> Iterator[Starter]:
-    """Starts `bench` as a program that does not outlive the test."""
+    """Return a function that starts `bench` as a program; the programs are killed after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start_one(*arguments: str, **variables: str) -> subprocess.Popen[str]:
@@ -39,8 +39,8 @@ def start() -> Iterator[Starter]:
 
 
 def wait_for_step(out: Path, step: int, pattern: str = "*") -> Path:
-    """The run folder, as soon as training has come so far."""
-    deadline = time.monotonic() + 150  # a loaded machine takes its time to import torch three times over
+    """Return the run folder as soon as training has reached this step."""
+    deadline = time.monotonic() + 150  # a loaded machine takes long to import torch three times
     while time.monotonic() < deadline:
         for progress in out.glob(f"{pattern}/progress.jsonl"):
             if f'"step": {step}' in progress.read_text(encoding="utf-8") or progress.stat().st_size > 400:
@@ -50,7 +50,7 @@ def wait_for_step(out: Path, step: int, pattern: str = "*") -> Path:
 
 
 def ranks_of(folder: Path) -> list[psutil.Process]:
-    """The processes that train, in rank order."""
+    """Return the training processes in rank order."""
     logs = {file: process for process, files in processes_of(folder).items() for file in files}
     return [logs[file] for file in sorted(logs) if file.endswith("/stdout.log")]
 
@@ -86,7 +86,7 @@ world-size = {world_size}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the runs of all pairs lie, done by one process."""
+    """Run all pairs in one process, and return their folders."""
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "pairs.toml").write_text(SWEEP, encoding="utf-8")
     answer = execute("sweep", str(folder / "pairs.toml"), "--out", str(folder / "out"))
@@ -116,7 +116,7 @@ def test_a_run_trains_and_records(name: str, trained: Path) -> None:
 
 
 def test_the_density_window_of_algc_is_seen_in_training(tmp_path: Path) -> None:
-    """Every compressed layer at every step, warm-up included."""
+    """Checks every compressed layer at every step, warm-up included."""
     answer = execute(
         *SMALL, "--model", "small_cnn", "--epochs", "5", "--compressor", "algc:min_numel=1000", "--collective",
         "server", "--out", str(tmp_path / "out"),
@@ -133,7 +133,7 @@ def test_the_density_window_of_algc_is_seen_in_training(tmp_path: Path) -> None:
     assert float(aimed[0]["density_wanted"]) > 0.2 > 0.05 > float(aimed[-1]["density_wanted"])
 
 
-@pytest.mark.long  # `make bench-ci` holds figures of 1 seed against those of another machine
+@pytest.mark.long  # `make bench-ci` compares one seed with a reference from another machine
 def test_one_seed_gives_the_same_numbers_twice(tmp_path: Path) -> None:
     columns = [column.name for column in METRICS if column.deterministic]
     found = []

@@ -1,4 +1,4 @@
-"""Real jobs with K-FAC: ranks stay equal, what the factors cost is recorded, and both ways of sending them train."""
+"""Real jobs with K-FAC: ranks stay equal, the cost of the factors is recorded, and both transfers train."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_factors_travel_as_triangles_and_as_cholesky_factors(tmp_path: Path) -> 
 
 @pytest.mark.timeout(240)
 def test_moments_and_factors_are_booked_apart(tmp_path: Path) -> None:
-    """Both moments are gradient bytes, the factors state, as they are without each other."""
+    """Both moments count as gradient bytes and the factors as state, each as in a run without the other."""
     chosen = f"kfac:update_every={EVERY},transfer=cholesky,collective=ring"
     averaged = run(tmp_path / "averaged", f"{chosen},inner=max_adabelief:mode=gradient")
     moments = run(tmp_path / "moments", f"{chosen},inner=max_adabelief")

@@ -1,4 +1,4 @@
-"""`bench run` with several compressors: planned as a sweep, run one after the other, compared at the end."""
+"""`bench run` with several compressors: planned as a sweep, run one after another, compared at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real job whose optimizer exchanges moments, beside one that averages gradients."""
+"""A real job whose optimizer exchanges moments, next to one that averages gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.testing.invoke import execute, only_run, rows
 
 
 def train(out: Path, optimizer: str, *more: str) -> dict[str, str]:
-    """The last row of a run on two ranks."""
+    """Run a job on two ranks, and return its last row."""
     answer = execute(
         "run", "--model", "linear", "--train-size", "320", "--test-size", "64", "--batch-size", "16", "--epochs", "2",
         "--collective", "ring", "--optimizer", optimizer, "--threads", "1", "--out", str(out), *more,

@@ -1,4 +1,4 @@
-"""Real jobs of a host and its device processes, beside jobs of equal replicas; what is refused before any starts."""
+"""Real jobs of a host and its device processes, next to jobs of equal replicas; refusals before any job starts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SMALL = (
 
 
 def train(out: Path, *options: str) -> list[dict[str, str]]:
-    """The rows of a run."""
+    """Run a job, and return its rows."""
     answer = execute("run", *SMALL, *options, "--out", str(out))
     assert answer.code == 0, answer.error
     return rows(only_run(out))
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """What a run has trained."""
+    """Return the trained parameters and buffers of a run."""
     state: dict[str, torch.Tensor] = torch.load(run / "model.pt", weights_only=True)
     return state
 
 
 def assert_same_weights(ours: Path, theirs: Path) -> None:
-    """Parameters and running statistics are equal bit for bit."""
+    """Fail unless parameters and running statistics are equal bit for bit."""
     expected = weights(theirs)
     assert weights(ours).keys() == expected.keys()
     for name, tensor in weights(ours).items():
@@ -42,7 +42,7 @@ def assert_same_weights(ours: Path, theirs: Path) -> None:
 
 
 def test_a_model_larger_than_the_way_to_its_devices_is_loaded(tmp_path: Path) -> None:
-    """4 MiB fit between two processes; devices read only after they have looked for a checkpoint."""
+    """The channel between two processes buffers 4 MiB; devices read only after they have looked for a checkpoint."""
     (row,) = train(
         tmp_path, "--model", "vgg11:width=16,hidden=1024", "--strategy", f"placed:by=data,devices={CXL}",
         "--steps", "2", "--eval-every", "0", "--warmup-steps", "1", "--train-size", "64",
@@ -146,7 +146,7 @@ def test_a_killed_device_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def has_open(process: psutil.Process, part: str) -> bool:
-    """Whether a process holds a file open whose path has such a part."""
+    """Return whether the process has a file open whose path contains this part."""
     return any(part in file.path for file in process.open_files())
 
 

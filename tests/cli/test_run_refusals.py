@@ -1,4 +1,4 @@
-"""What `bench run` refuses: one sentence that says what to do, exit code 2, and no process started."""
+"""Refusals of `bench run`: one sentence that says what to do, exit code 2, and no process started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFUSALS = [
 
 
 def assert_refused(arguments: list[str], sentence: str, out: Path) -> None:
-    """Fail unless `bench run` says this in one sentence and leaves no folder."""
+    """Fail unless `bench run` prints exactly this sentence and leaves no folder."""
     answer = invoke("run", *arguments, "--out", str(out))
     assert answer.code == 2
     assert sentence in answer.error

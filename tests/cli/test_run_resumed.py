@@ -1,4 +1,4 @@
-"""A run that lost a rank and goes on: its rows are those of the run that lost none."""
+"""A run that loses a rank and is resumed: its rows equal those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.testing.plugins import install
 
 pytestmark = pytest.mark.timeout(300)
 
-# Three ranks and several buckets, whose sums are rounded as the layers lie in them.
+# Three ranks and several buckets; the rounding of the sums depends on the order of the layers in the buckets.
 RUN = (
     "run", "--model", "small_cnn", "--train-size", "192", "--test-size", "32", "--batch-size", "8", "--steps", "10",
     "--eval-every", "4", "--checkpoint-every", "3", "--world-size", "3", "--bucket-mb", "0.05", "--compressor",
@@ -42,7 +42,7 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
     folder = only_run(tmp_path / "killed")
     assert killed.code == 3
     assert "rank 1 was killed by SIGKILL" in killed.error
-    # That of step 3 was there before that of step 6 was begun.
+    # The checkpoint of step 3 was complete before that of step 6 was begun.
     assert re.search(rf"to resume from step [36]: bench run --resume {folder}", killed.error)
     resumed = execute("run", "--resume", str(folder), "--timeout", "77", **told)
     assert resumed.code == 0, resumed.error
@@ -54,8 +54,8 @@ def test_a_run_that_lost_a_rank_goes_on_from_its_checkpoint_as_if_it_had_not(tmp
         assert repeating(folder, name, columns) == repeating(other, name, columns)
     assert [row["resumes"] for row in rows(folder)][1:] == ["1", "1"]
     assert status(folder)["status"] == "ok"
-    assert RunConfig.from_json(folder / "config.json").timeout_s == 77  # which says nothing of what is trained
-    assert not (folder / "checkpoints").exists()  # nothing goes on from them any more
+    assert RunConfig.from_json(folder / "config.json").timeout_s == 77  # an option that does not affect the training
+    assert not (folder / "checkpoints").exists()  # no checkpoint is needed after the end
     assert "is complete, so there is nothing to resume" in invoke("run", "--resume", str(folder)).error
 
 
@@ -122,7 +122,7 @@ def test_other_ranks_go_on_with_a_configuration_of_their_own(tmp_path: Path) -> 
     assert (changed.world_size, changed.replicas) == (3, 3)
     change_ranks(folder, changed, "sum")
     prepare_folder(folder)
-    assert configuration_of(folder) == changed  # though the checkpoint is still that of two ranks
+    assert configuration_of(folder) == changed  # although the checkpoint is still one of two ranks
     assert RunConfig.from_json(folder.path / "config-before-1.json") == config
 
 

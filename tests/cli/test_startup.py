@@ -1,4 +1,4 @@
-"""What starts fast: help, lists, comparisons and completion import no torch, nor anything else that is heavy."""
+"""Fast starts: help, lists, comparisons and completion import neither torch nor other heavy packages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ finally:
 
 
 def probed(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`bench`, which says at its end what heavy packages it imported."""
+    """Run `bench`, which reports at its end the heavy packages that it imported."""
     return subprocess.run(
         [sys.executable, "-c", PROBE, *arguments],
         env=os.environ | variables,
@@ -42,7 +42,7 @@ def probed(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
-    """(what `bench` printed, the heavy packages it imported)."""
+    """Run `bench`; return its output and the heavy packages that it imported."""
     done = probed(*arguments, **variables)
     done.check_returncode()
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("loaded:"))
@@ -50,7 +50,7 @@ def bench(*arguments: str, **variables: str) -> tuple[str, set[str]]:
 
 
 def refused_without_torch(*arguments: str, **variables: str) -> str:
-    """What `bench` said when it refused, before it imported anything heavy."""
+    """Return the error message of a refusal, which must come before any heavy import."""
     done = probed(*arguments, **variables)
     assert done.returncode == 2
     assert "loaded:\n" in done.stderr
@@ -58,7 +58,7 @@ def refused_without_torch(*arguments: str, **variables: str) -> str:
 
 
 def refused_where_torch_is_broken(*arguments: str, folder: Path) -> str:
-    """The same where torch cannot be imported, neither by the command nor by a process that it starts."""
+    """Return the error message of a refusal while neither the command nor its processes can import torch."""
     (folder / "torch.py").write_text("raise ImportError('torch was imported')", encoding="utf-8")
     return refused_without_torch(*arguments, PYTHONPATH=f"{folder}:{REPOSITORY}")
 

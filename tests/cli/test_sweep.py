@@ -1,4 +1,4 @@
-"""`bench sweep` with real runs: stopped and continued, started twice, failures among the others."""
+"""`bench sweep` with real runs: stopped and continued, started twice, with failures among the runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def finished(out: Path) -> list[Path]:
 
 
 def all_rows(out: Path) -> list[list[str]]:
-    """What the rows of all runs say in the columns that repeat."""
+    """Return the reproducible columns of the rows of all runs."""
     return sorted([row[name] for name in REPEATING] for path in out.glob("*/metrics.csv") for row in rows(path.parent))
 
 
@@ -60,7 +60,7 @@ def sweep(file: Path, out: Path, *more: str) -> Answer:
 
 
 def plan(file: Path, out: Path, *more: str) -> Answer:
-    """A sweep that has nothing to run."""
+    """Plan a sweep that has nothing to run."""
     return invoke("sweep", str(file), "--out", str(out), *more)
 
 

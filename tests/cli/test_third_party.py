@@ -1,4 +1,4 @@
-"""Components of a third party: one file each, found by entry points alone, train together; and what each must know."""
+"""Third-party components, one file each and found by entry points, train together; each needs few concepts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS, EVERY = 12, 4
 
 @pytest.fixture
 def installed(tmp_path: Path) -> str:
-    """The PYTHONPATH under which the package is installed."""
+    """Install the package, and return its PYTHONPATH."""
     shutil.copytree(FOLDER, tmp_path / "stranger")
     points = {f"bench.{room}": {module: f"stranger.{module}:{name}"} for room, (module, name) in COMPONENTS.items()}
     install_entry_points(tmp_path, "stranger", points)
@@ -68,7 +68,7 @@ def test_a_strategy_trains(installed: str, tmp_path: Path) -> None:
 
 
 def test_a_strategy_needs_few_concepts() -> None:
-    """What the object that trains defines, beside its base class, the interface and its constructor."""
+    """The methods that the training object defines besides its constructor are those of the interface."""
     tree = ast.parse((FOLDER / "averaging.py").read_text(encoding="utf-8"))
     (_, trained) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     defined = {node.name for node in trained.body if isinstance(node, ast.FunctionDef)} - {"__init__"}
@@ -77,7 +77,7 @@ def test_a_strategy_needs_few_concepts() -> None:
 
 @pytest.mark.parametrize(("room", "most"), [("compressors", 8), ("optimizers", 3)])
 def test_it_needs_few_concepts(room: str, most: int) -> None:
-    """What it imports of this project, and what of its base class it defines."""
+    """Counts the names that a component imports from this project, and the names of its base class that it defines."""
     module, name = COMPONENTS[room]
     tree = ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
     concepts = {

@@ -1,4 +1,4 @@
-"""`bench tune` with real runs: what it writes is a sweep, and what is done is not done again."""
+"""`bench tune` with real runs: its output is a sweep file, and finished runs are not repeated."""
 
 from __future__ import annotations
 

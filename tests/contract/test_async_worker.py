@@ -1,4 +1,4 @@
-"""Every compressor pushes layer by layer to a server that updates the parameters, and loses nothing on the way."""
+"""Every compressor pushes layer by layer to a server that updates the parameters, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 5
 
 
 def compressors() -> list[str]:
-    """All that need no other rank while they encode, and no whole model."""
+    """Return all compressors that need neither other ranks while they encode nor the whole model in one bucket."""
     names = []
     for name in registry.entries("compressors"):
         compressor = cast(Compressor, spec.build("compressors", name))
@@ -35,7 +35,7 @@ def compressors() -> list[str]:
 
 
 class Constant(nn.Module):
-    """A model whose gradients are constant, and never lose themselves in the rounding of the weights."""
+    """A model with constant gradients and zero weights, so that updates are not lost in rounding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Constant(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, factors: torch.Tensor) -> torch.Tensor:
-        """The gradient of layer i is factors[i] times its slope."""
+        """Return a loss for which the gradient of layer i is factors[i] times its slope."""
         products = [(p * s).sum() for p, s in zip(self.parameters(), self.slopes, strict=True)]
         return (factors * torch.stack(products)).sum()
 
@@ -67,7 +67,7 @@ class Training:
         self._index = 0
 
     def step(self, factor: float = 1.0, layer_id: int = 0) -> StepReport:
-        """One step in which one layer's gradient is multiplied."""
+        """Make one step in which one layer's gradient is multiplied by a factor."""
         where = Step(index=self._index, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
         self._index += 1
         self.worker.start_step(where, 1.0)
@@ -113,7 +113,7 @@ def test_a_skipped_push_leaves_server_and_residuals_as_they_were(name: str) -> N
         pushed_last = run.step().encoded[-1].layer.id
         before, residuals = run.weights(), run.reducer.state_dict()["residuals"]
         outcome = run.step(float("nan"), pushed_last)
-        assert len(outcome.encoded) == len(before) - 1  # what was pushed before is taken back
+        assert len(outcome.encoded) == len(before) - 1  # earlier pushes of the step are taken back
         assert outcome.skipped
         assert outcome.staleness is None
         assert all(torch.equal(a, b) for a, b in zip(run.weights(), before, strict=True))

@@ -1,4 +1,4 @@
-"""Every collective x payload kind x number of ranks x length: right, equal on all ranks, bytes as documented."""
+"""Every collective x payload kind x number of ranks x length: correct, equal on all ranks, bytes as documented."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lengths(world_size: int) -> list[int]:
 
 
 def run(name: str, payloads: Sequence[Sequence[Payload]]) -> list[list[Result]]:
-    """By rank and then by payload: (decoded total, bytes sent) when rank r contributes payloads[i][r]."""
+    """Return [rank][payload] -> (decoded total, bytes sent) when rank r contributes payloads[i][r]."""
 
     def rank(transport: MemoryTransport) -> list[Result]:
         collective = COLLECTIVES[name]().bind(transport)
@@ -51,7 +51,7 @@ def run(name: str, payloads: Sequence[Sequence[Payload]]) -> list[list[Result]]:
 
 
 def names_and_world_sizes() -> list[tuple[str, int]]:
-    """Every collective at every number of ranks; further options of one only where groups and shards are uneven."""
+    """Return every collective with every number of ranks; variants only where groups and shards are uneven."""
     return [(name, n) for name in COLLECTIVES for n in (WORLD_SIZES if ":" not in name else (4, 7))]
 
 
@@ -60,7 +60,7 @@ def names_and_world_sizes() -> list[tuple[str, int]]:
 def test_sum(name: str, world_size: int, kind: str) -> None:
     payloads = [[make(kind, n, torch.float32, rank).payload for rank in range(world_size)] for n in lengths(world_size)]
     if reason := refusal(COLLECTIVES[name](), payloads[0][0]):
-        assert "use" in reason or "takes" in reason  # what would work
+        assert "use" in reason or "takes" in reason  # the reason says what would work
         return
     results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
     for contributions, by_rank in zip(payloads, zip(*results, strict=True), strict=True):
@@ -70,7 +70,7 @@ def test_sum(name: str, world_size: int, kind: str) -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "tree:segment_bytes=4000"])
 def test_long_tensors_are_received_in_place(name: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers of long tensors are parts of the tensor itself; ranks that dawdle must not see them change too early."""
+    """Buffers of long tensors are parts of the tensor itself; slow ranks must not see them change too early."""
     monkeypatch.setattr(execution, "EAGER_BYTES", 0)
     payloads = [[make("dense", n, torch.float32, rank).payload for rank in range(world_size)] for n in (1, 5, 10_007)]
     results = run(name, [[clone(payload) for payload in contributions] for contributions in payloads])
@@ -79,7 +79,7 @@ def test_long_tensors_are_received_in_place(name: str, world_size: int, monkeypa
 
 
 class InStepTransport(MemoryTransport):
-    """As NCCL: messages of one post are one group call, and the next begins when it is complete."""
+    """A transport like NCCL: the messages of one post are one group call, and the next begins after it is complete."""
 
     in_step = True
 
@@ -125,7 +125,7 @@ def test_sum_of_short_floats(name: str, kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if not re.search("native|server", name)])
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7])
 def test_what_rounding_takes_off_is_kept_by_one_rank(name: str, kind: str, dtype: torch.dtype, world_size: int) -> None:
-    """The total and what the ranks kept are the exact sum, but for what fp32 cannot hold of it."""
+    """The total plus the parts that the ranks keep is the exact sum, up to the precision of fp32."""
     payloads = [make(kind, 1000, dtype, rank).payload for rank in range(world_size)]
     if refusal(COLLECTIVES[name](), payloads[0]):
         return
@@ -236,7 +236,7 @@ def test_bytes_by_hand_sparse_ring() -> None:
 @pytest.mark.parametrize("group_size", [100_000, 30_000])
 @pytest.mark.parametrize("name", ["ring", "halving_doubling"])
 def test_groups_that_are_few_are_shared_out(name: str, group_size: int, world_size: int) -> None:
-    """Every rank carries about as much, and the sum is the serial one as with whole groups."""
+    """Every rank sends about the same number of bytes, and the sum is the serial one, as with whole groups."""
     generator = torch.Generator().manual_seed(3)
 
     def payload() -> GroupSparse:
@@ -250,7 +250,7 @@ def test_groups_that_are_few_are_shared_out(name: str, group_size: int, world_si
     results = [by_payload[0] for by_payload in run(name, [payloads])]
     check(name, payloads, results)
     sent = [nbytes for _, nbytes in results]
-    p = 1 << (world_size.bit_length() - 1)  # of halving-doubling, ranks beyond and their partners have more to do
+    p = 1 << (world_size.bit_length() - 1)  # halving-doubling gives ranks from p on, and their partners, more work
     if name == "ring" or world_size == p:
         assert max(sent) <= 1.05 * sum(sent) / world_size
 
@@ -274,7 +274,7 @@ def test_bytes_by_hand_tree() -> None:
 
 
 class LargeOnes:
-    """Encodes what is not below 1; layer i has numels[i] elements."""
+    """A downlink that encodes the elements of magnitude 1 or more; layer i has numels[i] elements."""
 
     def __init__(self, **numels: int) -> None:
         self.numels = {int(name[1:]): numel for name, numel in numels.items()} or {7: 4}
@@ -303,7 +303,7 @@ class LargeOnes:
 
 
 def test_server_that_encodes_its_answer_keeps_what_it_lost() -> None:
-    """Elements below 1 stay with the server until they add up, but only steps that were committed count."""
+    """Elements below 1 stay with the server until their sum is large enough; only committed steps count."""
     steps = [("commit", 0.6, 0.0), ("drop", 0.6, 1.2), ("commit", 0.6, 1.2), ("commit", 0.6, 0.0)]
 
     def rank(transport: MemoryTransport) -> list[float]:
@@ -346,7 +346,7 @@ def test_options_stay_what_they_are_and_every_bind_starts_anew(name: str) -> Non
 
 
 def answered_bytes(payloads: Sequence[Payload], downlink: LargeOnes, key: tuple[int, ...], **options: Any) -> list[int]:
-    """What each rank sends for a sum over sharded servers, which must be right."""
+    """Return the bytes that each rank sends for a sum over sharded servers, and check the sum."""
 
     def rank(transport: MemoryTransport) -> int:
         server = Server(**{"placement": "sharded", **options}).bind(transport, downlink)
@@ -375,14 +375,14 @@ def test_a_flat_payload_of_several_layers_is_cut_at_its_own_borders() -> None:
 
 
 def test_one_server_that_answers_densely_sums_layers_as_they_come() -> None:
-    """Cutting three layers of one payload apart would only add a table to every message."""
+    """Splitting three layers of one payload would only add a table to every message."""
     payloads = [Dense(torch.arange(111.0)) for _ in range(3)]
     sent = answered_bytes(payloads, LargeOnes(_0=100, _1=10, _2=1), (0, 1, 2), placement="colocated")
     assert sent == [2 * (16 + 444), 16 + 444, 16 + 444]
 
 
 def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:
-    """A message of two dense layers in one payload and a sparse one: only the sparse one is encoded, by itself."""
+    """A message has two dense layers in one payload and a sparse one: only the sparse one is encoded, separately."""
     dense, sparse = torch.full((5,), 0.1), torch.tensor([2.0])
     downlink = LargeOnes(_0=2, _1=3, _2=4)
 
@@ -397,7 +397,7 @@ def test_a_server_that_encodes_its_answers_leaves_dense_layers_dense() -> None:
 
 
 def test_a_layer_whose_parts_would_be_of_another_kind_goes_to_one_server_whole() -> None:
-    """Random entries come back as what they were, and not encoded again; cut, they would say where they are."""
+    """Random entries come back in the same form, and are not encoded again; if cut, they would need indices."""
 
     def rank(transport: MemoryTransport) -> tuple[torch.Tensor, int]:
         server = Server(downlink="recode", placement="sharded", split_numel=10).bind(transport, LargeOnes(_0=90))
@@ -410,7 +410,7 @@ def test_a_layer_whose_parts_would_be_of_another_kind_goes_to_one_server_whole()
 
 
 def test_what_every_rank_was_given_of_residuals_stays_where_it_is_served() -> None:
-    """As after a resume with another number of ranks."""
+    """This happens after a resume with another number of ranks."""
 
     def rank(transport: MemoryTransport) -> tuple[list[float], list[int]]:
         server = Server(downlink="recode", root=1).bind(transport, LargeOnes())
@@ -465,7 +465,7 @@ def test_server_root_must_exist() -> None:
 
 
 def test_payload_of_an_unexpected_length_is_refused_not_sent() -> None:
-    """A rank whose payload is longer than the others expect would end their processes on gloo; it must stop itself."""
+    """A rank whose payload is longer than expected would end the others' processes on gloo; it must stop itself."""
 
     def rank(transport: MemoryTransport) -> None:
         with pytest.raises(PayloadError, match="longer than the"):

@@ -1,4 +1,4 @@
-"""What every compressor promises, held against each of them under several options."""
+"""The contract of compressors, checked for each of them under several options."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.testing.compressor_cases import (
 
 
 def cases_where(holds: Callable[[Case], bool]) -> pytest.MarkDecorator:
-    """Every case of which this is true; what a test does not apply to is not collected."""
+    """Return a mark that runs a test for every case for which this holds; others are not collected."""
     return pytest.mark.parametrize("case", [case for case in CASES if holds(case)], ids=str)
 
 
 def pairs_of(cases: Sequence[Case], collectives: Sequence[str]) -> list[tuple[Case, str]]:
-    """The pairs that can be."""
+    """Return the compatible pairs."""
     return [
         (case, collective)
         for collective in collectives
@@ -51,7 +51,7 @@ def pairs_of(cases: Sequence[Case], collectives: Sequence[str]) -> list[tuple[Ca
 
 
 def deterministic(compressor: Compressor) -> bool:
-    """Whether `encode` draws no numbers of its own rank."""
+    """Return whether `encode` draws no random numbers that depend on the rank."""
     randomised = {"qsgd", "natural", "terngrad", "dgc"}
     options = compressor.option_texts()
     return not (
@@ -61,7 +61,7 @@ def deterministic(compressor: Compressor) -> bool:
     )
 
 
-# What arrives under a constant gradient is far from it for a known reason.
+# Under a constant gradient, what these deliver is far from the gradient, for a known reason.
 NOT_FAITHFUL = {
     "twobit": "a threshold in units of the gradient fits one scale only",
     "sign,mode=vote,error_feedback=False": "a vote forgets magnitudes",
@@ -75,8 +75,8 @@ each_case = cases_where(lambda case: True)
 each_that_is_faithful = cases_where(lambda case: str(case) not in NOT_FAITHFUL)
 each_that_conserves = cases_where(lambda case: case.make().keeps_residual and not case.make().owns_momentum)
 
-# Selection sends values as they are and keeps the rest; rounding to 16 bits leaves a difference that fp32 holds. Both
-# conserve bit for bit.
+# Selection sends values unchanged and keeps the rest; rounding to 16 bits leaves a difference that fp32 can represent.
+# Both conserve bit for bit.
 EXACT = {"topk", "group_topk", "randomk", "threshold", "fp16", "bf16", "dgc", "adaptive_topk", "algc"}
 
 
@@ -138,7 +138,7 @@ def test_a_ratio_of_1_sends_every_bit(name: str) -> None:
     assert all(norm == 0 for norm in reducer.residual_norms().values())
 
 
-@cases_where(lambda case: case.make().option_texts().get("mode") != "vote")  # it has no scale that could say zero
+@cases_where(lambda case: case.make().option_texts().get("mode") != "vote")  # a vote cannot express zero
 def test_zeros_send_zeros_and_keep_nothing(case: Case) -> None:
     reducer = case.reducer()
     gradients = [torch.zeros(layer.numel) for layer in LAYERS]
@@ -174,7 +174,7 @@ def test_tiny_and_empty_layers(case: Case, shapes: list[tuple[int, ...]]) -> Non
 
 @each_that_is_faithful
 def test_equal_entries_are_sent_in_the_end(case: Case) -> None:
-    """A flat gradient has no largest entry: rules by rank must break ties, thresholds must not wait for good."""
+    """A flat gradient has no largest entry: rank-based rules must break ties, and thresholds must not wait for ever."""
     reducer, layers = dense_enough(case), layers_of_shapes((30, 20))
     total = torch.zeros(600, dtype=torch.float64)
     for index in range(150):
@@ -214,7 +214,7 @@ def test_a_saved_state_goes_on_bit_for_bit_and_in_other_buckets(case: Case) -> N
     expected, _ = reduce_once(whole, collective, LAYERS, gradients, step_at(3))
     updates, _ = reduce_once(resumed, collective, LAYERS, gradients, step_at(3))
     assert all(torch.equal(a, b) for a, b in zip(expected, updates, strict=True))
-    for part in (slice(0, 2), slice(2, 7)):  # the engine lays its buckets anew after the first step
+    for part in (slice(0, 2), slice(2, 7)):  # DDP forms new buckets after the first step
         reduce_once(resumed, collective, LAYERS[part], gradients_at(4)[part], step_at(4))
     assert {layer.id for layer in LAYERS} >= residuals(resumed).keys() == residuals(whole).keys()
 
@@ -301,7 +301,7 @@ def test_all_ranks_get_the_same_bits(case: Case, collective: str) -> None:
 
 @cases_where(lambda case: deterministic(case.make()))
 def test_the_mean_over_ranks_is_what_arrives(case: Case) -> None:
-    """Sum or mean, once: ranks with one and the same gradient get what a lone rank gets."""
+    """The mean is taken exactly once: ranks with the same gradient get the same update as a single rank."""
     expected, _ = reduce_once(case.reducer(), alone(), LAYERS, gradients_at(0), step_at(0))
 
     def rank_of(transport, bound):
@@ -316,7 +316,7 @@ def test_the_mean_over_ranks_is_what_arrives(case: Case) -> None:
 def test_the_bytes_that_travel_are_those_of_the_formula(case: Case) -> None:
     compressor = case.make()
     expected = compressor.expected_bucket_nbytes(LAYERS)
-    steps = 3  # past dense_steps
+    steps = 3  # after dense_steps
 
     def rank_of(transport, bound):
         own = case.reducer()
@@ -346,7 +346,7 @@ def test_sent_is_accounted_for_every_layer(case: Case) -> None:
             assert encoded.payload in ("Sparse", "SparseLevels", "Seeded")
     expected = compressor.expected_bucket_nbytes(LAYERS)
     if expected is not None:
-        overhead = 16 + 8 * (2 + len(LAYERS)) + 8 * len(LAYERS)  # of a bundle
+        overhead = 16 + 8 * (2 + len(LAYERS)) + 8 * len(LAYERS)  # overhead of a bundle
         assert expected - overhead <= sum(encoded.nbytes for encoded in bucket.encoded) <= expected + 1e-6
 
 
@@ -394,7 +394,7 @@ def test_buckets_without_elements_send_nothing() -> None:
 
 
 def dense_enough(case: Case) -> Reducer:
-    """With a ratio that reaches every element within some hundred steps."""
+    """Return a reducer with a ratio that reaches every element within a few hundred steps."""
     return case.reducer(**({"ratio": 0.1} if "ratio" in class_of(case.name).option_names() else {}))
 
 

@@ -1,4 +1,4 @@
-"""The in-memory transport is as strict as the real ones: it finds what they would turn into wrong sums or hangs."""
+"""The in-memory transport is as strict as the real ones: it detects what they would turn into wrong sums or hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounds that a collective describes, without running, are the messages that a transport sees when it runs."""
+"""The rounds that a collective describes without running are the messages that a transport sees when it runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LENGTH = 1009
 KEY = (3,)
 PackedLengths = Callable[[Piece], Sequence[int]]
 Sent = dict[int, list[int]]
-"""By peer: bytes of each message, in the order in which they were sent."""
+"""Peer -> bytes of each message, in the order in which they were sent."""
 
 
 class Recorder(MemoryTransport):
-    """Keeps what it sends for gradients, by the peer's number among all ranks."""
+    """A transport that records the bytes of its gradient messages, by the peer's number among all ranks."""
 
     def __init__(self, transport: MemoryTransport, members: list[int], rank: int, sent: Sent) -> None:
         super().__init__(transport._wires, rank, members, transport.ledger)
@@ -60,7 +60,7 @@ def nbytes_of(round_: Round, message: Message, length_of: PackedLengths) -> int:
 
 
 def seen(name: str, payloads: Sequence[Payload]) -> list[Sent]:
-    """What each rank sent."""
+    """Return the messages that each rank sends."""
 
     def rank(transport: MemoryTransport) -> Sent:
         recorder = Recorder(transport, list(range(transport.world_size)), transport.rank, {})
@@ -73,7 +73,7 @@ def seen(name: str, payloads: Sequence[Payload]) -> list[Sent]:
 
 
 def packed_lengths(payloads: Sequence[Payload], piece: Piece) -> list[int]:
-    """Of the union of what the ranks in a piece send of its elements, decoded and added in rank order."""
+    """Return the packed lengths of a piece: its ranks' contributions, decoded and added in rank order."""
     parts = [payloads[rank].slice(piece.start, piece.stop) for rank in sorted(piece.terms)]
     return [leaf.nbytes for leaf in leaves(functools.reduce(lambda a, b: a.add(b), parts))]
 

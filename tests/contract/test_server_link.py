@@ -1,4 +1,4 @@
-"""The wire between workers and the parameter server, over the in-memory transport: what travels, what is counted."""
+"""The link between workers and the parameter server, over the in-memory transport: its messages and their counts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CONTROL_BYTES = 24
 
 
 class Star:
-    """A server in this thread's process and workers at the other end of wires."""
+    """A server in this process, and workers at the other ends of the wires."""
 
     def __init__(self, server: ParameterServer, numels: Sequence[int]) -> None:
         self.failures: list[BaseException] = []
-        self.ends: list[MemoryTransport] = []  # the server's
+        self.ends: list[MemoryTransport] = []  # the server's ends
         self.workers: list[RemoteServer] = []
         self.worker_ends: list[MemoryTransport] = []
         self.threads: list[threading.Thread] = []
@@ -52,7 +52,7 @@ class Star:
 
 @contextmanager
 def star(server: ParameterServer, numels: Sequence[int]) -> Iterator[Star]:
-    """The star; afterwards all workers have left, and the server's threads have ended."""
+    """Yield a star; afterwards all workers leave, and the server's threads end."""
     made = Star(server, numels)
     yield made
     for worker in made.workers:
@@ -86,7 +86,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
     numels = [example.payload.numel for example in examples]
     parameters = Recorded(numels)
     with star(OnArrival(parameters, 1, 20.0), numels) as links:
-        for layer_id in (1, 0):  # backward's order
+        for layer_id in (1, 0):  # the order of the backward pass
             links.workers[0].push(layer_id, examples[layer_id].payload)
         answer = links.workers[0].end_clock(clock_end())
         sent, answered = links.worker_ends[0].traffic, links.ends[0].traffic

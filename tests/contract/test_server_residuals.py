@@ -1,4 +1,4 @@
-"""A server's answers and what it still owes add up to what was pushed, wherever DDP lays a layer."""
+"""A server's answers and its residuals add up to what was pushed, for every order of layers in DDP's buckets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORLD_SIZE = 4
 
 
 def pushed(kind: str, numels: Sequence[int], step: int, rank: int) -> Payload:
-    """Integers too large for 16 bits once they are added, so that every sum in fp32 is exact."""
+    """Return a payload of integers: their sums do not fit in 16 bits, but are exact in fp32."""
     numel = sum(numels)
     generator = torch.Generator().manual_seed(1000 * numel + 10 * step + rank)
     x = torch.randint(-20_000, 20_001, (numel,), generator=generator).float()
@@ -67,14 +67,14 @@ def bound(transport: MemoryTransport, options: str, compressor: Compressor) -> B
 
 
 def add_by_layer_(into: torch.Tensor, total: torch.Tensor, key: Sequence[int]) -> None:
-    """Add a message of these layers to a vector of all layers in their own order."""
+    """Add a message of these layers to a vector of all layers in model order."""
     parts = dict(enumerate(into.split([layer.numel for layer in LAYERS])))
     for layer, part in zip(key, total.split([LAYERS[layer].numel for layer in key]), strict=True):
         parts[layer].add_(part)
 
 
 def owed(state: dict[str, Any]) -> torch.Tensor:
-    """What one rank's state keeps, fp64 [elements of all layers]."""
+    """Return the residuals in one rank's state, fp64 [elements of all layers]."""
     total = torch.zeros(NUMEL, dtype=torch.float64)
     parts = dict(enumerate(total.split([layer.numel for layer in LAYERS])))
     for (layer, start, stop), residual in state["residuals"].items():
@@ -83,7 +83,7 @@ def owed(state: dict[str, Any]) -> torch.Tensor:
 
 
 def one_step(server: BoundCollective, kind: str, step: int, given: torch.Tensor, got: torch.Tensor) -> list[bytes]:
-    """Sum all messages of a step, and add what all ranks pushed to `given` and what was answered to `got`."""
+    """Sum all messages of a step; add what all ranks pushed to `given`, and the answers to `got`."""
     answers = []
     for key in LAID_OUT[step % len(LAID_OUT)]:
         numels = [LAYERS[layer].numel for layer in key]
@@ -111,7 +111,7 @@ def test_answers_and_what_is_owed_add_up_to_what_was_pushed(kind: str, options: 
         server = bound(transport, f"{options},placement={placement}", TopK(ratio=0.2, skip=()))
         given, got = (torch.zeros(NUMEL, dtype=torch.float64) for _ in range(2))
         for step in range(7):
-            if step == 4:  # left out
+            if step == 4:  # a dropped step
                 one_step(server, kind, step, given.clone(), got.clone())
                 server.drop()
                 continue
@@ -123,7 +123,7 @@ def test_answers_and_what_is_owed_add_up_to_what_was_pushed(kind: str, options: 
     given, got = ranks[0][:2]
     still_owed = sum(owed(state) for _, _, state in ranks)
     assert torch.equal(got + still_owed, given)
-    assert not torch.equal(got, given)  # or nothing was lost
+    assert not torch.equal(got, given)  # something was lost
 
 
 @pytest.mark.parametrize("options", ["downlink=recode,error_feedback=false", "downlink=union", "downlink=dense"])
@@ -140,7 +140,7 @@ def test_without_error_feedback_nothing_is_owed(options: str) -> None:
 
 
 def test_what_is_pushed_in_fp32_is_answered_as_it_is() -> None:
-    """Moments of an optimizer pass through the same server: what gradients are owed is none of theirs."""
+    """An optimizer's moments pass through the same server; the residuals of gradients must not be added to them."""
 
     def rank(transport: MemoryTransport) -> None:
         server = bound(transport, "downlink=dense,error_feedback=true", TopK())
@@ -187,7 +187,7 @@ def test_a_resumed_server_answers_as_if_it_had_gone_on(kind: str, options: str, 
 
 
 def test_moving_what_is_owed_is_counted_as_state_and_done_once() -> None:
-    """Layers 1 and 0 get another server with the second layout: 290 fp32 values leave the old one."""
+    """Layers 1 and 0 move to another server with the second layout: 290 fp32 values leave the old one."""
 
     def rank(transport: MemoryTransport) -> list[int]:
         server = bound(transport, "downlink=recode,placement=sharded", GroupTopK(ratio=0.2, warmup_epochs=0))

@@ -1,4 +1,4 @@
-"""Messages through mapped memory: every collective sums over them as over any other transport, bit for bit."""
+"""Messages through mapped memory: every collective's sums equal those over any other transport, bit for bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_sum_is_that_of_the_other_transports(name: str, kind: str) -> None:
         by_threads, run_threads(lambda transport: total(mapped(transport)), WORLD_SIZE), strict=True
     ):
         assert found_nbytes == nbytes
-        if "native" in name:  # the order is the transport's
+        if "native" in name:  # the backend chooses the order
             assert_within_rounding(found, payloads)
         else:
             assert torch.equal(found, expected)

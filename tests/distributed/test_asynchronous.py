@@ -1,4 +1,4 @@
-"""Asynchronous server training over gloo: a bound of 0 is synchronous training bit for bit; what holds beyond it."""
+"""Asynchronous server training over gloo: a bound of 0 equals synchronous training bit for bit; larger bounds hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("asynchronous")  # its ranks train once for
 WORLD_SIZE = 3
 STEPS = 5
 LR = 0.05
-# (compressor, optimizer, options of the server and the strategy alike)
+# (compressor, optimizer, options of both the server and the strategy)
 ALIKE = [
     ("none", "sgd", ""),
     ("none", "adamw", ":root=2"),
@@ -58,7 +58,7 @@ def bound(strategy: str, compressor: str = "none", optimizer: str = "sgd", colle
 
 
 class Poisoned(nn.Module):
-    """A network whose loss, and so every gradient, is not a number."""
+    """A network whose loss and gradients are NaN."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class Poisoned(nn.Module):
 
 
 class PoisonedBatch(Batch):
-    """A batch with such a loss."""
+    """A batch with a loss of NaN."""
 
     def backward(self, network: nn.Module, accumulating: Any = contextlib.nullcontext) -> None:
         super().backward(Poisoned(network), accumulating)
 
 
 def train_step(training: BoundStrategy, index: int, *, poison: bool = False) -> StepReport:
-    """One step on data that differ between ranks and steps, with a learning rate that falls."""
+    """Make one step on data that differ between ranks and steps, with a decreasing learning rate."""
     generator = torch.Generator().manual_seed(1000 * dist.get_rank() + index)
     x, y = torch.randn(5, 1, 8, 8, generator=generator), torch.randint(3, (5,), generator=generator)
     where = Step(index=index, epoch=0, rank=dist.get_rank(), world_size=dist.get_world_size(), seed=1, warmup=False)
@@ -85,13 +85,13 @@ def train_step(training: BoundStrategy, index: int, *, poison: bool = False) -> 
 
 
 def weights(model: nn.Module) -> bytes:
-    """All parameters, bit for bit; not a tensor, which would live in memory of the process that ends."""
+    """Return all parameters as bytes; a tensor would be in memory of the process that ends."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy().tobytes()
 
 
 @dataclasses.dataclass
 class Seen:
-    """What one rank saw in all cases."""
+    """Results of one rank in all cases."""
 
     alike: list[tuple[bytes, bytes]] = dataclasses.field(default_factory=list)
     staleness: dict[int, list[int | None]] = dataclasses.field(default_factory=dict)
@@ -175,12 +175,12 @@ def test_no_gradient_is_staler_than_the_bound(limit: int, seen: list[Seen]) -> N
     staleness = [versions for rank in seen for versions in rank.staleness[limit]]
     assert len(staleness) == 10 * WORLD_SIZE
     assert all(versions is not None and 0 <= versions <= limit for versions in staleness)
-    assert limit in staleness  # a slow rank lets the others run ahead as far as they may
+    assert limit in staleness  # the other ranks run ahead of a slow one as far as they may
 
 
 def test_without_a_bound_nobody_waits_for_a_slow_rank(seen: list[Seen]) -> None:
     counts = [rank.own_steps for rank in seen]
-    assert 10 * WORLD_SIZE <= sum(counts) < 11 * WORLD_SIZE  # every rank may have had one batch under way
+    assert 10 * WORLD_SIZE <= sum(counts) < 11 * WORLD_SIZE  # every rank may have had one more batch in progress
     assert counts[SLOW_RANK] < min(counts[:SLOW_RANK])
 
 

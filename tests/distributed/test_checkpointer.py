@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: one is there when all have written theirs, and a full disk keeps the one before."""
+"""Checkpoints of several ranks: complete once all have written their files; a full disk keeps the previous one."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def state_of(rank: int, step: int) -> dict[str, Any]:
 
 
 def told(folder: RunFolder, rank: int) -> None:
-    """The run is to go on, and rank 0 has done what it does after a checkpoint."""
+    """Mark the run as resumed on rank 0; the other ranks wait."""
     if rank == 0:
         write_json(folder.resume, {"resumes": 1})
     dist.barrier()
 
 
 def saving(rank: int, path: str) -> dict[str, Any]:
-    """Two checkpoints; rank 1 finds no room for the third."""
+    """Save two checkpoints; rank 1 has no space for the third."""
     folder = folder_at(path)
     checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
     may_write = threading.Event()
@@ -53,7 +53,7 @@ def saving(rank: int, path: str) -> dict[str, Any]:
     Checkpoints.write = slow  # type: ignore[method-assign] # in this process alone
     state = state_of(rank, 1)
     checkpointer.save(1, state)
-    state["residual"].zero_()  # training goes on while the file is still to be written
+    state["residual"].zero_()  # training continues before the file is written
     before = Checkpoints(folder).steps()
     may_write.set()
     checkpointer.save(2, state_of(rank, 2))
@@ -78,7 +78,7 @@ def refusal_of(action: Callable[[], object]) -> str:
 
 
 def damaged(rank: int, path: str) -> dict[str, Any]:
-    """Rank 1's file of step 2 changes after it was written; that of step 1 was not removed yet, and rows came later."""
+    """Change rank 1's file of step 2 after it was written, while that of step 1 still exists; add later rows."""
     folder = folder_at(path)
     checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
     checkpointer.save(1, state_of(rank, 1))
@@ -96,7 +96,7 @@ def damaged(rank: int, path: str) -> dict[str, Any]:
 
 
 def without_room_for_the_manifest(rank: int, path: str) -> list[str]:
-    """The ranks' own files find room; first there is no checkpoint before, then there is one."""
+    """Let the disk be full for the manifest only: without an earlier checkpoint, and with one."""
     folder = folder_at(path)
     checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
     complete = Checkpoints.complete
@@ -118,7 +118,7 @@ def without_room_for_the_manifest(rank: int, path: str) -> list[str]:
 
 
 def machines(rank: int, path: str) -> dict[str, Any]:
-    """Each rank is a machine with a folder of its own; the second one's run is begun anew, then it goes on as well."""
+    """Each rank is a machine with its own folder; the second one's run starts anew while the first one resumes."""
     os.environ["LOCAL_RANK"] = "0"
     folder = folder_at(f"{path}-{rank}")
     checkpointer = Checkpointer(make_config(checkpoint_every=1, nnodes=2, node_rank=rank), folder)
@@ -170,7 +170,7 @@ def test_a_manifest_that_finds_no_room_is_told_to_all_with_what_there_is_to_go_o
 
 def test_a_machine_that_begins_anew_beside_one_that_goes_on_is_no_riddle(tmp_path: Path) -> None:
     for rank, answer in enumerate(run_ranks(machines, 2, tmp_path, args=(str(tmp_path / "run"),))):
-        assert (answer["first"], answer["rows"]) == (None, "")  # nobody had a checkpoint
+        assert (answer["first"], answer["rows"]) == (None, "")  # no rank had a checkpoint
         assert answer["refusal"] == (
             "rank 1 starts the run, and others resume from a checkpoint; give --resume on every machine, or start "
             "again on every one"

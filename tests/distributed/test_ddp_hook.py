@@ -47,13 +47,13 @@ FINE_TUNING = (
     ("hylo", "allgather"),
 )
 
-pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all tests
+pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks run once for all tests
 
 
 def trained_by_hand(
     world_size: int, num_steps: int, momentum: float = 0.0, model: nn.Module | None = None
 ) -> torch.Tensor:
-    """Weights of one process that sees all ranks' batches."""
+    """Return the weights after training in one process on all ranks' batches."""
     model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
     for step in range(num_steps):
@@ -76,7 +76,7 @@ def compressed(rank: int) -> dict[str, Any]:
 
 
 def resumed(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(five steps, two steps and three more by another process's objects)."""
+    """Return the weights after five steps, and after two steps and three more with new objects and loaded state."""
     options: dict[str, Any] = {"ratio": 0.05, "momentum_correction": True}
     whole = trained(TopK(**options), 5, momentum=0.9)
     first = wrapped()
@@ -95,12 +95,12 @@ def resumed(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def momentum_moved(rank: int) -> torch.Tensor:
-    """Momentum applied by the compressor, to layers that are all sent whole."""
+    """Return the weights when the compressor applies the momentum, to layers that are all sent whole."""
     return trained(TopK(momentum_correction=True, min_numel=10**6), 4, momentum=0.9)
 
 
 def warm_up(rank: int) -> list[int]:
-    """Bytes sent with epoch 0 told, with epoch 9 told, and with none told."""
+    """Return the bytes sent after set_epoch(0), after set_epoch(9), and without set_epoch."""
     sent = []
     for epoch in (0, 9, None):
         ddp = wrapped()
@@ -114,7 +114,7 @@ def warm_up(rank: int) -> list[int]:
 
 
 def accumulated(rank: int) -> torch.Tensor:
-    """Two batches per step, exchanged once."""
+    """Return the gradients of two batches that are exchanged once."""
     ddp = wrapped()
     hook = attach(ddp, NoCompression(), Ring())
     with hook.no_sync():
@@ -126,7 +126,7 @@ def accumulated(rank: int) -> torch.Tensor:
 
 
 def telescoped(rank: int) -> dict[str, torch.Tensor]:
-    """What was sent, what still waits, and all gradients, of three steps of two batches each on weights at rest."""
+    """Return the sent gradients, the residuals and the sum of all gradients of three steps; weights are not updated."""
     ddp, alone = wrapped(), network()
     hook = attach(ddp, TopK(ratio=0.1, error_feedback=True), Allgather())
     sent = torch.zeros_like(weights(ddp))
@@ -149,7 +149,7 @@ def telescoped(rank: int) -> dict[str, torch.Tensor]:
 
 
 def ahead(rank: int) -> list[str]:
-    """What is started and finished in a step of several buckets that are all there."""
+    """Return the starts and finishes of a step with several buckets that are all ready."""
     ddp = wrapped(bucket_cap_mb=3e-4)
     hook = attach(ddp, "topk:ratio=0.1", "allgather", trigger="sync")
     start, events = hook.collective.start, []
@@ -166,7 +166,7 @@ def ahead(rank: int) -> list[str]:
 
 
 def beside_a_wait(rank: int) -> bool:
-    """Rank 1 sends its first bucket when rank 0 has sent its second, which is handed over while rank 0 waits."""
+    """Let rank 1 send its first bucket after rank 0 has sent its second, which is handed over while rank 0 waits."""
     ddp, second_is_sent = wrapped(bucket_cap_mb=3e-4), "test_ddp_hook/second_is_sent"
     hook = attach(ddp, "topk:ratio=0.1", "allgather")
     train(ddp, hook, range(1))  # DDP's first step is one bucket
@@ -189,7 +189,7 @@ def beside_a_wait(rank: int) -> bool:
 
 
 def fine_tuned(rank: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Weights after four steps on a first layer at rest, by compressor."""
+    """Return the weights after four steps with a frozen first layer, by compressor."""
     after = {}
     for compressor, collective in FINE_TUNING:
         model = network()
@@ -204,7 +204,7 @@ def fine_tuned(rank: int) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def left_to_others(rank: int) -> list[str]:
-    """Layers that the hook knows of a model that keeps one parameter from DDP."""
+    """Return the layers that the hook knows if DDP ignores one parameter of the model."""
     model = network()
     model._ddp_params_and_buffers_to_ignore = ["0.weight"]  # type: ignore[assignment]
     ddp = DistributedDataParallel(model)
@@ -215,7 +215,7 @@ def left_to_others(rank: int) -> list[str]:
 
 
 def in_fp64(rank: int) -> dict[str, torch.Tensor]:
-    """Gradients beyond the range of fp32, by collective."""
+    """Return gradients beyond the range of fp32, by collective."""
     found = {}
     for collective in ALL_SUMS:
         ddp = DistributedDataParallel(network().double())
@@ -233,7 +233,7 @@ def double_batch(rank: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every scene gave, per rank."""
+    """Return the results of every scene, per rank."""
     scenes = (
         dense,
         compressed,
@@ -331,7 +331,7 @@ def test_gradients_in_fp64_stay_in_fp64(played: list[dict[str, Any]], collective
 
 
 def two_of_three(rank: int) -> bytes | None:
-    """DDP over ranks 2 and 0 of three; the other one knows of nothing."""
+    """Use DDP over ranks 2 and 0 of three; rank 1 takes no part."""
     group = dist.new_group([0, 2])
     if rank == 1:
         return None

@@ -1,4 +1,4 @@
-"""Hooks that come and go in one process: a closed one leaves no descriptor and no thread."""
+"""Hooks that are attached and closed repeatedly in one process: a closed hook leaves no descriptor and no thread."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PAIRS = (
     ("powersgd", "ring"),
 )
 
-pytestmark = pytest.mark.xdist_group("ddp hook closing")  # its ranks play once for all tests
+pytestmark = pytest.mark.xdist_group("ddp hook closing")  # its ranks run once for all tests
 
 
 def held() -> tuple[int, int]:
-    """Return how many (descriptors, threads) this process has."""
+    """Return the numbers of descriptors and threads of this process."""
     process = psutil.Process()
     return process.num_fds(), process.num_threads()
 
 
 def held_after_each(*pairs: tuple[str, str]) -> list[tuple[int, int]]:
-    """What is held after each cycle of one of these pairs, the models and hooks of all of them kept."""
+    """Return the descriptors and threads after each cycle of one of these pairs; all models and hooks are kept."""
     kept: list[Any] = []
     counts = []
     for cycle in range(CYCLES):
@@ -51,7 +51,7 @@ def comings_and_goings(_: int) -> list[tuple[int, int]]:
 
 
 def over_a_group(_: int) -> list[tuple[int, int]]:
-    """The same over a process group of the user's, which is there afterwards."""
+    """Return them over a process group of the user, which still works afterwards."""
     group = dist.new_group([0, 1])
     counts = []
     for _ in range(4):
@@ -65,7 +65,7 @@ def over_a_group(_: int) -> list[tuple[int, int]]:
 
 
 def one_by_one(rank: int) -> list[tuple[int, int]]:
-    """The same where ranks close when it suits them, while others may still be in the last step."""
+    """Return them if ranks close at different times, while others may still be in the last step."""
     counts = []
     for cycle in range(8):
         ddp = DistributedDataParallel(network())
@@ -78,20 +78,20 @@ def one_by_one(rank: int) -> list[tuple[int, int]]:
 
 
 def after_the_job(_: int) -> None:
-    """A hook that is closed when all process groups are destroyed already."""
+    """Close a hook after all process groups were destroyed."""
     hook = attach(DistributedDataParallel(network()), "none", "native")
     dist.destroy_process_group()
     hook.close()
 
 
 def grows(counts: Sequence[tuple[int, int]]) -> bool:
-    """Return whether more is held later than after the first cycle."""
+    """Return whether there are more descriptors or threads later than after the first cycle."""
     return any(now > then for later in counts[1:] for now, then in zip(later, counts[0], strict=True))
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every scene gave, per rank."""
+    """Return the results of every scene, per rank."""
     return played_by_two((comings_and_goings, over_a_group, after_the_job), tmp_path_factory.mktemp("ranks"))
 
 

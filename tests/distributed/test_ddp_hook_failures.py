@@ -1,4 +1,4 @@
-"""What can go wrong with a hook of `attach`: gradients that are not finite, misuse, a lost rank, impossible pairs."""
+"""Failures around a hook of `attach`: non-finite gradients, misuse, a lost rank, impossible pairs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from compressors.torch_hooks import TorchFp16
 from tests.testing.ddp_scenes import batch, loss_of, message_of, network, played_by_two, train, wrapped
 from tests.testing.ranks import run_ranks
 
-pytestmark = pytest.mark.xdist_group("ddp hook failures")  # its ranks play once for all tests
+pytestmark = pytest.mark.xdist_group("ddp hook failures")  # its ranks run once for all tests
 
 
 @dataclasses.dataclass(kw_only=True)
 class Witness(Allgather):
-    """Counts what became of the steps."""
+    """An all-gather that counts committed and dropped steps."""
 
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundWitness:
         return BoundWitness(self, transport)
@@ -101,7 +101,7 @@ def closed(rank: int) -> str:
 
 
 def wrapped_again(rank: int) -> list[str]:
-    """What a closed hook's model says when it is trained on, and a new DDP over the same network beside it."""
+    """Return the errors of training a closed hook's model next to a new DDP over the same network."""
     said = []
     for bucket_view in (False, True):
         first = wrapped(gradient_as_bucket_view=bucket_view)
@@ -118,7 +118,7 @@ def wrapped_again(rank: int) -> list[str]:
 
 
 def missed(rank: int) -> dict[str, str]:
-    """What `step_ok` says to steps whose gradients DDP did not hand over, and to legitimate ones."""
+    """Return the messages of `step_ok` after steps whose gradients DDP did not hand over, and after legitimate ones."""
 
     def of(step: Callable[[DistributedDataParallel], object], **options: Any) -> str:
         ddp = wrapped(**options)
@@ -174,7 +174,7 @@ def missed(rank: int) -> dict[str, str]:
 def warnings_of(
     compressor: str, prepare: Callable[[CompressionHook], object] = lambda _: None, collective: str = "allgather"
 ) -> list[str]:
-    """Warnings of three steps through a hook that was prepared so."""
+    """Return the warnings of three steps with a prepared hook."""
     ddp = wrapped()
     hook = attach(ddp, compressor, collective)
     prepare(hook)
@@ -186,7 +186,7 @@ def warnings_of(
 
 
 def warned(rank: int) -> list[list[str]]:
-    """Warnings of three steps: epoch untold, told, and steps told; and without a warm-up."""
+    """Return the warnings of three steps: without an epoch, with set_epoch, with start_step, and without a warm-up."""
     step = Step(index=0, epoch=0, rank=rank, world_size=2, seed=0, warmup=False)
     return [
         warnings_of("topk:ratio=0.01"),
@@ -207,7 +207,7 @@ def joined(rank: int) -> str:
 
 
 def given_back(_: int) -> list[bool]:
-    """Whether the model lives on: while its hook is at work, and after that was closed, twice."""
+    """Return whether the model is alive while its hook is attached, and after the hook was closed twice."""
     ddp = wrapped(gradient_as_bucket_view=True)
     hook = attach(ddp, TopK(ratio=0.05), Allgather())
     train(ddp, hook, range(2))
@@ -221,7 +221,7 @@ def given_back(_: int) -> list[bool]:
 
 
 def changed(change: Callable[[nn.Module], object], model: nn.Module | None = None) -> DistributedDataParallel:
-    """The network, or another one, changed after it was wrapped."""
+    """Return the network, or another one, changed after it was wrapped."""
     ddp = DistributedDataParallel(model or network(), find_unused_parameters=True)
     change(ddp.module[0])
     return ddp
@@ -240,7 +240,7 @@ def by_python_reducer() -> DistributedDataParallel:
 
 def mixed() -> DistributedDataParallel:
     ddp = wrapped()
-    ddp.mixed_precision = _MixedPrecision()  # DDP itself takes it on GPUs alone
+    ddp.mixed_precision = _MixedPrecision()  # DDP itself accepts this on GPUs only
     return ddp
 
 
@@ -307,7 +307,7 @@ def refusals(rank: int) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every scene gave, per rank."""
+    """Return the results of every scene, per rank."""
     scenes = (
         bad_gradient,
         bad_gradient_raises,
@@ -431,7 +431,7 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
 def leave_early(rank: int) -> int | None:
     ddp = wrapped()
     hook = attach(ddp, NoCompression(), Ring(), timeout_s=20)
-    train(ddp, hook, range(2))  # in its second step DDP itself talks, to lay its buckets anew
+    train(ddp, hook, range(2))  # in its second step DDP itself communicates, to form new buckets
     if rank == 1:
         return None
     loss_of(ddp, rank, 2).backward()

@@ -1,4 +1,4 @@
-"""docs/design.md draws a gradient's way; a traced step calls every function that it names."""
+"""docs/design.md draws the path of a gradient; a traced step calls every function that the drawing names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def called_functions(rank: int) -> set[tuple[str, str]]:
         if event == "call" and is_recording.is_set() and code.co_filename.startswith(str(ROOT)):
             called.add((str(Path(code.co_filename).relative_to(ROOT)), code.co_name))
 
-    threading.setprofile(note)  # the thread that exchanges is started by attach
+    threading.setprofile(note)  # attach starts the exchange thread
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,7 +43,7 @@ def called_functions(rank: int) -> set[tuple[str, str]]:
     sys.setprofile(note)
     try:
         for step in range(4):
-            if step == 3:  # buffers exist by now
+            if step == 3:  # all buffers exist now
                 is_recording.set()
             model(torch.randn(16, 64)).square().mean().backward()
             if hook.step_ok():

@@ -52,7 +52,7 @@ def example() -> ModuleType:
 
 
 def trained(rank: int, folder: str, stop_at: int | None) -> torch.Tensor:
-    """The weights after six steps; with `stop_at` all objects are made anew after so many, from a checkpoint."""
+    """Return the weights after six steps; `stop_at`: the step after which new objects load a checkpoint."""
     script = example()
     for start, stop in [(0, 6)] if stop_at is None else [(0, stop_at), (stop_at, 6)]:
         torch.manual_seed(1 + start)  # a new process draws other weights, which the checkpoint replaces

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside tensors arrives whole, in rank order, whatever its length, and is no pickle."""
+"""Objects that ranks gather arrive whole, in rank order, at any length, and are not pickled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_rank_hears_all(tmp_path: Path) -> None:
 
 
 class Command:
-    """What a pickle would run when it is read."""
+    """A command that a pickle would run when it is read."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return print, ("run by a stranger",)

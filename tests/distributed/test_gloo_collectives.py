@@ -1,4 +1,4 @@
-"""The collectives over gloo: processes are started once, and some, then all of them form the ranks in turn."""
+"""The collectives over gloo: processes are started once, and the ranks are first some, then all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.testing.ranks import run_ranks
 
 CASES = [("dense", 6), ("dense", 10_007), ("bundle", 10_007), ("codes-levels", 10_007)]
 Case = tuple[str, int, str, int]
-"""collective, world size, payload kind, length"""
+"""(collective, world size, payload kind, length)"""
 
 
 def contributions(case: Case) -> list[Payload]:
@@ -29,7 +29,7 @@ def sum_all_cases(rank: int, world_sizes: tuple[int, ...]) -> dict[Case, Result]
     for world_size in world_sizes:
         group = dist.new_group(list(range(world_size)))
         if not isinstance(group, dist.ProcessGroup):
-            continue  # this process sits out
+            continue  # this process takes no part
         transport = ProcessGroupTransport(group, timeout_s=30.0)
         for name in COLLECTIVES:
             bound = COLLECTIVES[name]().bind(transport)
@@ -44,7 +44,7 @@ def sum_all_cases(rank: int, world_sizes: tuple[int, ...]) -> dict[Case, Result]
     return results
 
 
-# As unlike as sizes can be: a power of two and not. All sizes are tried in memory.
+# Very different sizes: powers of two and others. The in-memory tests cover all sizes.
 @pytest.mark.parametrize("world_sizes", [(3, 4), pytest.param((2, 5), marks=pytest.mark.long)], ids=str)
 def test_sums_over_gloo(world_sizes: tuple[int, ...], tmp_path: Path) -> None:
     by_rank = run_ranks(sum_all_cases, max(world_sizes), tmp_path, timeout_s=110.0, args=[world_sizes])

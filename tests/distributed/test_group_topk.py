@@ -16,11 +16,11 @@ from tests.testing.ranks import run_ranks
 GROUP_SIZE, RATIO, STEPS = 64, 0.1, 3
 NUMEL = 785  # 600 + 30 + 150 + 5: groups cross every border, and the last one has 17 elements
 Steps = list[tuple[torch.Tensor, torch.Tensor]]
-"""of a rank: its own flat gradient and the update, by step"""
+"""Steps of a rank: its own flat gradient and the update."""
 
 
 def exchanged(rank: int, options: str, collective: str, bucket_mb: float | None = None) -> Steps:
-    """Three steps, for DDP lays its buckets anew after the first."""
+    """Return three steps, because DDP forms new buckets after the first."""
     model = network()
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
     hook = attach(ddp, f"group_topk:preset=patent,group_size={GROUP_SIZE},ratio={RATIO}{options}", collective)
@@ -39,7 +39,7 @@ def exchanged(rank: int, options: str, collective: str, bucket_mb: float | None 
 
 
 def document(of_ranks: list[torch.Tensor]) -> torch.Tensor:
-    """The mean of what each rank keeps: the k largest magnitudes of every group of its flat gradient."""
+    """Return the mean over ranks of the k largest magnitudes of every group of their flat gradients."""
     total = torch.zeros(NUMEL, dtype=torch.float64)
     for gradient in of_ranks:
         for start in range(0, NUMEL, GROUP_SIZE):

@@ -1,4 +1,4 @@
-"""What the ranks that remain say when one is killed, stopped or late: real processes, real signals."""
+"""Messages of the remaining ranks when one is killed, stopped or late: real processes, real signals."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_ranks_name_the_one_that_was_stopped(tmp_path: Path) -> None:
 
 
 def meet_one_that_was_killed(rank: int) -> tuple[str, int | None] | None:
-    """Ranks make a group, which one of them never joins."""
+    """Return the error of creating a group that a killed rank never joins."""
     failure_detector.failure_detector()
     if rank == KILLED:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -128,7 +128,7 @@ def join_twice(_: int) -> int:
     failure_detector.failure_detector()
     deadline = time.monotonic() + 5
     while threading.active_count() > num_threads and time.monotonic() < deadline:
-        time.sleep(0.01)  # the former thread sees that its server is closed
+        time.sleep(0.01)  # the old thread notices that its server is closed
     return [thread.name for thread in threading.enumerate()].count("ping_server")
 
 
@@ -169,7 +169,7 @@ def say_all(_: int) -> list[tuple[str, int | None]]:
         transport._failure_detector.find_lost = lambda *_, verdict=verdict: verdict  # type: ignore[method-assign, misc]
         error = transport.timeout_error(1)
         said.append((str(error), error.lost_rank))
-    dist.barrier()  # a rank that ends while another still connects would fail that one
+    dist.barrier()  # a rank that ends while another still connects would make that one fail
     return said
 
 

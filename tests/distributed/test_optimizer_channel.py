@@ -1,4 +1,4 @@
-"""An optimizer that exchanges something beside the gradients, under DDP and its hook, on real gloo ranks."""
+"""An optimizer that exchanges values in addition to the gradients, under DDP and its hook, on real gloo ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS, NUMEL = 3, 55
 
 @dataclasses.dataclass(kw_only=True)
 class WithNorms(Optimizer):
-    """Plain descent that learns the largest norm of each layer's gradient beside it."""
+    """Plain gradient descent that also exchanges the largest norm of each layer's gradient."""
 
     default_lr: ClassVar[float] = 0.1
 

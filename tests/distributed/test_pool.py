@@ -1,4 +1,4 @@
-"""The pool: many sums in a row in real processes, and every way in which a region can be refused."""
+"""The pool: many successive sums in real processes, and every reason for which a region can be refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORLD_SIZE = 3
 
 
 def contribution(call: int, rank: int) -> Payload:
-    """Whole numbers, so that any order is exact; lengths around that of a slot, and a kind that is gathered."""
+    """Return integers, whose sum is exact in any order; lengths are near that of a slot, and one kind is gathered."""
     rng = random.Random(call)
     generator = torch.Generator().manual_seed(WORLD_SIZE * call + rank)
     if call % 5 == 4:
@@ -42,7 +42,7 @@ def contribution(call: int, rank: int) -> Payload:
 
 
 def sum_in_a_row(rank: int, folder: str) -> list[int]:
-    """Calls whose result was wrong."""
+    """Return the numbers of the calls whose result was wrong."""
     rng = random.Random(1000 + rank)
     pool = Pool(path=(folder,), slot_bytes=4096).bind(ProcessGroupTransport(timeout_s=20.0))
     wrong = []
@@ -67,7 +67,7 @@ def test_many_sums_in_a_row(folder: str, tmp_path: Path) -> None:
 
 
 def buffers_in_a_row(rank: int, folder: str) -> list[int]:
-    """Calls whose result was wrong: gradients in the pool, made anew as soon as a sum is there."""
+    """Return the calls with wrong results; gradients are in the pool, and are overwritten right after each sum."""
     rng = random.Random(2000 + rank)
     bound = Pool(path=(folder,), slot_bytes=4096, regions=2).bind(ProcessGroupTransport(timeout_s=20.0))
     dtypes = (torch.float32, torch.float16)
@@ -95,7 +95,7 @@ def test_many_sums_of_gradients_that_lie_in_the_pool(tmp_path: Path) -> None:
 
 
 def sum_every_kind(rank: int, world_size: int, folder: str) -> list[str]:
-    """Sums that are not the serial one in rank order, bit for bit."""
+    """Return the sums that differ from the serial sum in rank order."""
     pools = [
         Pool(path=("/dev/shm",)).bind(ProcessGroupTransport(timeout_s=20.0)),
         Pool(path=("/dev/shm", folder, "/dev/shm"), regions=3).bind(ProcessGroupTransport(timeout_s=20.0)),
@@ -122,7 +122,7 @@ def test_sums_are_the_serial_ones_bit_for_bit(world_size: int, tmp_path: Path) -
 
 
 def test_a_gradient_in_the_pool_is_booked_with_all_that_is_written_there() -> None:
-    """12 fp32 elements for two ranks lie in one line, which rank 0 adds: 48 bytes there, 48 of a result, 48 total."""
+    """12 fp32 elements for two ranks fit into one line, which rank 0 adds: 48 bytes there, 48 of a result, 48 total."""
 
     def rank(transport: MemoryTransport) -> int:
         bound = Pool(slot_bytes=4096).bind(transport)
@@ -135,7 +135,7 @@ def test_a_gradient_in_the_pool_is_booked_with_all_that_is_written_there() -> No
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64])
 @pytest.mark.parametrize("numel", [0, 1, 15, 16, 129, 10_007])
 def test_no_line_of_a_result_has_two_writers(numel: int, dtype: torch.dtype) -> None:
-    """A cache that others do not see would write the other's part of it back as it was."""
+    """With two writers, a non-coherent cache would write back a stale copy of the other's part."""
     tensor = torch.zeros(numel, dtype=dtype)
     slices = [lines_of(tensor, rank, 3) for rank in range(3)]
     assert [index for part in slices for index in range(numel)[part]] == list(range(numel))
@@ -149,7 +149,7 @@ def test_places_are_named_for_all_regions_or_for_each() -> None:
 
 
 def refusals(path: str, slot_bytes: int = 4096, coherent: bool | None = None) -> list[str]:
-    """What each of two ranks says."""
+    """Return the error message of each of two ranks."""
 
     def rank(transport: MemoryTransport) -> str:
         with pytest.raises(OptionError) as caught:
@@ -209,7 +209,7 @@ def test_a_helper_that_cannot_be_kept_is_refused_on_all_ranks(monkeypatch: pytes
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are Linux's")
 def test_a_region_in_a_folder_has_no_name_that_could_be_left_behind() -> None:
-    """However the ranks are killed, and whenever."""
+    """Killed ranks therefore never leave a file behind."""
     names = set(Path("/dev/shm").iterdir())
     path, nbytes, *_ = reserve(Path("/dev/shm"), 4096, "less")
     regions = [Region(path, nbytes) for _ in range(2)]
@@ -260,11 +260,11 @@ def test_slots_lines_and_results_do_not_overlap(num_sets: int, num_regions: int,
     memories[0].announce(1, 0, 7)
     assert [int(part.unique()) for part in parts] == list(range(len(parts)))
     assert memories[0].all_announced(0).tolist() == [0, 7, 0]
-    most = -(-len(parts) // num_regions)  # as even as can be
+    most = -(-len(parts) // num_regions)  # as even as possible
     assert [extent.nbytes for extent in extents] == [4096 * (1 + 1 + most)] * num_regions
 
 
-@pytest.mark.xdist_group("/dev/zero")  # regions of one device beside each other, whichever process maps them
+@pytest.mark.xdist_group("/dev/zero")  # regions of one device next to each other, whichever process maps them
 @pytest.mark.parametrize(("alignment", "length"), [(4096, 53_248), (2 << 20, 2 << 20), (1 << 30, 1 << 30)])
 def test_a_device_is_mapped_in_units_of_its_alignment_beside_what_others_map(
     alignment: int, length: int, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Messages through mapped memory between real processes: many in a row, of every length, and a rank that is killed."""
+"""Messages through mapped memory between real processes: many in a row, of every length, and a killed rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def message(number: int, source: int, to: int) -> torch.Tensor:
 
 
 def exchange(rank: int, world_size: int) -> list[int]:
-    """Numbers of the messages that came wrong, all ranks sending to all, several messages under way at once."""
+    """Return the numbers of wrong messages when all ranks send to all, with several messages in flight."""
     rng = random.Random(rank)
     opener = ProcessGroupTransport(timeout_s=20.0)
     transport = SharedMemoryTransport.open(opener, ring_bytes=RING_BYTES)

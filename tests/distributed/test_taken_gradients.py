@@ -1,4 +1,4 @@
-"""Gradients that the exchange reads where backward leaves them, on real gloo ranks."""
+"""Gradients that the exchange reads where the backward pass wrote them, on real gloo ranks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PAIRS = (
     ("none", "ring"),
 )
 
-pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks play once for all tests
+pytestmark = pytest.mark.xdist_group("ddp hook")  # its ranks run once for all tests
 
 
 @contextmanager
 def worth_taking(numel: int) -> Iterator[None]:
-    """From so many elements on, gradients are taken."""
+    """Take gradients without a copy from this number of elements on."""
     usual, ddp_gradients.WORTH_TAKING = ddp_gradients.WORTH_TAKING, numel
     try:
         yield
@@ -44,7 +44,7 @@ def worth_taking(numel: int) -> Iterator[None]:
 
 
 def trained_by_all_pairs(rank: int) -> dict[str, torch.Tensor]:
-    """Weights after six steps, in buckets that DDP regroups after the first."""
+    """Return the weights after six steps; DDP forms new buckets after the first."""
     after = {}
     for compressor, collective in PAIRS:
         ddp = wrapped(gradient_as_bucket_view=True, bucket_cap_mb=0.001)
@@ -61,7 +61,7 @@ def taken_by_all_pairs(rank: int) -> dict[str, torch.Tensor]:
 
 
 def unlike_others(rank: int) -> dict[str, Any]:
-    """What becomes of gradients that are no plain step's, with all of them worth taking: by `none`, on two ranks."""
+    """Return gradients of unusual steps and the expected ones, with `none` on two ranks; all are worth taking."""
     with worth_taking(1):
         ddp = wrapped(gradient_as_bucket_view=True)
         bare = network()
@@ -124,7 +124,7 @@ def unlike_others(rank: int) -> dict[str, Any]:
 
 
 def nonfinite(rank: int) -> dict[str, Any]:
-    """A gradient with NaN on rank 1, skipped and cleaned: (step_ok, weights' gradients are finite, what was taken)."""
+    """Return (step_ok, gradient unchanged, residuals finite) for a NaN gradient on rank 1, skipped and zeroed."""
     found = {}
     with worth_taking(1):
         for treatment in ("skip", "zero"):
@@ -144,9 +144,10 @@ def nonfinite(rank: int) -> dict[str, Any]:
 
 
 def copies(rank: int) -> dict[str, Any]:
-    """Whether a step's gradients lie outside the bucket's memory, are right, and how many copies were made in backward.
+    """Return, with and without gradients as bucket views, which steps take gradients, are right, and their copies.
 
-    With and without what taking needs; of the copies four are the test's own where gradients lie outside.
+    Taken gradients are outside the bucket. Copies are those of the backward pass; four of them are the test's own if
+    the gradients are taken.
     """
     found = {}
     for as_view in (True, False):
@@ -183,7 +184,7 @@ def copies(rank: int) -> dict[str, Any]:
 
 
 class Transposed(nn.Module):
-    """A parameter that lies column by column, whose gradient comes row by row."""
+    """A parameter stored column by column, whose gradient is stored row by row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class Transposed(nn.Module):
 
 
 class Twice(nn.Module):
-    """Layers that are run twice, and again in backward, each of which adds to their gradients by itself."""
+    """Layers that run twice, and again in the backward pass, and accumulate gradients each time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +209,7 @@ class Twice(nn.Module):
 
 
 def unusual(rank: int) -> dict[str, Any]:
-    """Gradients of modules above, exchanged by `none`, and the mean of both ranks' by themselves; four steps."""
+    """Return gradients of the modules above exchanged by `none`, next to the expected means; four steps."""
     seen: dict[str, Any] = {}
     for kind, options in ((Transposed, {}), (Twice, {"static_graph": True})):
         with worth_taking(1):

@@ -1,4 +1,4 @@
-"""PyTorch's own hooks run inside DDP under the names that the registry gives them."""
+"""PyTorch's own hooks run inside DDP under their names in the registry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Steps = list[tuple[list[float], list[float]]]
 
 
 def train_a_little(rank: int) -> dict[str, Steps]:
-    """Per hook and step, the gradient after the hook and the mean of the ranks' own gradients."""
+    """Return, per hook and step, the gradient after the hook and the mean of the ranks' own gradients."""
     return {name: four_steps(rank, name) for name in RELATIVE_ERROR}
 
 
@@ -64,7 +64,7 @@ def test_gradients_are_the_mean_over_ranks(tmp_path: Path) -> None:
 
 
 def steps_around_one_that_is_not_finite(rank: int) -> list[tuple[bool, int]]:
-    """Per step, whether it is left out and how many numbers are sent of the weight; rank 0's third input is NaN."""
+    """Return, per step, whether it is skipped and how many numbers of the weight are sent; rank 0's step 3 is NaN."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Linear(40, 30))
     exchange = DdpExchange(ddp, TorchPowerSgd(), nonfinite="skip")
@@ -89,7 +89,7 @@ LATE_S = 0.4
 
 
 def waits_for_a_late_peer(rank: int) -> list[float | None]:
-    """Per step, what was waited for; rank 1 is late in the one step that is read."""
+    """Return the waiting time of each step; rank 1 is late in the one step for which DDP's timers are read."""
     ddp = DistributedDataParallel(nn.Linear(40, 30))
     exchange = DdpExchange(ddp, NoCompression(), nonfinite="skip")
     found = []

@@ -1,4 +1,4 @@
-"""Virtual hosts: skipped with the reason where they are not permitted; after every test the machine is as before."""
+"""Virtual hosts: skipped with the reason if they are not permitted; every test leaves the machine as it was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.hosts.support import hosts_supported
 
 
 def machine_state() -> dict[str, str]:
-    """What a job on virtual hosts must not change."""
+    """Return the state that a job on virtual hosts must not change."""
     return {
         "links": subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout,
         "namespaces": subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout,
@@ -22,13 +22,13 @@ def machine_state() -> dict[str, str]:
 
 
 def processes_of(run_dir: Path) -> dict[int, str]:
-    """Ids and command lines of all processes that have a run's folder among their arguments."""
+    """Return ids and command lines of all processes with a run's folder among their arguments."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process has ended
                 continue
             if str(run_dir) in line:
                 found[int(folder.name)] = line
@@ -36,7 +36,7 @@ def processes_of(run_dir: Path) -> dict[int, str]:
 
 
 def wait_for_end_of(run_dir: Path, timeout_s: float = 5.0) -> None:
-    """Return when no process of the run is left; the test fails if one stays."""
+    """Return when no process of the run is left; fail if one remains."""
     deadline = time.monotonic() + timeout_s
     while (left := processes_of(run_dir)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -55,7 +55,7 @@ def _permitted_and_clean(tmp_path: Path) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Links are measured, so tests on virtual hosts run one after the other even where tests run side by side."""
+    """Run tests on virtual hosts one after another even if tests run in parallel, because they measure links."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("virtual hosts"))

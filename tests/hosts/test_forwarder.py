@@ -1,4 +1,4 @@
-"""Links by the forwarder: late, lossy and uneven over time as asked; and it is gone with the job."""
+"""Links by the forwarder have the delay, loss and trace that were set, and the forwarder ends with the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.hosts.support import forwarder_supported, hosts_supported
 from tests.hosts.conftest import processes_of
 from tests.testing.invoke import execute
 
-# Another process may take the processor away for the few milliseconds of a measurement; a wrong link stays wrong.
+# Another process may take the CPU for the few milliseconds of a measurement; a wrong link stays wrong.
 ATTEMPTS = 4
 
 
@@ -70,7 +70,7 @@ def test_with_the_supervisor_killed_nothing_is_left_of_the_forwarder(tmp_path: P
     sleep = (["sh", "-c", "exec sleep 600", str(tmp_path)], {})
     with start_hosts(forwarded(HostLink(name="any", latency_s=0.001)), tmp_path, lambda index: sleep) as job:
         started = f"{sys.executable} -m bench.hosts.supervisor"
-        # A child that it has just forked goes by its name, too.
+        # A child that it has just forked has the same command line.
         supervisor = min(pid for pid, line in processes_of(tmp_path).items() if line.startswith(started))
         os.kill(supervisor, signal.SIGKILL)
         assert job.wait(timeout=10) != 0
@@ -100,5 +100,5 @@ def test_rows_say_which_trace_was_followed_and_what_that_cost(tmp_path: Path) ->
     assert row["uplink_bps"] == row["downlink_bps"] == pytest.approx(1514 * 8 * 1000)
     assert (row["latency_s"], row["wire_headers"], row["num_wrong"]) == (0.002, "exact", 0)
     assert 0 < row["forwarder_cpu_share"] < 1
-    # Each host sends 100 kB in frames; nothing passes faster than the trace lets it.
+    # Each host sends 100 kB in frames; the trace limits the speed.
     assert row["time_p50_s"] > 100e3 * 8 / row["uplink_bps"]

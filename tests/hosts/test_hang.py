@@ -1,4 +1,4 @@
-"""A rank that hangs while its host lives: the others name it, and nobody is ended before they could."""
+"""A rank that hangs while its host is alive: the others name it, and none is ended before it can."""
 
 from __future__ import annotations
 

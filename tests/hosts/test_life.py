@@ -1,4 +1,4 @@
-"""The life of a job on virtual hosts: exit codes, signals, and that nothing is left, whoever is killed."""
+"""The life of a job on virtual hosts: exit codes, signals, and clean-up after any process is killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shell(*scripts: str) -> job.CommandFor:
 
 @contextmanager
 def launcher(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """A launcher whose two hosts sleep, the run's folder among their arguments."""
+    """Start a launcher with two sleeping hosts that have the run's folder among their arguments."""
     command = ["sh", "-c", "sleep 600; true", str(run_dir)]
     arguments = [sys.executable, "-m", "tests.testing.hosts_launcher", str(run_dir), *command]
     with subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
@@ -116,7 +116,7 @@ def test_the_process_that_was_killed_during_the_set_up_is_named(
     begun = tmp_path / "begun"
     tools = tmp_path / "tools"
     tools.mkdir()
-    # The first `ip` of the set-up never ends, so the kill comes in the middle of it, however fast the machine is.
+    # The first `ip` of the set-up never ends, so the kill comes in the middle of the set-up on any machine.
     (tools / "ip").write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 600\n", encoding="utf-8")
     (tools / "ip").chmod(0o755)
 

@@ -1,4 +1,4 @@
-"""Links: as fast as asked, for long messages and after a silence; uneven ones; one that goes down; slow processors."""
+"""Links have their set rates, for long messages and after a silence; uneven links; a lost link; slow CPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.hosts.job import HostsJob, start_hosts
 from bench.hosts.link_report import NetworkReport
 from tests.testing.links import set_link
 
-# Another process may take the processor away for the few milliseconds of a measurement; a wrong rate stays wrong.
+# Another process may take the CPU for the few milliseconds of a measurement; a wrong rate stays wrong.
 ATTEMPTS = 4
 
 
@@ -75,7 +75,7 @@ def test_an_uneven_cluster_is_measured_both_ways_round(tmp_path: Path) -> None:
         ("b", "a"): 50e6,
         ("edge", "b"): 5e6,
     }
-    # A busy machine can starve one flow for a while; a limit that is wrong shows in all of them.
+    # A busy machine can starve one flow for a while; a wrong limit shows in all of them.
     slow = [flow.long_bps for flow in report.flows if flow.configured_bps == 5e6]
     assert max(slow) == pytest.approx(5e6, rel=0.05)
     assert report.measured_bandwidth_bps == min(flow.long_bps for flow in report.flows)
@@ -132,7 +132,7 @@ def test_a_link_goes_down_and_comes_back(tmp_path: Path) -> None:
 
 
 def wait_for(job: HostsJob, log: Path, word: str) -> None:
-    """Wait for one more line that says so."""
+    """Wait until the log has one more line with this word."""
     seen = len(log.read_text(encoding="ascii").split())
     deadline = time.monotonic() + 10
     while word not in log.read_text(encoding="ascii").split()[seen:]:
@@ -150,7 +150,7 @@ while time.monotonic() - began < 2:
 
 
 def processes_with(argument: str) -> list[Path]:
-    """Folders in /proc of those whose last argument it is."""
+    """Return the folders in /proc of the processes with this last argument."""
     ending = f"\0{argument}\0".encode()
     return [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if path.read_bytes().endswith(ending)]
 
@@ -162,11 +162,11 @@ def test_a_slow_host_is_stopped_now_and_then_and_no_other(tmp_path: Path) -> Non
     with start_hosts(cluster, tmp_path, lambda index: ([*command, list(states)[index]], {})) as job:
         while job.poll() is None:
             for argument in states:
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the process has ended
                     for folder in processes_with(argument):
                         states[argument] += (folder / "stat").read_text(encoding="ascii").rpartition(") ")[2][0]
         assert job.wait() == 0
-    slow, free = states.values()  # other work on the processors makes a process wait, but does not stop it
+    slow, free = states.values()  # other work on the CPUs makes a process wait, but does not stop it
     assert set("RT") <= set(slow)
     assert "R" in free
     assert "T" not in free

@@ -1,4 +1,4 @@
-"""A host whose link goes down, or whose rank is killed, in the middle of a run: nothing tells the other ranks."""
+"""A host's link goes down, or its rank is killed, during a run; the other ranks are not notified."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_and_disturb(
     num_hosts: int = NUM_HOSTS,
     **options: Any,
 ) -> Result:
-    """Train on hosts and disturb them at the second evaluation."""
+    """Train on virtual hosts and disturb them at the second evaluation."""
     jobs: list[HostsJob] = []
     start = torchrun.launch
 
@@ -54,7 +54,7 @@ def run_and_disturb(
 
 
 def said(result: Result) -> dict[int, tuple[str, int | None]]:
-    """(message, lost rank) by rank."""
+    """Return rank -> (message, lost rank)."""
     reports = [read_json(path) for path in result.folder.errors.iterdir()]
     return {report["rank"]: (report["message"], report["lost_rank"]) for report in reports if report}
 
@@ -65,7 +65,7 @@ def said(result: Result) -> dict[int, tuple[str, int | None]]:
     [
         pytest.param(2, {"compressor": "topk", "collective": "ring"}, marks=pytest.mark.long),
         pytest.param(3, {"collective": "native"}, marks=pytest.mark.long),
-        pytest.param(0, {"collective": "tree"}, marks=pytest.mark.long),  # the rendezvous store goes with it
+        pytest.param(0, {"collective": "tree"}, marks=pytest.mark.long),  # this host also has the rendezvous store
     ],
     ids=lambda value: str(value) if isinstance(value, int) else value["collective"],
 )

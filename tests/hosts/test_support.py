@@ -1,4 +1,4 @@
-"""Support of virtual hosts, tried for real: forbidden namespaces are found out and explained."""
+"""Support of virtual hosts on the real machine: forbidden namespaces are detected and explained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ASK = "from bench.hosts.support import hosts_supported; print(*hosts_supported()
 
 
 def test_forbidden_namespaces_are_explained() -> None:
-    # The limit holds for this user namespace and those below it, so only the command inside meets it.
+    # The limit applies in this user namespace and its children, so it affects only the inner command.
     forbid = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {sys.executable} -c "{ASK}"'
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", forbid],

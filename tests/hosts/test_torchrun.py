@@ -1,4 +1,4 @@
-"""torchrun on virtual hosts: the way it is started on real machines, and the bytes that the kernel counts."""
+"""torchrun on virtual hosts, started as on real machines, and the bytes that the kernel counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_agents_meet_ranks_follow_hosts_and_frames_are_counted(tmp_path: Path) -
     ranks = [json.loads((tmp_path / f"rank-{rank}").read_text(encoding="utf-8")) for rank in range(4)]
     assert [rank["host"] for rank in ranks] == [0, 0, 1, 1]
     assert [rank["sum"] for rank in ranks] == [[10.0, 10.0]] * 4
-    # In a ring of ranks 0, 1 | 2, 3 each host's interface carries what one rank sends to the next.
+    # In a ring of ranks 0, 1 | 2, 3 each host's interface carries the bytes of one rank.
     payload = 2 * 3 / 4 * 4 * NUM_FLOATS
     for rank in ranks:
         assert 1.04 <= rank["sent"] / payload <= 1.08

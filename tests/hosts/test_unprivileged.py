@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="every other test here 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may write to, unlike pytest's own."""
+    """Yield a folder that every user may write to, unlike pytest's own."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)
 
 
 def hidden_ancestor(folder: Path) -> Path | None:
-    """The first folder on the way that other users may not enter."""
+    """Return the first ancestor of the folder that other users may not enter."""
     for ancestor in reversed([folder, *folder.parents]):
         if not ancestor.stat().st_mode & 0o001:
             return ancestor
@@ -37,10 +37,10 @@ def hidden_ancestor(folder: Path) -> Path | None:
 
 
 def as_nobody(command: list[str], keep: Path) -> list[str]:
-    """The command, run by `nobody`; the interpreter and this checkout become visible where they lie below /root.
+    """Return the command, run by `nobody`, who can also read the interpreter and this checkout below /root.
 
-    That happens in a private mount namespace: the hidden folder is covered by an empty one into which only what is
-    needed is mounted.
+    In a private mount namespace, the hidden folder is covered by an empty one into which only the needed folders are
+    mounted.
     """
     script = ["set -e"]
     needed = [Path(sys.base_prefix), Path(sys.prefix), REPOSITORY]
@@ -73,5 +73,5 @@ def test_an_ordinary_users_launcher_killed_leaves_nothing(open_folder: Path, tmp
     with subprocess.Popen(as_nobody(command, tmp_path), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "running\n"
-        process.kill()  # `unshare`, `sh` and `setpriv` have each become the next: this is the launcher itself
+        process.kill()  # `unshare`, `sh` and `setpriv` exec each other in sequence: this is the launcher itself
     wait_for_end_of(open_folder)

@@ -1,1 +1,1 @@
-"""`auto`, on steps that take what a test says."""
+"""Tests of `auto`, mostly with simulated step times."""

@@ -1,4 +1,4 @@
-"""Prices that no other work on the machine changes."""
+"""Fixed prices of links and loops, independent of other work on the machine."""
 
 from __future__ import annotations
 

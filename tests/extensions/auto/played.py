@@ -1,4 +1,4 @@
-"""A run of `auto` without a network: two ranks, and steps that take what a test says."""
+"""A run of `auto` without a network: two ranks with given step times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gradients(rank: int, step: int) -> list[torch.Tensor]:
 
 
 class Rank:
-    """One rank with pairs at work; `exchange` makes a step."""
+    """One rank with a pair for each layer; `exchange` makes a step."""
 
     def __init__(self, transport: MemoryTransport, first: Choice = WAYS[0]) -> None:
         self.transport = transport
@@ -46,13 +46,13 @@ class Rank:
         self.sums = Ring().bind(transport)
 
     def at(self, step: int, epoch: int | None = None) -> Step:
-        """Where training is; at full compression where no epochs are told."""
+        """Return the step; without epochs, it has full compression."""
         return Step(
             index=step, epoch=epoch or 0, rank=self.transport.rank, world_size=2, seed=1, warmup=epoch is not None
         )
 
     def exchange(self, step: Step, mine: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What comes of gradients that lie elsewhere than their updates, and stay what they are."""
+        """Return the updates of gradients that have separate memory, and check that the gradients are unchanged."""
         given, updates = [each.clone() for each in mine], [torch.empty_like(each) for each in mine]
         bucket = Bucket(layers=list(LAYERS), gradients=list(given), updates=updates, step=step)
         self.reducer.start(bucket, self.sums.start, self.transport).finish()
@@ -61,7 +61,7 @@ class Rank:
         return updates
 
     def steps(self, start: int, stop: int) -> list[torch.Tensor]:
-        """The sum over these steps of the updates, times two ranks."""
+        """Return the sum of the updates of these steps, times two ranks."""
         totals = [torch.zeros(numel) for numel in NUMELS]
         for step in range(start, stop):
             for choice in WAYS[1:]:
@@ -75,7 +75,7 @@ class Rank:
 
 
 Times = Callable[[int, Pair], StepSeconds]
-"""(step, what most elements go through) -> what the step takes"""
+"""(step, pair of the first layer) -> times of the step"""
 
 
 def chooser_of(auto: Auto, reducer: ChosenPairs, transport: MemoryTransport) -> Chooser:
@@ -89,7 +89,7 @@ def chosen(
     flat: bool = False,
     steps_per_epoch: int | None = None,
 ) -> list[list[Choice]]:
-    """By rank, what holds in each step of a run in which steps take these times."""
+    """Return, for each rank, the choice in each step of a run with these step times."""
 
     def rank(transport: MemoryTransport) -> list[Choice]:
         auto = Auto(**options or {})
@@ -112,7 +112,7 @@ def exchanged(one: Rank, step: Step, *, flat: bool) -> Choice:
     mine = gradients(one.transport.rank, step.index)
     if flat:
         mine[2] = mine[2].sign()
-    if one.reducer.look is not None:  # nothing else comes of the gradients here
+    if one.reducer.look is not None:  # the gradients are not used otherwise here
         one.exchange(step, mine)
         one.reducer.drop()
     return one.reducer.choice
@@ -124,8 +124,8 @@ def run(chooser: Chooser, decisions: Decisions, exchange: Callable[[int], Step],
     for step in range(steps):
         chooser.step = exchange(step)
         parts = chooser._reducer.choice.parts
-        with contextlib.suppress(StopIteration):  # nothing more is to be decided
-            decisions.send(told)  # what a step took is told after the next one
+        with contextlib.suppress(StopIteration):  # there are no more decisions
+            decisions.send(told)  # the times of a step are sent after the next one
         told = times(step, next(part.pair for part in parts if 0 in part.layers))
 
 
@@ -139,5 +139,5 @@ def fast_link(step: int, pair: Pair) -> StepSeconds:
 
 
 def last_held(held: list[Choice]) -> Part:
-    """What the first layer goes through at last, but for turns of other pairs."""
+    """Return the last choice for the first layer, without trials of other pairs."""
     return next(part for choice in reversed(held) if (part := choice.of_layer(0)).why != "tried")

@@ -1,4 +1,4 @@
-"""`benchmarks/auto.py`: what it says of rows, and that a file that is there is gone on with."""
+"""`benchmarks/auto.py`: its summary of rows, and continuing an existing file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP_S = {"auto": 0.103, "bf16": 0.2, "topk": 0.1}
 
 
 def rows_of(part: str, link: str, model: str, *, turns: int = 3) -> list[Row]:
-    """Turns of methods of which each has its own pace, one tenth slower every other turn."""
+    """Return rounds of methods that each have their own step time, one tenth slower in every other round."""
     rows: list[Row] = []
     for method in METHODS:
         step_s = STEP_S.get(method, 0.3)

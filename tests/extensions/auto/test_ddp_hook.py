@@ -1,4 +1,4 @@
-"""`attach` with `auto`: pairs are tried and chosen on real gloo ranks, and nothing is left of the hook."""
+"""`attach` with `auto`: pairs are tried and chosen on real gloo ranks, and a closed hook leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.testing.ddp_scenes import LR, loss_of, played_by_two, train, weights,
 
 PAUSE_S = 1.0
 
-pytestmark = pytest.mark.xdist_group("ddp hook that chooses")  # its ranks play once for all tests
+pytestmark = pytest.mark.xdist_group("ddp hook that chooses")  # its ranks run once for all tests
 
 
 def chosen(rank: int) -> dict[str, Any]:
-    """Thirty steps in which pairs are tried, and those choices made again, with a state saved half way."""
+    """Train thirty steps in which pairs are tried, and repeat the choices with a state saved in between."""
     first = wrapped()
     hook = cast(ChoosingHook, attach(first, "auto", "ring"))
     optimizer = torch.optim.SGD(first.parameters(), lr=LR)
@@ -50,7 +50,7 @@ def chosen(rank: int) -> dict[str, Any]:
         third.load_state_dict(second.state_dict())
         later = attach(third, f"auto:choices={file.name}", "ring")
         later.load_state_dict(hook.state_dict())
-        cast(ChoosingHook, later).follow(held[:1])  # as a run does that had written down no more
+        cast(ChoosingHook, later).follow(held[:1])  # as in a run that recorded only the first choice
         hook.close()
         again = train(third, later, range(12, 30))
         later.close()
@@ -68,7 +68,7 @@ def warned(_: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every scene gave, per rank."""
+    """Return the results of every scene, per rank."""
     return played_by_two((chosen, comings_and_goings, warned), tmp_path_factory.mktemp("ranks"))
 
 

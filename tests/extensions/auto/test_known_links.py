@@ -1,4 +1,4 @@
-"""What is found on a link is held to when it comes back, and to no other link."""
+"""Choices made on a link are used when the link comes back, and for no other link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.extensions.auto.played import (
 
 
 def two_links(step: int) -> bool:
-    """Whether it is the slow one's turn."""
+    """Return whether the link is the slow one at this step."""
     return step // 300 % 2 == 1
 
 
@@ -28,7 +28,7 @@ def per_byte_s(step: int) -> float:
 
 @pytest.fixture
 def measured_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Times]:
-    """Have a link measured as fast as it is at the last step."""
+    """Replace the measurement of the link by its rate at the last step."""
     now = threading.local()  # a rank is a thread
 
     def measured_as(times: Times, per_byte_s: Callable[[int], float] = per_byte_s) -> Times:
@@ -64,11 +64,11 @@ def test_a_link_that_comes_back_is_known_and_needs_no_trials(budget: float, meas
         assert {part.pair.compressor for part in late if part.why != "tried"} == {best}
         assert "as earlier on such a link" in last_held(first[: start + 300]).why
         tried = [choice.of_layer(0).pair.compressor for choice in first[start : start + 300]]
-        assert set(tried) <= {"qsparse", "group_topk"}  # but for turns of the nearest
+        assert set(tried) <= {"qsparse", "group_topk"}  # except for trials of the closest pair
     turns = [
         sum(choice.of_layer(0).why == "tried" for choice in first[start : start + 300]) for start in range(0, 2400, 300)
     ]
-    assert 0 < sum(turns[4:]) <= sum(turns[2:4])  # which stay as rare as they have become
+    assert 0 < sum(turns[4:]) <= sum(turns[2:4])  # trials remain as rare as they have become
 
 
 def test_turns_while_the_link_is_another_one_tell_nothing_of_this_one(measured_at: Callable[..., Times]) -> None:
@@ -99,7 +99,7 @@ def test_a_contest_in_which_the_link_became_another_stands_for_neither(measured_
     fast_again = last_held(held[:880])
     assert fast_again.pair.compressor == "group_topk"
     assert "pairs tried" in fast_again.why
-    assert "as earlier on such a link" not in fast_again.why  # by a contest of its own
+    assert "as earlier on such a link" not in fast_again.why  # it was chosen by a new contest
 
 
 def new_link(step: int) -> bool:
@@ -126,7 +126,7 @@ def test_a_link_that_is_not_known_waits_until_trials_can_be_afforded(
     held = chosen(measured_at(times_with_a_new_link, seconds_of_a_byte), 2700, {"budget": budget})[0]
     assert last_held(held[:700]).pair.compressor == at_first
     assert last_held(held[:2650]).pair.compressor == later
-    assert len([step for step in asked if step >= 2400]) <= 4  # by two ranks
+    assert len([step for step in asked if step >= 2400]) <= 4  # from two ranks
 
 
 def test_a_contest_that_ends_on_a_known_link_takes_nothing_from_what_is_known(
@@ -150,7 +150,7 @@ def test_contests_that_change_nothing_become_rare(measured_at: Callable[..., Tim
 
     held = chosen(measured_at(restless, lambda step: 1e-9), 2400, {"budget": 1.0})[0]
     tried = [step for step, choice in enumerate(held) if choice.of_layer(0).pair.compressor == "bf16"]
-    assert not [step for step in tried if step > 1600]  # each rest is twice as long as the one before
+    assert not [step for step in tried if step > 1600]  # each pause is twice as long as the previous one
 
 
 def test_a_link_is_not_asked_again_and_again_why_steps_take_longer(measured_at: Callable[..., Times]) -> None:
@@ -172,9 +172,9 @@ def test_what_is_known_of_a_link_gives_way_where_steps_do_not_bear_it_out(
 
     held = chosen(measured_at(later_otherwise), 1800, {"budget": 1.0})[0]
     assert "as earlier on such a link" in last_held(held[:930]).why
-    assert last_held(held[:1200]).pair.compressor == "group_topk"  # tried anew
+    assert last_held(held[:1200]).pair.compressor == "group_topk"  # after new trials
     assert "steps went from 155 ms to 465 ms" in last_held(held[:1200]).why
-    assert last_held(held[:1790]).pair.compressor == "group_topk"  # and that is what is known from then on
+    assert last_held(held[:1790]).pair.compressor == "group_topk"  # and it is the known choice from then on
     assert "as earlier on such a link" in last_held(held[:1790]).why
 
 

@@ -1,4 +1,4 @@
-"""Layers change between pairs, and nothing that waits to be sent is lost."""
+"""Layers change between pairs, and no residual is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_step_that_is_dropped_right_after_a_change_takes_nothing_away() -> Non
 
     for same, sent_before in run_threads(rank, 2):
         assert same
-        assert sent_before > 1  # and once only
+        assert sent_before > 1  # and only once
 
 
 def test_state_that_is_saved_between_two_pairs_goes_on_bit_for_bit() -> None:

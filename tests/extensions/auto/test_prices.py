@@ -1,4 +1,4 @@
-"""What a pair would cost: the link as measured, and the model of it."""
+"""The price of a pair: the measured link, and the model of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices that were made are made again."""
+"""Recorded choices are made again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_file_of_choices_ends_where_it_was_cut(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(choice.to_dict()) + "\n" for choice in WAYS) + '{"step": 9, "pa')
     assert read_choices(path) == list(WAYS)
     path.write_text("\n".join(json.dumps(choice.to_dict()) for choice in WAYS))
-    assert read_choices(path) == list(WAYS)  # an editor may have taken the last line's end
+    assert read_choices(path) == list(WAYS)  # an editor may have removed the last newline
     assert WAYS[1].summary(LAYERS) == f"{GROUPS} 60.2%, {TOPK} 39.8%"
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_holds_no_choices_is_refused_in_one_sentence(text: str, tmp_
 
 
 def test_a_layer_without_elements_goes_through_no_pair() -> None:
-    """Candidates leave it out, so no choice knows it."""
+    """Candidates omit such a layer, so no choice contains it."""
     empty = Layer(id=7, name="nothing", shape=(0,), numel=0)
 
     def rank(transport: MemoryTransport) -> list[int]:

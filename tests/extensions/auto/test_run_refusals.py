@@ -1,4 +1,4 @@
-"""What `bench run --compressor auto` refuses."""
+"""Refusals of `bench run --compressor auto`."""
 
 from __future__ import annotations
 

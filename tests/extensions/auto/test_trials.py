@@ -1,4 +1,4 @@
-"""Pairs are tried and chosen, by turns that say what they seem to."""
+"""Pairs are tried in short trials, and the choice follows the measured times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_fastest_pair_that_was_tried_is_kept_and_all_ranks_know_why() -> Non
     assert first[-1].of_layer(0).pair == SPARSE
     assert "120 ms a step" in first[-1].of_layer(0).why
     tried = {choice.of_layer(0).pair for choice in first}
-    assert len(tried) > 2  # the link of a test is as fast as memory, so most are worth it
+    assert len(tried) > 2  # the link of a test is as fast as memory, so most pairs are worth a trial
 
 
 def test_where_nothing_pays_gradients_stay_dense() -> None:
@@ -54,11 +54,11 @@ def test_a_link_that_becomes_slow_and_then_fast_again_changes_the_choice() -> No
 
 def test_steps_that_stay_as_they_are_are_left_alone() -> None:
     held = chosen(slow_link, 600)[0]
-    assert {choice.of_layer(0).pair for choice in held[360:]} == {SPARSE}  # turns of the one behind have become rare
+    assert {choice.of_layer(0).pair for choice in held[360:]} == {SPARSE}  # trials of the slower pair have become rare
 
 
 def by_chance(seed: int, spread: float) -> Times:
-    """Steps as on shared cores: each differs, and what is waited for differs more."""
+    """Return step times as on shared cores: each differs, and waiting times differ more."""
 
     def times(step: int, pair: Pair) -> StepSeconds:
         longer, later = (random.Random(f"{seed} {step} {what}").lognormvariate(0, spread) for what in range(2))
@@ -80,7 +80,7 @@ def test_few_steps_that_happened_to_be_short_do_not_win(seed: int) -> None:
 
 
 def unlucky_at_first(step: int, pair: Pair) -> StepSeconds:
-    """Steps of the fastest pair are long ones for as long as all are tried."""
+    """Return step times in which the fastest pair is slow while all pairs are tried."""
     step_s = {SPARSE: 0.06, Pair("qsparse", "allgather"): 0.066 if step < 150 else 0.055}.get(pair, 0.12)
     return StepSeconds(step_s, 0.03, step_s - 0.03)
 
@@ -90,7 +90,7 @@ def test_the_nearest_pair_has_a_turn_now_and_then_and_wins_by_many() -> None:
     assert next(choice for choice in held if "after" in choice.of_layer(0).why).of_layer(0).pair == SPARSE
     assert "times as long as with group_topk on ring" in held[-1].of_layer(0).why
     since = [choice.of_layer(0).pair.compressor for choice in held[200:]]
-    assert set(since) == {"group_topk", "qsparse"}  # the others are far behind
+    assert set(since) == {"group_topk", "qsparse"}  # the others are far slower
     assert since.count("qsparse") > 0.6 * len(since)
 
 
@@ -124,7 +124,7 @@ def test_a_pair_that_is_far_behind_has_no_more_steps_than_show_it() -> None:
 
     held = [choice.of_layer(0) for choice in chosen(far_behind, 150)[0]]
     turns = [[part.pair for part in run].count(BF16) for _, run in itertools.groupby(held, key=lambda part: part.pair)]
-    assert [count for count in turns if count] == [1, SETTLING + 1]  # the first step of all, and one turn
+    assert [count for count in turns if count] == [1, SETTLING + 1]  # the first step of all, and one trial
 
 
 def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_priced(
