@@ -1,7 +1,7 @@
-"""Triton's kernels compiled for GPUs that need not be here: `python -m tests.compile_kernels`.
+"""Compile Triton's kernels for GPUs that need not be present: `python -m tests.compile_kernels`.
 
-The tests' cases are computed up to where a kernel would be launched, so that every kernel is compiled as it is used.
-No instruction may be a contracted or an approximate one, or flush to zero.
+The tests' cases run up to the launch of each kernel, so that every kernel is compiled as it is used. No instruction may
+be contracted, approximate or flush to zero.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.unit.compressors.test_triton import KERNELS
 
 CAPABILITIES = (80, 90)
 CASES = (*range(8), 10)
-"""among them one without elements, and one of few"""
+"""Numbers of the cases; one has no elements, and one has few."""
 DRAWING = {"send_at", "send_drawn", "sparse"}
-"""cases that draw until places differ, which here none does; they have no kernels of their own"""
+"""Cases that draw until all positions differ, which never happens here; they have no kernels of their own."""
 ROUNDS_OTHERWISE = re.compile(r"\b(?:fma\.|div\.full|\w+(?:\.\w+)*\.(?:approx|ftz)\b)[\w.]*")
 
 
 class Absent:
-    """A driver for a GPU that is not here."""
+    """A driver for a GPU that is not present."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -44,10 +44,10 @@ class Absent:
 
 
 def compile_all() -> dict[str, int]:
-    """How many variants of each kernel were compiled.
+    """Compile all kernels, and return the number of variants of each.
 
     Raises:
-        AssertionError: one has an instruction that rounds otherwise than the reference path.
+        AssertionError: a kernel has an instruction that rounds differently from the reference path.
     """
     variants: dict[str, set[str]] = {}
     run = JITFunction.run
@@ -59,7 +59,7 @@ def compile_all() -> dict[str, int]:
         variants.setdefault(kernel.__name__, set()).add(code)
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and not argument.is_floating_point():
-                argument.zero_()  # what it would have written is counts and places
+                argument.zero_()  # it would have written counts and positions
 
     JITFunction.run = compiled
     for capability in CAPABILITIES:

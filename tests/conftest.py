@@ -1,4 +1,4 @@
-"""What holds for every test: one thread per process, plain wide output, and nothing left running."""
+"""Settings for all tests: one thread per process, plain wide output, and nothing left running."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before anything imports torch or typer, which read these once.
+# Set before anything imports torch or typer, which read these variables once.
 os.environ |= {
     "OMP_NUM_THREADS": "1",  # ranks share few cores
     "COLUMNS": "200",  # help and tables are not wrapped
     "NO_COLOR": "1",
-    "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # some CI services make typer believe in a terminal
+    "_TYPER_FORCE_DISABLE_TERMINAL": "1",  # some CI services make typer believe that there is a terminal
 }
 os.environ.pop("FORCE_COLOR", None)
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on the CPU, slowly
-# A shell that runs the tests in the background has them ignore Ctrl-C, and nohup the end of the terminal; every program
-# that they start would too.
+# A shell that runs the tests in the background ignores Ctrl-C for them, and nohup ignores the end of the terminal; the
+# programs that they start would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -50,13 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def cases(request: pytest.FixtureRequest) -> range:
-    """Seeds of the random inputs that a native loop is held against the reference path with."""
+    """Seeds of the random inputs on which native loops are compared with the reference path."""
     return range(request.config.getoption("--cases"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _notes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A launcher that a test kills is no concern of the user's next command."""
+    """Use a separate folder for notes on running jobs: the user's next command must not report the tests' launchers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -64,7 +64,7 @@ def _notes_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left_running() -> Iterator[None]:
-    """Fail the last test of a module after which child processes or threads are still there."""
+    """Fail the last test of a module if child processes or threads remain after it."""
     processes_before, threads_before = set(_children()), set(threading.enumerate())
     yield
     processes = {child: name for child, name in _children().items() if child not in processes_before}
@@ -74,7 +74,7 @@ def _nothing_left_running() -> Iterator[None]:
 
 
 def _children() -> dict[int, str]:
-    """Command line of every process below this one but those that multiprocessing keeps for itself."""
+    """Return the command line of every descendant process, except those that multiprocessing keeps for itself."""
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
@@ -88,7 +88,7 @@ def _children() -> dict[int, str]:
 
 @pytest.fixture
 def planned_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is planned, and refused, in a process of its own is so in this one, which has imported torch already."""
+    """Plan in this process, which has already imported torch, instead of in a new process."""
     from bench.launch.jobs.fork_server import ForkServer
 
     monkeypatch.setattr(ForkServer, "warm_up", lambda _server, _threads: None)

@@ -1,7 +1,7 @@
-"""The native loops' tests under the system compiler's sanitizers: `python -m tests.sanitize [CASES]`.
+"""Run the native loops' tests under the system compiler's sanitizers: `python -m tests.sanitize [CASES]`.
 
-The sources are compiled once more, by `cc` (gcc or clang), to stop at an access outside of any tensor and at what C
-leaves undefined; the tests that hold them against the reference path then run on that library.
+The sources are compiled with `cc` (gcc or clang) so that they stop at an access outside any tensor and at undefined
+behaviour; then the tests that compare them with the reference path run with that library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CASES = 300
 
 
 def compile_into(folder: Path) -> None:
-    """Every C file, into the library that the loader will look for."""
+    """Compile every C file into the library that the loader will look for."""
     files = sources()
     command = [
         "cc",
@@ -37,7 +37,7 @@ def compile_into(folder: Path) -> None:
 
 
 def preloaded() -> str:
-    """What must be loaded before everything else: the sanitizer, and the library whose exceptions it watches."""
+    """Return the libraries to preload: the sanitizer, and the library whose exceptions it watches."""
     names = ("libasan.so", "libstdc++.so.6")
     found = [
         subprocess.run(["cc", f"-print-file-name={name}"], capture_output=True, text=True, check=True) for name in names

@@ -1,4 +1,4 @@
-"""The calibrated model: what generated the times is found again, and a network can be timed node by node."""
+"""The calibrated model recovers the parameters that generated the times, and a network can be timed node by node."""
 
 from __future__ import annotations
 

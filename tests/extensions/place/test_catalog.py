@@ -1,4 +1,4 @@
-"""The catalogue: what is shipped, what a user adds, and what is refused."""
+"""The catalogue: the shipped entries, entries of a user, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench place` that is stopped."""
+"""`bench place` stopped by a signal."""
 
 from __future__ import annotations
 

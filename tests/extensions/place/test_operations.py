@@ -1,4 +1,4 @@
-"""What operations compute and move, against closed forms."""
+"""Flops and bytes of operations, against closed forms."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_convolution() -> None:
     assert found.nbytes == weight + BATCH * image * (3 + 8)
     assert found.value_nbytes == BATCH * image * 8
     assert found.parameters == {"conv.weight": weight}
-    assert found.gradients == 1  # data needs no gradient
+    assert found.gradients == 1  # the data need no gradient
 
 
 def test_a_matrix_product() -> None:
@@ -48,7 +48,7 @@ def test_a_matrix_product() -> None:
     assert found.work == "matrix"
     assert found.flops == 2 * BATCH * 8 * 32 * 32 * 10
     assert found.parameters == {"fc.weight": 4 * 8 * 32 * 32 * 10, "fc.bias": 40}
-    assert found.gradients == 2  # of its input and of its parameters
+    assert found.gradients == 2  # the gradients of its input and of its parameters
 
 
 def test_an_activation_reads_and_writes_once() -> None:

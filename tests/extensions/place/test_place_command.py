@@ -1,4 +1,4 @@
-"""`bench place`: a step modelled on the shipped file, and one sentence for every input that cannot be."""
+"""`bench place`: a step modelled on the shipped file, and one sentence for every bad input."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_a_small_network_on_the_shipped_devices() -> None:
         assert cost["makespan_s"] <= cost["serial_s"] * (1 + 1e-9)
     by_type, without = (told["placements"][name] for name in ("by type", "matrix and convolution only"))
     assert {device["name"]: device["operations"] for device in by_type["devices"]} == {
-        "fpga0": 9,  # the input, four convolutions and what normalises them
-        "asic0": 6,  # five activations, and flatten, which follows one
+        "fpga0": 9,  # the input, four convolutions and their normalisations
+        "asic0": 6,  # five activations, and flatten, which follows one of them
         "gpu0": 2,
         "dpu0": 0,
     }

@@ -1,4 +1,4 @@
-"""Tasks on devices and links: bounds of the makespan, and that nothing longer makes it shorter (T14)."""
+"""Tasks on devices and links: bounds of the makespan, and longer tasks never shorten it (T14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step's tasks: an example computed by hand, bytes counted otherwise, and what grows with what (T14)."""
+"""A training step's tasks: an example computed by hand, bytes counted independently, and monotonicity (T14)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def topology(pools: int = 1) -> Topology:
 
 
 def catalog(latency_s: float = 1, bytes_per_s: float = 10) -> Catalog:
-    """One flop a second, memory of 100 bytes a second, no launch."""
+    """Return devices with 1 flop/s, 100 bytes/s of memory and no launch time."""
     always = Efficiency(matrix=1, convolution=1, activation=1, other=1)
     device = DeviceKind(
         flops_per_s=1, memory_bytes_per_s=100, launch_s=0, efficiency=always, figures="nominal", source=""
@@ -65,7 +65,7 @@ def three_nodes(figures: Catalog) -> list[Task]:
 
 
 def test_three_nodes_by_hand() -> None:
-    """Each way between devices is two links: 2 s of latency, and 5 s for 50 bytes at 10 bytes a second."""
+    """Each path between devices has two links: 2 s of latency, and 5 s for 50 bytes at 10 bytes per second."""
     tasks = three_nodes(catalog())
     assert end_times(tasks) == pytest.approx(
         {
@@ -81,8 +81,8 @@ def test_three_nodes_by_hand() -> None:
             "0 backward relu from fc": 43,
             "0 backward relu": 44,
             "0 backward conv from relu": 51,
-            "0 backward conv": 55,  # the gradient of its weight alone
-            "update fpga0": 56,  # 5 x 20 bytes at 100 a second
+            "0 backward conv": 55,  # only the gradient of its weight
+            "update fpga0": 56,  # 5 x 20 bytes at 100 bytes per second
             "update gpu0": 38,
         }
     )
@@ -105,7 +105,7 @@ def test_three_nodes_by_hand() -> None:
 
 
 def test_the_break_even_rate_by_hand() -> None:
-    """200 bytes for 30 s that the operations gain over a device on which they take 49 s."""
+    """200 bytes for 30 s less computing than on a single device, which takes 49 s."""
     placed = Cost.of(three_nodes(catalog()), Placement(device_of=[BY_TYPE]), topology())
     single = dataclasses.replace(placed, compute_s=49, cut_nbytes=0)
     assert placed.break_even_bytes_per_s(single) == pytest.approx(200 / 30)
@@ -120,7 +120,7 @@ def test_a_slower_link_makes_the_step_longer(slower: Catalog) -> None:
 
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[list[Operation], list[Mapping[str, str]]]:
-    """Operations that read earlier ones, on devices of one or two pools."""
+    """Draw operations that read earlier ones, on devices of one or two pools."""
     operations = [NOTHING]
     for index in range(draw(st.integers(1, 12))):
         earlier = draw(st.sets(st.sampled_from(operations[-3:]).map(lambda each: each.name), min_size=1))
@@ -187,7 +187,7 @@ def test_bytes_between_devices_are_those_of_the_graphs_edges() -> None:
 
 
 def test_a_value_goes_once_to_a_device_and_a_gradient_comes_back_from_each_operation() -> None:
-    """As devices do it: the gradients are added where the value was made, in one process's order."""
+    """The devices do the same: gradients are added on the device of the value, in the order of a single process."""
     twice = [NOTHING, CONVOLUTION, ACTIVATION, dataclasses.replace(MATRIX, inputs=("conv", "relu"))]
     device_of = BY_TYPE | {"fc": "asic0"}
     tasks = step_tasks(twice, [device_of], topology(), CatalogTimes(catalog()), batch_size=1)
@@ -202,7 +202,7 @@ def test_one_device_passes_nothing_to_another() -> None:
 
 
 def test_two_pools_add_their_gradients_in_the_hosts_memory() -> None:
-    """Each of n=2 writes N (1 + 1/n) and reads 2 N (n-1)/n bytes of its N bytes of gradients."""
+    """Each of n=2 pools writes N (1 + 1/n) and reads 2 N (n-1)/n bytes for its N bytes of gradients."""
     device_of = [BY_TYPE, {name: device.replace("0", "1") for name, device in BY_TYPE.items()}]
     there = topology(pools=2)
     tasks = step_tasks(THREE, device_of, there, CatalogTimes(catalog()), batch_size=1)
@@ -232,4 +232,4 @@ def test_what_goes_to_another_hosts_pool_passes_the_link_between_the_hosts() -> 
     assert not any(name.startswith("0 ") for name in passed)
     assert sum(nbytes for name, nbytes in passed.items() if name.startswith("publish")) == 20 + 40
     ends = end_times(tasks)
-    assert ends["1 deal x"] > ends["0 deal x"]  # one link more
+    assert ends["1 deal x"] > ends["0 deal x"]  # one more link

@@ -1,4 +1,4 @@
-"""A calibration made up of round numbers, so that predictions can be worked out by hand."""
+"""An artificial calibration with round numbers, so that predictions can be computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPARSE = LeafSize(numel=NUMEL, nbytes=16 + 5_000)
 
 
 def calibration(**other: Any) -> Calibration:
-    """Two buckets of 125 000 elements, ready 0.1 s and 0.2 s after the backward of a step of 0.4 s began."""
+    """Return two buckets of 125 000 elements, ready 0.1 s and 0.2 s after the start of backward in a step of 0.4 s."""
     encoded = {"none": (0.0, 0.0, DENSE), "bf16": (0.01, 0.01, HALF), "topk": (0.03, 0.01, SPARSE)}
     figures: dict[str, Any] = {
         "version": VERSION,
@@ -69,7 +69,7 @@ def calibration(**other: Any) -> Calibration:
 
 
 def written(folder: Path, **other: Any) -> str:
-    """The path of its file."""
+    """Write the calibration to a file, and return its path."""
     path = folder / "calibration.json"
     dataclasses.replace(calibration(), **other).write(path)
     return str(path)

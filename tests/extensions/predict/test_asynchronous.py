@@ -1,4 +1,4 @@
-"""Predicted steps of ranks that do not wait for each other, and of those that wait for a slow one."""
+"""Predicted steps of asynchronous ranks, and of ranks that wait for a slow one."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.extensions.predict.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD
-"""payload bytes per second, of a link that carries nothing the other way"""
+"""Payload bytes per second of a link without traffic in the other direction."""
 PUSHED = 2 * (16 + 4 * NUMEL) + 24
-"""bytes of two layers and of the message that ends the clock"""
+"""Bytes of two layers and of the message that ends the clock."""
 ANSWERED = PUSHED
 SLOW = "rank=1,slowdown=3"
 
@@ -48,7 +48,7 @@ def step(known: Calibration | None = None, **asked: Any) -> AsyncPrediction:
 
 
 def one_bucket(**other: Any) -> Calibration:
-    """All of the made-up model in one bucket, ready when backward ends."""
+    """Return the artificial model with one bucket, which is ready when backward ends."""
     known = calibration()
     bucket = BucketParts(ready_s=0.2, layers=(0,), numels=(NUMEL,))
     crowds = tuple(dataclasses.replace(crowd, handed_over_s=crowd.handed_over_s[1:]) for crowd in known.crowds)
@@ -64,7 +64,7 @@ def test_a_rank_alone_with_its_server_takes_its_own_way_there_and_back() -> None
 
 
 def test_work_for_messages_is_done_at_both_ends() -> None:
-    """Two layers and two control messages; the last bucket alone, ready after 0.35 s, is waited for."""
+    """Two layers and two control messages; the rank waits only for the last bucket, which is ready after 0.35 s."""
     known = calibration(update_s=0.0, messages={LOCAL: MessageCosts(message_s=0.001, wake_s=0.002)})
     seconds = 0.35 + 2 * (2 * 0.001) + 2 * (3 * 0.001) + 2 * 0.002
     assert step(known).step_times_s[1] == pytest.approx(seconds, abs=1e-6)
@@ -77,7 +77,7 @@ def test_the_rank_that_serves_needs_no_link() -> None:
 
 
 def test_equal_ranks_are_as_fast_as_the_servers_link_carries_their_answers() -> None:
-    """Compressed pushes are short; a little of that link goes to acknowledging them."""
+    """Compressed pushes are short; their acknowledgements use little of the server's link."""
     prediction = step(compressor="topk", hosts=8, bandwidth="10mbit")
     per_second = sum(1 / seconds for seconds in prediction.step_times_s[1:])
     assert per_second == pytest.approx(10 * MEGABIT / ANSWERED, rel=0.01)
@@ -102,7 +102,7 @@ def test_within_a_bound_all_are_as_slow_as_the_slowest_and_never_staler() -> Non
 
 
 def test_ranks_that_are_bound_go_in_step_and_all_but_one_are_as_stale_as_they_may_be() -> None:
-    """As measured: 0.74 and 3.0 to 3.1 of four ranks within 1 and six within 4, a slow one among them."""
+    """Measured means were 0.74 with four ranks and a bound of 1, and 3.0 to 3.1 with six, one of them slow, and 4."""
     asked: dict[str, Any] = {"hosts": 4, "bandwidth": "10mbit", "compressor": "topk"}
     in_step = step(strategy="async_server", **asked)
     for staleness in (1, 1000):
@@ -112,7 +112,7 @@ def test_ranks_that_are_bound_go_in_step_and_all_but_one_are_as_stale_as_they_ma
 
 
 def test_gradients_of_equal_ranks_are_as_stale_as_there_are_others() -> None:
-    """Between two pushes of one rank every other pushes once."""
+    """Between two pushes of one rank, every other rank pushes once."""
     prediction = step(hosts=6)
     assert prediction.staleness_mean == pytest.approx(5, rel=0.01)
     assert prediction.staleness_max == 5
@@ -120,9 +120,9 @@ def test_gradients_of_equal_ranks_are_as_stale_as_there_are_others() -> None:
 
 @pytest.mark.parametrize(("compressor", "told_s"), [("none", 0.005), ("topk", 0.0)])
 def test_without_staleness_a_step_is_that_of_ranks_that_sum_at_a_server(compressor: str, told_s: float) -> None:
-    """But for control messages and, between the ranks, that all was finite; decoding is the server's or the ranks'.
+    """Control messages differ, and the synchronous ranks also agree that all values are finite.
 
-    While ranks decode for 0.01 s they are told.
+    Decoding takes the server's time or the ranks'. Ranks that decode for 0.01 s agree meanwhile.
     """
     known = one_bucket()
     asked = {"compressor": compressor, "hosts": 5, "bandwidth": "20mbit", "latency": "5ms"}
@@ -144,7 +144,7 @@ def test_a_straggler_makes_every_step_that_all_wait_for_as_slow_as_it_computes()
 
 
 def test_a_straggler_hands_over_its_last_bucket_alone_late() -> None:
-    """Of two buckets of 0.4 s each the first travels while the straggler sleeps for 0.6 s."""
+    """The first of two buckets of 0.4 s is sent while the straggler sleeps for 0.6 s."""
     slow = step(calibration(), strategy="ddp", collective="ring", bandwidth="10mbit", straggler=SLOW)
     assert slow.step_time_s == pytest.approx(0.35 + 0.6 + 500_000 * (1 + ACK_SHARE) / (10 * MEGABIT) + 0.05, rel=1e-4)
 
@@ -156,7 +156,7 @@ def test_a_server_that_has_more_to_apply_than_time_sets_the_pace() -> None:
 
 
 def test_pushes_that_are_applied_together_are_decoded_one_by_one() -> None:
-    """Of two buckets each, of four ranks."""
+    """Four ranks push two buckets each."""
     known = calibration(update_s=0.0)
     decoded = tuple(
         dataclasses.replace(bucket, offers=(dataclasses.replace(bucket.offers[0], decode_s=0.02),))
@@ -168,7 +168,7 @@ def test_pushes_that_are_applied_together_are_decoded_one_by_one() -> None:
 
 
 def test_bytes_are_those_of_pushes_and_answers() -> None:
-    """Three ranks push and get answers for each step of theirs, the one that serves sends nothing for its own."""
+    """Three ranks push and get answers in each of their steps; the serving rank sends nothing for its own steps."""
     prediction = step(compressor="topk", strategy="async_server", hosts=4)
     up, down = 2 * (16 + 5000), 2 * (16 + 4 * NUMEL)
     assert prediction.payload_bytes_per_step == pytest.approx(3 / 4 * (up + down))
@@ -189,7 +189,7 @@ def test_ranks_on_shared_cores_make_no_more_steps_than_these_can_compute() -> No
 
 
 def test_a_rank_that_waits_for_a_link_leaves_the_cores_to_others() -> None:
-    """Two on one core: by a fast link both always compute, by a slow one the other is hardly ever at it."""
+    """Two ranks share a core: on a fast link both always compute, on a slow one the other rarely does."""
     known = calibration(cores=1, update_s=0.0)
     asked = {"hosts": 2, "shared_cores": 1}
     assert step(known, **asked).step_times_s == pytest.approx((0.7, 0.7), rel=1e-3)
@@ -242,7 +242,7 @@ def test_what_would_take_for_ever_is_refused() -> None:
 
 
 def test_what_was_measured_with_a_strategy_and_a_straggler_says_nothing_of_others() -> None:
-    """Such a run has no buckets, since every layer travels by itself."""
+    """Such a run has no buckets, since every layer is sent separately."""
     known = calibration()
     config = make_config(
         model="small_cnn", bucket_mb=None, strategy="async_server:staleness=2", collective="server", straggler=SLOW

@@ -1,4 +1,4 @@
-"""How a budget of seconds is shared among parts of a measurement."""
+"""The division of a time budget among the parts of a measurement."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock:
 
 
 def go_through(budget: Budget, clock: Clock, *, slower: float = 1.0) -> list[int]:
-    """Repetitions of each part, where everything takes so many times as long as expected."""
+    """Return the repetitions of each part if everything takes `slower` times as long as expected."""
     made = []
     for part in CROWDS:
         allotment = budget.allot()
@@ -38,10 +38,10 @@ def test_nothing_is_cut_where_there_is_time_for_all() -> None:
 
 def test_equal_parts_get_equal_time_where_it_is_short() -> None:
     clock = Clock()
-    budget = Budget(CROWDS, 48.0, clock)  # half of what there is above the least, 12 s
+    budget = Budget(CROWDS, 48.0, clock)  # half of the time beyond the minimum of 12 s
     assert budget.allot() == Allotment(repetitions=5, seconds=12.0)
     made = go_through(budget, clock)
-    assert made == [5, 5, 6, 6]  # what rounding down left over
+    assert made == [5, 5, 6, 6]  # the time left by rounding down
     assert clock.now <= 48.0
 
 
@@ -64,7 +64,7 @@ def test_what_took_longer_than_expected_leaves_less_to_the_rest_and_ends_in_time
     made = go_through(Budget(CROWDS, 84.0, clock), clock, slower=2.0)
     assert made[0] == 10
     assert made[0] > made[1] >= made[-1] >= 1
-    assert clock.now <= 84.0 + 2 * 2.0  # a repetition more
+    assert clock.now <= 84.0 + 2 * 2.0  # one repetition more
 
 
 def test_parts_that_were_measured_before_take_no_time() -> None:

@@ -1,4 +1,4 @@
-"""Ranks on shared cores: when each gets how far, worked out by hand."""
+"""Ranks on shared cores: the progress of each, computed by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNLIMITED = Links.of_hosts(np.full(2, np.inf), np.full(2, np.inf), np.zeros(2))
 
 
 def cores(*shares: float, load: float = 1.0) -> SharedCores:
-    """Of ranks that take nothing from each other but their turns."""
+    """Return shared cores for ranks that do not slow each other down except by sharing."""
     return SharedCores(calibration=calibration(), shares=np.array(shares), load=load)
 
 
@@ -32,7 +32,7 @@ def test_who_begins_when_the_others_have_ended_has_the_core_alone() -> None:
 
 
 def test_a_host_that_seldom_runs_leaves_the_core_to_others() -> None:
-    """Shares 1 and 1/2 of one core: 2/3 and 1/3 of what each would do alone, then the second has its half."""
+    """Shares 1 and 1/2 of one core: 2/3 and 1/3 of their speeds alone, then the second has its half."""
     times = cores(1.0, 0.5).reached(np.zeros(2), np.array([2.0]))
     np.testing.assert_allclose(times, [[3.0, 3.0 + (2.0 - 1.0) / 0.5]])
     alone = cores(0.5).reached(np.zeros(1), np.array([2.0]))
@@ -61,7 +61,7 @@ def test_all_that_begin_at_once_are_the_crowd_that_was_measured(ranks: int) -> N
 
 
 def test_a_straggler_sleeps_for_what_it_computed_itself() -> None:
-    """On one core: alone if the other begins later, in twice the time if both begin at once."""
+    """On one core: alone if the other rank begins later, in twice the time if both begin at once."""
     known = calibration()
     straggler = Straggler(rank=0, slowdown=3)
     job = Job(encoded=(), links=UNLIMITED, slower=np.ones(2), load=2.0, shared_cores=1, straggler=straggler)

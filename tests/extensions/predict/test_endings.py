@@ -1,4 +1,4 @@
-"""How `bench calibrate` ends: at a path that cannot be used, and by a signal."""
+"""Endings of `bench calibrate`: a path that cannot be used, and a signal."""
 
 from __future__ import annotations
 

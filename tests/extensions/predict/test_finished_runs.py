@@ -1,4 +1,4 @@
-"""Finished runs that predictions are held against: which ones count, and what is said of the others."""
+"""Finished runs that predictions are compared with: the selection of runs, and the messages about the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def config(*hosts: HostLink, **changes: Any) -> RunConfig:
 
 
 def keep(folder: Path, name: str, of: RunConfig, *step_times_s: float | None, **row: Any) -> None:
-    """A run that ended well, with one evaluation for each time of a step."""
+    """Write a run that ended well, with one evaluation for each step time."""
     path = folder / f"{name}-s{of.seed}-{of.digest}"
     path.mkdir(parents=True)
     (path / "config.json").write_text(of.to_json())

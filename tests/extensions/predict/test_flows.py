@@ -1,4 +1,4 @@
-"""The simulation of flows: known times, bytes that are those of the waves, and nothing faster that ends later."""
+"""The simulation of flows: known times, the bytes of the waves, and faster parts never delay the end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_ring_of_equals_sends_twice_its_share() -> None:
 
 
 def test_latency_counts_once_per_step() -> None:
-    """Nobody waits to hear that there is room at the other end."""
+    """No sender waits for the receiver to announce free space."""
     slower = seconds("ring", links(6, latency_s=0.1))
     assert slower == pytest.approx(seconds("ring", links(6)) + 10 * 0.1)
 
@@ -78,7 +78,7 @@ def test_messages_within_a_host_take_no_link() -> None:
 
 
 def test_ranks_of_a_host_share_its_link() -> None:
-    """Two hosts of two: leaders swap halves twice, and nothing else leaves a host."""
+    """Two hosts of two ranks: the leaders exchange halves twice, and nothing else leaves a host."""
     paired = dataclasses.replace(links(2), host_of=np.array([0, 0, 1, 1]))
     assert seconds("hierarchical", paired) == pytest.approx(2 * 12_000 / 1e6)
     assert seconds("allgather", paired) == pytest.approx(2 * 2 * 24_016 / 1e6)
@@ -90,7 +90,7 @@ def test_a_rank_works_for_every_message_and_byte() -> None:
 
 
 def test_only_what_is_added_costs_adding() -> None:
-    """A ring adds in its first half; what comes in the second half replaces."""
+    """A ring adds in its first half; messages of the second half replace values."""
     joined = links(4, rate=np.inf)
     flows = Flows(joined)
     ring = waves_of(options.build("collectives", Collective, "ring"), 4, Layout.dense(6000, key=(0,)), Lengths(dense))
@@ -99,14 +99,14 @@ def test_only_what_is_added_costs_adding() -> None:
 
 
 def test_what_comes_is_acknowledged_over_the_link_by_which_a_rank_sends() -> None:
-    """A ring sends and receives as much; a server's link carries its own sums and the word that workers' have come."""
+    """A ring's links send and receive equally much; a server's link also carries acknowledgements to the workers."""
     assert seconds("ring", links(6, ack_share=0.02)) == pytest.approx(1.02 * seconds("ring", links(6)))
     answered = 4 * 24_016 / 1e6
     assert seconds("server", links(5, ack_share=0.02)) == pytest.approx(2 * answered)
     flows = Flows(links(2, ack_share=0.5))
     both_ways = Wave(np.array([0, 1]), np.array([1, 0]), np.array([1_000_000, 3_000_000]))
     flows.run([both_ways])
-    assert flows.ready.tolist() == [3.5, 2.5]  # 3 s and the answer to 1 s, 1 s and that to 3 s
+    assert flows.ready.tolist() == [3.5, 2.5]  # 3 s and the acknowledgement of 1 s; 1 s and the acknowledgement of 3 s
 
 
 def test_a_rank_that_waited_is_woken_for_every_step() -> None:

@@ -1,4 +1,4 @@
-"""What is held to be carrying, of what ranks lose that compute beside messages."""
+"""The cost of carrying messages, estimated from the slow-down of ranks that compute at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.testing.memory_transport import run_threads
 
 
 class Scripted:
-    """A rank that computes 100 a second at rest and 50 beside messages, but for two turns that went astray."""
+    """A rank that computes 100 per second at rest and 50 during messages, with two outliers."""
 
     def __init__(self) -> None:
         self._beside = [0.0, 50.0, 50.0, 50.0, 1000.0]
@@ -26,7 +26,7 @@ class Scripted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing runs."""
+        """Do nothing: there is nothing to stop."""
 
     def per_s(self, work: Callable[[], object]) -> tuple[float, float]:
         work()
@@ -41,7 +41,7 @@ class Busy:
         self.cpu_s = 0.0
 
     def start(self) -> None:
-        """It counts from now on."""
+        """Do nothing."""
 
     def stop(self) -> None:
         self.cpu_s += 0.01

@@ -1,4 +1,4 @@
-"""Parts of a calibration that are kept until all are there."""
+"""Parts of a calibration that are kept until it is complete."""
 
 from __future__ import annotations
 

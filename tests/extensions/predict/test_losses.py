@@ -1,4 +1,4 @@
-"""Hosts that are lost: the expected time against losses drawn one by one."""
+"""Lost hosts: the expected time against randomly drawn losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.extensions.predict.time_to_target import stretch
 
 
 def drawn(losses_per_s: float, checkpoint_s: float, restart_s: float, checkpoints: int = 200_000) -> float:
-    """Mean time from one checkpoint to the next / that without a loss, played through loss by loss."""
+    """Return the mean time between checkpoints relative to the time without losses, simulated loss by loss."""
     generator = np.random.default_rng(7)
     until_lost = (float(gap) for gap in generator.exponential(1 / losses_per_s, 5 * checkpoints))
     time_s = 0.0

@@ -1,4 +1,4 @@
-"""Steps to target: those of the same configuration, in between two numbers of ranks, and never beyond."""
+"""Steps to target: from runs of the same configuration, interpolated between numbers of ranks, never extrapolated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.extensions.predict.calibrations import calibration
 
 
 def run(name: str, world_size: int, reached_at: int | None, **other: Any) -> list[dict[str, Any]]:
-    """Evaluations after 100, 200, 300 and 400 steps."""
+    """Return evaluations after 100, 200, 300 and 400 steps."""
     same = {column.name: None for column in METRICS} | {
         "run_id": name,
         "config_id": "of-all",

@@ -1,4 +1,4 @@
-"""Every number that `bench calibrate` and `bench predict` take has two ends."""
+"""Every numeric option of `bench calibrate` and `bench predict` has a lower and an upper limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that follow a trace: a plain walk through its milliseconds, a constant rate, and what never ends later."""
+"""Links that follow a trace: against a simulation by milliseconds, constant rates, and monotonicity."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def pace(trace: Sequence[int]) -> TraceClock:
 
 
 def mean_rate(trace: Sequence[int]) -> float:
-    """Bytes per second."""
+    """Return the mean rate of a trace in bytes per second."""
     return PACKET * len(trace) / (trace[-1] / 1e3)
 
 
 def following(n: int, up: Sequence[int], down: Sequence[int] | None = None, **more: float) -> Links:
-    """Hosts with one rank each, which all send by one trace and receive by another, or without a limit."""
+    """Return hosts with one rank each, which all send by one trace and receive by another, or without a limit."""
     rates = np.full(n, mean_rate(up)), np.full(n, mean_rate(down) if down else np.inf)
     paces = {"up_paces": [pace(up)] * n, "down_paces": [pace(down)] * n if down else ()}
     return Links.of_hosts(*rates, np.full(n, more.pop("latency_s", 0.0)), **paces, **more)
 
 
 def opportunities(trace: Sequence[int]) -> Iterable[int]:
-    """Packets that may pass in each millisecond, on and on; a round ends in the one in which the next begins."""
+    """Yield the packets that may pass in each millisecond; a period's last millisecond also begins the next one."""
     period = trace[-1]
     for now in itertools.count():
         ending = trace.count(period) if now and now % period == 0 else 0
@@ -48,7 +48,7 @@ def opportunities(trace: Sequence[int]) -> Iterable[int]:
 
 
 def by_the_millisecond(trace: Sequence[int], messages: Sequence[tuple[int, int]]) -> list[int]:
-    """When each of one flow's messages, (millisecond, bytes), has passed; later ones use what is left of a packet."""
+    """Return the end in milliseconds of each (millisecond, bytes) message of a flow; messages share packets."""
     ends, waiting = [], list(messages)
     for now, packets in enumerate(opportunities(trace)):
         room = packets * PACKET
@@ -66,7 +66,7 @@ def by_the_millisecond(trace: Sequence[int], messages: Sequence[tuple[int, int]]
 
 
 def arrivals(joined: Links, messages: Sequence[tuple[int, int]]) -> list[float]:
-    """In milliseconds, of messages from the first rank to the second."""
+    """Return the arrivals in milliseconds of messages from the first rank to the second."""
     flows, ends = Flows(joined), []
     for at, nbytes in messages:
         flows.wait_until(np.array([at / 1e3, 0.0]))
@@ -89,7 +89,7 @@ def test_one_flow_ends_when_a_walk_through_the_milliseconds_says(
 
 
 def test_what_comes_late_finds_a_downlink_by_its_own_trace() -> None:
-    """Fast up while it is slow down, and the other way round: hundred packets wait between the two."""
+    """The uplink is fast while the downlink is slow, and the reverse: a hundred packets wait between them."""
     up, down = [*[50] * 100, 100], [1, *[99] * 100, 100]
     assert arrivals(following(2, up, down), [(0, 101 * PACKET)]) == pytest.approx([100.0])
     assert arrivals(following(2, down, up), [(0, 101 * PACKET)]) == pytest.approx([150.0])
@@ -112,7 +112,7 @@ def test_a_constant_trace_is_the_constant_rate_to_within_an_opportunity(
 
 
 def ends_of(name: str, joined: Links) -> list[float]:
-    """Of two sums, one after the other, the second where the first left each rank."""
+    """Return the ends of two successive sums; the second begins on each rank when its first has ended."""
     flows = Flows(joined)
     collective = options.build("collectives", Collective, name)
     for _ in range(2):

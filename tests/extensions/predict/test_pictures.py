@@ -1,4 +1,4 @@
-"""Files that `bench predict` wrote, drawn by `bench report` and `bench plot`."""
+"""Pictures of the files of `bench predict` in `bench report` and `bench plot`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.testing.invoke import invoke
 
 
 def test_what_bench_predict_wrote_is_drawn_beside_the_runs(tmp_path: Path) -> None:
-    """A curve that is named, a map and a table in folders of runs; what lies in a run's own folder is the run's."""
+    """A curve is named, and a map and a table lie in folders of runs; files in a run's own folder are not drawn."""
     runs, curve, table = tmp_path / "runs", tmp_path / "curve.json", tmp_path / "runs" / "predict" / "validation.csv"
     write_run(runs / "dense", *fake_run([0.5, 0.95]))
     (runs / "dense" / "config.json").write_text("{}")

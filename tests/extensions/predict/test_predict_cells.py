@@ -1,4 +1,4 @@
-"""What benchmarks of the prediction keep in files: the cells that a seed draws, and what paper figures come to."""
+"""Files of the benchmarks of predictions: the randomly drawn configurations, and results for published figures."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_compression_is_held_against_the_fastest_dense_sum(tmp_path: Path) -> No
         "50ms",
     ]
     told = json.loads(invoke(*asked, "--json").out)
-    assert told["dense_collective"] == "allgather"  # one round trip, where a ring makes 30
+    assert told["dense_collective"] == "allgather"  # one round trip; a ring makes 30
     ring = json.loads(invoke(*asked[:3], "--compressor", "bf16", "--collective", "ring", *asked[5:], "--json").out)
     assert told["dense_step_time_s"] < ring["step_time_s"]
     assert "with dense bf16 on allgather, whose step takes" in invoke(*asked).out
@@ -143,7 +143,7 @@ def test_compression_is_held_against_the_fastest_dense_sum(tmp_path: Path) -> No
     assert (curve["latency_s"], curve["trigger"], curve["model"]) == (0.05, "async", "small_cnn")
     fastest = [point["dense_collective"] for point in curve["curve"]]
     assert fastest[-1] == "allgather"
-    assert fastest[0] != "allgather"  # each rank sends all of it to each
+    assert fastest[0] != "allgather"  # each rank sends its whole gradient to each other rank
 
 
 def test_a_compressor_is_predicted_on_its_fastest_collective_too(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_compressor_is_predicted_on_its_fastest_collective_too(tmp_path: Path)
     told = json.loads(invoke(*slow).out)
     named = {name: json.loads(invoke(*slow, "--collective", name).out) for name in ("allgather", "halving_doubling")}
     steps = {name: each["step_time_s"] for name, each in named.items()}
-    assert steps["halving_doubling"] < steps["allgather"]  # which a run would choose
+    assert steps["halving_doubling"] < steps["allgather"]  # a run would choose it
     assert told["step_time_s"] <= steps["halving_doubling"]
     assert any("bench run takes allgather unless you add --collective" in note for note in told["notes"])
     assert not any("bench run takes" in note for each in named.values() for note in each["notes"])
@@ -308,7 +308,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
     assert lost["losses"] == "every=7200s,restart=60s,checkpoint=100"
     assert lost["restarts_per_hour"] == 1  # two hosts, each lost every two hours
     assert lost["times_as_long_with_losses"] == pytest.approx(1 + (60 + 100 * told["step_time_s"] / 2) / 3600, rel=1e-3)
-    assert lost["time_to_target_with_losses_s"] == pytest.approx(  # of two checkpoints
+    assert lost["time_to_target_with_losses_s"] == pytest.approx(  # 200 steps are two checkpoint intervals
         told["time_to_target_s"] * lost["times_as_long_with_losses"]
     )
     shown = invoke(*asked[:-1], *LOSSES).out
@@ -511,7 +511,7 @@ def test_predicted_and_measured_stand_side_by_side(tmp_path: Path) -> None:
 
 
 def _held_against_finished_runs(tmp_path: Path, runs: Path, cell: dict[str, object]) -> None:
-    """The same from the runs alone, with another calibration; what it does not know is left out, and counted."""
+    """Compare with the runs alone, with another calibration; unknown runs are omitted and counted."""
     (run,) = runs.glob("*-s*")
     others = {"failed": "status.json", "of-another-model": "config.json", "of-another-machine": "metrics.csv"}
     changes = {"failed": ('"ok"', '"failed"'), "of-another-model": ('"small_cnn"', '"resnet20"')}

@@ -1,4 +1,4 @@
-"""Predicted steps: what can be worked out by hand, what makes them slower, and what was not measured yet."""
+"""Predicted steps: hand-computed times, causes of slower steps, and notes on what was not measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from bench.hosts.cluster import HostLink
 from tests.extensions.predict.calibrations import SPARSE, calibration
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
-"""payload bytes per second, of a link that carries as much the other way"""
+"""Payload bytes per second of a link that carries as much in the other direction."""
 
 
 def step(known: Calibration | None = None, **asked: Any) -> Prediction:
@@ -74,12 +74,12 @@ def test_the_sync_trigger_sends_nothing_before_the_last_bucket() -> None:
 
 
 def test_encoding_and_decoding_are_part_of_a_step() -> None:
-    """Of two buckets the second alone is encoded after backward; both are decoded, the first while the second waits."""
+    """Only the second of two buckets is encoded after backward; both are decoded, the first while the second waits."""
     assert step(compressor="topk").step_time_s == pytest.approx(0.35 + 0.03 + 2 * 0.01 + 0.05)
 
 
 def handled(**figures: Any) -> Calibration:
-    """With offers of which more is known."""
+    """Return a calibration whose message profiles have these additional figures."""
     known = calibration()
 
     def more(bucket: EncodedBucket) -> EncodedBucket:
@@ -104,7 +104,7 @@ def handled(**figures: Any) -> Calibration:
     ],
 )
 def test_what_is_done_to_payloads_takes_cpu_time(collective: str, figures: dict[str, Any], of_ranks: float) -> None:
-    """Two buckets; what all four ranks do together for one, in milliseconds."""
+    """Two buckets; the expected values are the milliseconds of all four ranks for one bucket."""
     asked: dict[str, Any] = {"compressor": "topk", "collective": collective, "hosts": 4}
     more_s = step(handled(**figures), **asked).cpu_s_per_step - step(**asked).cpu_s_per_step
     assert more_s == pytest.approx(2 * of_ranks * 0.001 / 4, rel=2e-2)
@@ -119,7 +119,7 @@ def test_wire_tensors_are_neither_packed_nor_read() -> None:
 def test_a_message_among_steps_costs_more_than_one_of_many_in_a_row() -> None:
     asked: dict[str, Any] = {"collective": "ring", "hosts": 2}
     more_s = step(calibration(around_message_s=0.001), **asked).cpu_s_per_step - step(**asked).cpu_s_per_step
-    assert more_s == pytest.approx((2 * 2 + 1) * 2 * 0.001)  # of each bucket, and the word that all was finite
+    assert more_s == pytest.approx((2 * 2 + 1) * 2 * 0.001)  # two messages per bucket, one at the end
 
 
 def test_what_is_exchanged_early_holds_compute_up_where_all_cores_compute() -> None:
@@ -132,39 +132,39 @@ def test_what_is_exchanged_early_holds_compute_up_where_all_cores_compute() -> N
 
 
 def test_who_waits_for_a_message_waits_for_its_turn_as_long_as_cores_compute() -> None:
-    """A ring of four takes six rounds for each bucket; the first one's begin 0.2 s before compute ends."""
+    """A ring of four takes six rounds for each bucket; those of the first begin 0.2 s before computing ends."""
     asked: dict[str, Any] = {"compressor": "topk", "collective": "ring", "hosts": 4, "shared_cores": 2}
     asked |= {"latency": "40ms"}
     at_once, in_turn = (
         step(calibration(cores=2, crowded_wake_s=seconds), **asked).step_time_s for seconds in (0.0, 0.01)
     )
-    assert in_turn - at_once == pytest.approx(2 * 0.01, abs=1e-4)  # the third comes when all have ended
+    assert in_turn - at_once == pytest.approx(2 * 0.01, abs=1e-4)  # the third round comes after all have ended
     plenty = calibration(cores=4, crowded_wake_s=0.01)
     assert step(plenty, **asked | {"shared_cores": 4}) == step(calibration(cores=4), **asked | {"shared_cores": 4})
 
 
 def test_what_is_summed_early_is_decoded_while_the_next_bucket_waits() -> None:
-    """0.01 s to encode and 0.01 s to decode each: only the second bucket's come after backward."""
+    """0.01 s to encode and 0.01 s to decode each: only those of the second bucket come after backward."""
     assert step(compressor="bf16", collective="ring").step_time_s == pytest.approx(0.35 + 0.01 + 0.01 + 0.05)
     both_at_once = step(compressor="bf16", collective="ring", trigger="sync").step_time_s
     assert both_at_once == pytest.approx(0.35 + 2 * (0.01 + 0.01) + 0.05)
 
 
 def test_latency_is_paid_by_every_step_of_a_collective() -> None:
-    """And by what ranks tell each other at the end: that all was finite."""
+    """The final agreement that all values are finite also takes a latency."""
     slower = step(collective="ring", latency="10ms").step_time_s - step(collective="ring").step_time_s
     assert slower == pytest.approx((2 + 1) * 0.010, abs=1e-4)
 
 
 def test_that_all_was_finite_is_told_right_behind_an_all_gathers_messages() -> None:
-    """So it costs no latency of its own, as it does where the last message depends on others."""
+    """This agreement then costs no extra latency, unlike after a last message that depends on others."""
     asked: dict[str, Any] = {"collective": "allgather", "hosts": 4}
     slower = step(latency="10ms", **asked).step_time_s - step(**asked).step_time_s
     assert slower == pytest.approx(0.010, abs=1e-4)
 
 
 def test_while_payloads_are_decoded_ranks_are_told_that_all_was_finite() -> None:
-    """A ring of two takes two latencies; of two buckets the second's decoding, 0.01 s, is as long as the third."""
+    """A ring of two takes two latencies; the second bucket's decoding, 0.01 s, is as long as the third latency."""
     asked: dict[str, Any] = {"compressor": "bf16", "collective": "ring", "latency": "10ms"}
     told_s = step(**asked).step_time_s - (0.35 + 0.01 + 2 * 0.010 + 0.01 + 0.05)
     assert told_s == pytest.approx(0.0, abs=1e-4)
@@ -179,8 +179,11 @@ def test_a_connection_that_was_silent_while_ranks_computed_begins_with_less(read
 
 
 def test_a_trees_connections_are_silent_while_others_sum_and_begin_with_less_again() -> None:
-    """Three messages up and three down for each of two buckets of 0.5 MB, of which 14 480 bytes leave at once, and
-    after five round trips the rest, where the others' latencies are longer than a timeout."""
+    """Each of two buckets of 0.5 MB takes three messages up and three down.
+
+    Of each message 14 480 bytes leave at once, and the rest after five round trips if the others' latencies are longer
+    than a timeout.
+    """
     known = calibration(batch_s=0.0, forward_s=0.0, update_s=0.0)
 
     def latencies(latency_s: float) -> float:
@@ -206,7 +209,7 @@ def test_between_measured_loads_times_are_interpolated_and_beyond_them_threads_t
         for load, at, cpu_s in ((0.5, 99.0, 0.4), (1.0, 0.4, 0.5), (2.0, 0.9, 0.6))
     )
     known = calibration(cores=2, crowds=crowds)
-    assert crowd_at(known, 0.25).handed_over_s == pytest.approx((0.25, 0.35))  # CPU time of one by itself
+    assert crowd_at(known, 0.25).handed_over_s == pytest.approx((0.25, 0.35))  # CPU time of a rank alone
     assert crowd_at(known, 0.75).computed_s == pytest.approx((0.35 + 0.45) / 2)
     assert crowd_at(known, 1.5).handed_over_s == pytest.approx((0.65, 0.70))
     assert crowd_at(known, 6.0).computed_s == pytest.approx(3 * 0.95)
@@ -217,7 +220,7 @@ def test_between_measured_loads_times_are_interpolated_and_beyond_them_threads_t
 
 
 def test_what_carries_messages_between_virtual_hosts_takes_the_cores_that_ranks_share() -> None:
-    """Two ranks send 500 kB twice each; the machine's two cores are busy with a byte for 4 us."""
+    """Two ranks send 500 kB twice each; a byte keeps the machine's two cores busy for 4 us."""
     carried = MessageCosts(carry_byte_s=4e-6)
     known = calibration(cores=2, messages={LOCAL: MessageCosts(), SEGMENTS: carried, FRAMES: carried})
     prediction = step(known, collective="ring", hosts=2, shared_cores=2)
@@ -226,7 +229,7 @@ def test_what_carries_messages_between_virtual_hosts_takes_the_cores_that_ranks_
     assert prediction.cpu_s_per_step == pytest.approx(0.4)
     assert step(known, collective="ring", hosts=2).step_time_s == pytest.approx(0.4)
     together = step(known, collective="ring", hosts=2, ranks_per_host=2, shared_cores=2)
-    of_links_s = 2 * (2 * 3 / 4 * 1_000_000) * 4e-6  # what two of the four ranks send
+    of_links_s = 2 * (2 * 3 / 4 * 1_000_000) * 4e-6  # the bytes that two of the four ranks send
     assert together.step_time_s == pytest.approx((4 * together.cpu_s_per_step + of_links_s) / 2, rel=1e-3)
 
 
@@ -286,7 +289,7 @@ def test_faster_links_make_no_step_longer(
 
 
 def test_a_sweep_finds_where_compression_stops_to_pay() -> None:
-    """Where the network costs nothing, encoding costs something."""
+    """On a fast network, encoding costs more than it saves."""
     known = calibration()
     curve = sweep(
         known, check(PredictConfig(compressor="topk", hosts=2), known), parse_sweep("bandwidth=1mbit..10gbit")
@@ -340,7 +343,7 @@ def test_what_was_not_measured_is_outside_the_validated_range() -> None:
     known = dataclasses.replace(known, validated=(cell, local))
     assert said(bandwidth=None) == said(
         bandwidth="100mbit"
-    )  # each was measured, which says nothing of what lies between
+    )  # both were measured, which says nothing about rates in between
     assert "200 Mbit/s; 100 Mbit/s to 100 Mbit/s were measured" in said()[0]
     known = dataclasses.replace(known, validated=(local,))
     assert "200 Mbit/s; only links without a limit were measured" in said()[0]
@@ -401,7 +404,7 @@ def test_figures_that_nothing_can_have_are_no_calibration(place: tuple[Any, ...]
 
 
 def test_the_sync_trigger_waits_for_rank_0_to_have_heard_of_all() -> None:
-    """There and back, before anything is sent: for a slow rank as well."""
+    """A message to rank 0 and back comes before anything is sent, also with a slow rank."""
     asked: dict[str, Any] = {"collective": "ring", "trigger": "sync", "hosts": 4}
     two = asked | {"hosts": 2}
     assert step(latency="10ms", **two).step_time_s - step(**two).step_time_s == pytest.approx(
@@ -431,7 +434,7 @@ def test_what_a_slow_host_does_for_messages_takes_longer_too(tmp_path: Path) -> 
 
 
 def test_the_terms_of_each_of_several_messages_are_added() -> None:
-    """Two messages of a bucket, of four ranks each: three more terms of each, where nobody has added them."""
+    """Two messages per bucket, from four ranks each: three more terms of each are added if they arrive unsummed."""
 
     def takes_s(*decode_s: float) -> float:
         offers = [

@@ -1,4 +1,4 @@
-"""Kernels that there are not are refused by `bench calibrate` and `bench predict`, before they do anything."""
+"""`bench calibrate` and `bench predict` refuse unknown kernels before they do anything."""
 
 from __future__ import annotations
 

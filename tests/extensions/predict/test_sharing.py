@@ -1,4 +1,4 @@
-"""Amounts that become less at rates which depend on who else is at it."""
+"""Amounts of work that shrink at rates that depend on which others are being worked on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def equal_parts(busy: npt.NDArray[np.bool_]) -> Floats:
 
 
 def ended(begun: list[float], amounts: list[list[float]]) -> list[list[float]]:
-    """When each is done with each of its amounts, one after the other, of a whole that they share in equal parts."""
+    """Return when each amount of each worker is finished; those at work share the whole equally."""
     env = simpy.Environment()
     sharing = FairShareQueue(env, len(begun), equal_parts)
     times: list[list[float]] = [[] for _ in begun]
@@ -41,7 +41,7 @@ def test_one_alone_has_all_of_it() -> None:
 
 
 def test_who_comes_later_takes_a_part_and_leaves_the_rest_sooner() -> None:
-    """SingleRank until 1, together until 5 when the first's other 2 are done; 1 is left of the second's 3."""
+    """The first is alone until 1, and both share until 5, when its other 2 are done; 1 is left of the second's 3."""
     assert ended([0.0, 1.0], [[3.0], [3.0]]) == [[pytest.approx(5.0)], [pytest.approx(6.0)]]
 
 

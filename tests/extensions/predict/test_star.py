@@ -1,4 +1,4 @@
-"""Links that meet at a server: shares that are fair, and messages that come when they must."""
+"""Links that meet at a server: fair shares, and messages that arrive at the right times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def links(rates: Sequence[float], **more: float) -> Links:
 
 
 def come_at(joined: Links, messages: Sequence[tuple[float, str, int, float]]) -> list[float]:
-    """When each message comes: (when it is sent, "push" or "answer", whose, bytes) -> seconds."""
+    """Return the arrival in seconds of each message: (send time, "push" or "answer", rank, bytes)."""
     env = simpy.Environment()
     star = Star(env, joined, root=0)
     times = [0.0] * len(messages)
@@ -61,7 +61,7 @@ def test_nobody_could_have_more_but_from_one_who_has_no_more(hosts: list[tuple[i
 
 
 def test_messages_that_are_under_way_at_once_take_turns_at_the_servers_link() -> None:
-    """1000 bytes alone for 0.5 s, then beside others: 500 left at 500 per second."""
+    """1000 bytes alone for 0.5 s, then together with others: 500 left at 500 bytes per second."""
     assert come_at(links([1000.0] * 3), [(0.0, "push", 1, 1000), (0.5, "push", 2, 1000)]) == [1.5, 2.0]
 
 
@@ -74,7 +74,7 @@ def test_answers_have_the_servers_other_direction_to_themselves() -> None:
 
 
 def test_what_comes_is_acknowledged_over_the_link_of_what_leaves() -> None:
-    """While an answer of 1000 bytes per second arrives, a tenth of it goes back."""
+    """While an answer arrives at 1000 bytes per second, acknowledgements of a tenth of it go back."""
     pushed, answered = come_at(links([1000.0] * 2, ack_share=0.1), [(0.0, "push", 1, 900), (0.0, "answer", 1, 900)])
     assert (pushed, answered) == (pytest.approx(1.0), pytest.approx(1.0))
 

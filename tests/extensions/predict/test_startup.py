@@ -1,4 +1,4 @@
-"""What `bench calibrate` and `bench predict` refuse before they import torch."""
+"""Refusals of `bench calibrate` and `bench predict` before they import torch."""
 
 from __future__ import annotations
 

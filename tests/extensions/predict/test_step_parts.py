@@ -30,7 +30,7 @@ def test_a_message_is_cut_by_layer_as_its_payloads_lie_in_it_and_not_as_gradient
 
 def test_work_on_a_whole_and_on_a_part_tells_what_any_part_takes() -> None:
     assert work_of((1000, 0.006), (100, 0.0015)) == LinearCost(fixed_s=0.001, per_byte_s=5e-6)
-    assert work_of((1000, 0.002), (100, 0.003)) == LinearCost(fixed_s=0.003)  # never less for more
+    assert work_of((1000, 0.002), (100, 0.003)) == LinearCost(fixed_s=0.003)  # a longer payload never takes less time
     assert work_of((1000, 0.002)) == work_of((1000, 0.002), (1000, 0.001)) == LinearCost(fixed_s=0.002)
 
 

@@ -1,4 +1,4 @@
-"""Steps over a trace: the mean of all that are made in it, the tenths of it, and what stands for many."""
+"""Steps over a trace: the mean of all steps in it, its tenths, and steps that represent many."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.extensions.predict.calibrations import calibration
 
 
 class Steps:
-    """That last as long as their beginning says."""
+    """Steps whose duration depends on their start."""
 
     def __init__(self, seconds_at: Callable[[float], float]) -> None:
         self.exposed_s = np.array([0.25, 0.75])
@@ -40,10 +40,10 @@ def slow_in_its_second_half(now: float) -> float:
 
 
 def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
-    """Of 100 s that follow the settling, 50 steps are made in the first half and 25 in the second."""
+    """Of 100 s after the settling time, 50 steps are made in the first half and 25 in the second."""
     steps = Steps(slow_in_its_second_half)
     found = replay(steps, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
-    assert steps.begun[0] == 100.0  # the trace begins anew
+    assert steps.begun[0] == 100.0  # the trace starts again
     assert len(steps.begun) == 75
     assert found.step_time_s == pytest.approx(100 / 75)
     assert found.step_time_p95_s == pytest.approx(2.0)
@@ -92,15 +92,15 @@ def written(path: Path, moments: Any) -> str:
 
 
 BURSTS = [*range(1, 2000), *(moment for moment in range(2000, 4000) for _ in range(4)), 4000]
-"""12 Mbit/s for two seconds, 48 for two"""
+"""12 Mbit/s for two seconds, 48 Mbit/s for two."""
 
 
 def mean_by_the_millisecond(trace: list[int], rounds: int) -> float:
-    """Mean step of two ranks that halve and add buckets of 500 kB, ready 0.25 s and 0.35 s after a step began.
+    """Return the mean step of two ranks that halve and add buckets of 500 kB, ready after 0.25 s and 0.35 s.
 
-    Both send at once by the same trace and receive without limit; then they say that all is finite, and update.
+    Both send at once by the same trace and receive without a limit; then they agree that all is finite, and update.
     """
-    packets = np.bincount(np.array(trace) % trace[-1], minlength=trace[-1])  # what ends a round begins the next one
+    packets = np.bincount(np.array(trace) % trace[-1], minlength=trace[-1])  # a period's end starts the next
     now = steps = 0
     while now < rounds * trace[-1]:
         start = now
@@ -123,7 +123,7 @@ def test_a_whole_prediction_is_a_plain_walk_through_the_trace(tmp_path: Path) ->
 
 
 def test_a_constant_trace_is_the_constant_rate_and_the_same_bytes(tmp_path: Path) -> None:
-    """Six messages one after the other, each within an opportunity, of a millisecond."""
+    """Six successive messages, each delayed by less than an opportunity, one millisecond."""
     asked: dict[str, Any] = {"collective": "ring", "hosts": 3, "latency": "3ms"}
     by_trace = step(**asked, bandwidth_trace=written(tmp_path / "even", range(1, 1001)))
     by_rate = step(**asked, bandwidth="12.112mbit")

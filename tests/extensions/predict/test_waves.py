@@ -1,4 +1,4 @@
-"""The waves that the costs are simulated on are the messages that a transport sees, one for one."""
+"""The waves on which the costs are simulated are exactly the messages that a transport sees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testing.third_party.star import Star
 
 MOST_RANKS = 9
 LENGTH = 9 * 2520
-"""All cuts into up to nine pieces are multiples of nine, so every rank sends as many entries of each piece."""
+"""All splits into up to nine pieces are multiples of nine, so every rank sends equally many entries of each piece."""
 
 
 def every_ninth(rank: int) -> Sparse:
@@ -47,7 +47,7 @@ def seeded(rank: int) -> Seeded:
 
 
 def of_seeded(start: int, stop: int) -> int:
-    """A part of it says where its entries are."""
+    """Return the bytes of a part, which lists the positions of its entries unless it is the whole."""
     if (start, stop) == (0, LENGTH):
         return seeded(0).nbytes
     count = int(((seeded(0).positions >= start) & (seeded(0).positions < stop)).sum())
@@ -55,7 +55,7 @@ def of_seeded(start: int, stop: int) -> int:
 
 
 def lengths_of(kind: str) -> Lengths:
-    """By the numbers of elements and contributions alone, for all ranks send equally many entries."""
+    """Return lengths that depend only on the numbers of elements and terms: all ranks send equally many entries."""
 
     def one(numel: int, terms: int) -> int:
         if kind == "dense" or (kind == "codes" and terms > 1):
@@ -78,7 +78,7 @@ def lengths_of(kind: str) -> Lengths:
 
 
 def waved(name: str, world_size: int, layout: Layout, lengths: Lengths) -> list[Sent]:
-    """What each rank sends, by peer and in order."""
+    """Return the messages of each rank by peer, in order."""
     sent: list[Sent] = [{} for _ in range(world_size)]
     for (source, target), nbytes in by_pair(waves_of(COLLECTIVES[name](), world_size, layout, lengths)).items():
         sent[source][target] = nbytes
@@ -104,7 +104,7 @@ def test_waves_are_what_a_transport_counts(name: str, kind: str, world_size: int
 @pytest.mark.parametrize("world_size", [2, 3, 5, 6, 8, 9, 17])
 @pytest.mark.parametrize("name", [name for name in WAVED if not name.startswith("hierarchical")])
 def test_waves_are_the_rounds_of_all_ranks(name: str, world_size: int) -> None:
-    """Also of one element, of none, and of pieces each of another length."""
+    """Covers one element, none, and pieces of different lengths."""
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         return 1 + stop % 2, 8 * (1 + start + 10_000 * stop + 100_000_000 * terms)
@@ -112,7 +112,7 @@ def test_waves_are_the_rounds_of_all_ranks(name: str, world_size: int) -> None:
     layouts = [Layout.dense(numel, key=(3,)) for numel in (0, 1, 1009)]
     for layout in (*layouts, Layout((Leaf(700), Leaf(309, alignment=8)), (3, 4))):
         collective, lengths = COLLECTIVES[name](), Lengths(packed)
-        if isinstance(collective, Server):  # what it answers is told by its options, not by its rounds
+        if isinstance(collective, Server):  # its answers depend on its options, not on its rounds
             collective = dataclasses.replace(collective, downlink="union")
         rounds = [collective.rounds(world_size, rank, layout) or [] for rank in range(world_size)]
         described = of_rounds(rounds, lengths, np.ones(world_size, dtype=np.int64))
@@ -120,7 +120,7 @@ def test_waves_are_the_rounds_of_all_ranks(name: str, world_size: int) -> None:
 
 
 def by_pair(waves: Iterable[Wave] | None) -> dict[tuple[int, int], list[int]]:
-    """Bytes of each message from one rank to another, in order."""
+    """Return the bytes of each message from one rank to another, in order."""
     assert waves is not None
     sent: dict[tuple[int, int], list[int]] = {}
     for wave in waves:

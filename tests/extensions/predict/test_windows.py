@@ -1,4 +1,4 @@
-"""Windows after a silence: round trips by hand, and that nothing better makes a message later."""
+"""Windows after a silence: round trips by hand, and better conditions never delay a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leaves_in_s(
 
 
 def silent(silence_s: float, *before: float) -> Windows:
-    """Connections of two ranks, the first of which sent these messages before it was silent."""
+    """Return the connections of two ranks; the first sent these messages before the silence."""
     windows = Windows(2)
     for nbytes in before:
         leaves_in_s(nbytes, windows)
@@ -37,14 +37,14 @@ def settled_round_trips(
     round_trip_s: float = ROUND_TRIP_S,
     **link: float,
 ) -> list[float]:
-    """For which messages of a step wait that has come several times.
+    """Return the waits of a step's messages, in round trips, after the step was repeated.
 
     Args:
-        messages: bytes of each, and for how many round trips others go on behind it.
-        silence_s: before each step.
-        steps: how often.
-        round_trip_s: of the link.
-        link: more of it.
+        messages: (bytes, round trips for which others continue after it) of each message.
+        silence_s: silence before each step, in seconds.
+        steps: number of steps.
+        round_trip_s: round trip time of the link, in seconds.
+        link: more arguments that describe the link.
     """
     windows = SettlingWindows(2)
     waits: list[float] = []
@@ -103,14 +103,14 @@ def test_settled_windows_are_halved_by_silence_between_steps_as_others(silence_s
 
 @pytest.mark.parametrize(("others", "round_trips"), [(2, 0), (3, 0), (6, 1), (9, 2)])
 def test_what_others_do_within_a_step_halves_the_window_of_every_message_anew(others: int, round_trips: int) -> None:
-    """It has grown to the length of two, for the step has several; each of them lets it grow again."""
+    """The window has grown to two messages, because the step has several; each lets it grow again."""
     waits = settled_round_trips((1e6, others), (1e6, others), (1e6, others), (1e6, 0))
     assert waits == pytest.approx([0] + 3 * [round_trips])
 
 
 @pytest.mark.parametrize("short", [1, LEAST_WINDOW_BYTES, LEAST_WINDOW_BYTES + 1])
 def test_silences_around_a_short_message_add_up_for_the_long_one(short: int) -> None:
-    """As where a tree sums something short and then something long: leaves are silent while the others go on."""
+    """A tree that sums something short and then something long has silent leaves while others continue."""
     assert settled_round_trips((short, 3), (1e6, 3))[1] == pytest.approx(2)
 
 
@@ -127,8 +127,10 @@ def test_on_a_new_connection_a_window_grows_to_what_was_sent_and_no_further() ->
 
 @pytest.mark.parametrize(("ranks", "round_trips"), [(2, 0), (6, 4)])
 def test_what_is_slow_stays_slow(ranks: int, round_trips: int) -> None:
-    """Ranks take turns, in four round trips over new connections: while one other does a window is halved once, while
-    five do it is lost again."""
+    """The ranks send one after another, in four round trips over new connections.
+
+    While one other rank sends, a window is halved once; while five others send, it shrinks to its start.
+    """
     windows = SettlingWindows(ranks)
     waits: list[float] = []
     for _ in range(5):
