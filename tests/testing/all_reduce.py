@@ -1,4 +1,4 @@
-"""One rank of a job on virtual hosts: sums a tensor over gloo and writes what it saw.
+"""One rank of a job on virtual hosts: sums a tensor over gloo and writes its measurements.
 
 ``python -m torch.distributed.run ... tests/testing/all_reduce.py FOLDER NUM_FLOATS``.
 """
@@ -22,7 +22,7 @@ def main(folder: str, num_floats: str) -> None:
     rank = dist.get_rank()
     tensor = torch.full((int(num_floats),), float(rank + 1))
     before, began = interface_bytes(), time.perf_counter()
-    dist.barrier()  # nobody sends before all have begun to count what their host sends; its own few bytes count too
+    dist.barrier()  # all ranks start counting before any rank sends; the barrier's own few bytes count too
     dist.all_reduce(tensor)
     dist.barrier()
     seconds, after = time.perf_counter() - began, interface_bytes()

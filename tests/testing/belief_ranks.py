@@ -1,4 +1,4 @@
-"""A small network and optimizers of the AdaBelief family at work on it, alone or among ranks that exchange moments."""
+"""A small network with optimizers of the AdaBelief family, on one rank or on several that exchange moments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 def noisy(rank: int, step: int) -> Tensors:
-    """A mean that all ranks share, and noise of their own; fp64."""
+    """Return gradients in fp64: a mean that all ranks share, plus noise of the rank."""
     shared, own = (torch.Generator().manual_seed(seed) for seed in (7, 1000 * step + rank))
     return [
         torch.randn(shape, generator=shared, dtype=torch.float64) * 0.3
@@ -52,8 +52,8 @@ class Rank:
     """One rank's network and optimizer.
 
     Attributes:
-        maxima: what the exchange of the maxima gave, per step.
-        means: likewise.
+        maxima: results of the exchange of the maxima, per step.
+        means: results of the exchange of the means, per step.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Rank:
         optimizer._exchange = watched
 
     def in_float64(self) -> None:
-        """Exchange the means as they are too: the reducer works in fp32."""
+        """Exchange the means in fp64 too, because the reducer works in fp32."""
 
         def exchange(means: Any, maxima: Any) -> None:
             self.channel.combine_(means, "mean")
@@ -99,7 +99,7 @@ class Rank:
         self._watch(optimizer)
 
     def train(self, gradient_of: GradientOf, steps: int) -> Iterator[Tensors]:
-        """Copies of the parameters after each step."""
+        """Train, and yield copies of the parameters after each step."""
         for index in range(steps):
             self.channel.start_step(step_at(index, self.transport.rank, self.transport.world_size))
             set_gradients(self.model, gradient_of(self.transport.rank, index))
@@ -108,12 +108,12 @@ class Rank:
             yield [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def state(self, name: str) -> Tensors:
-        """One tensor of the optimizer's state per parameter, copied."""
+        """Return copies of one tensor of the optimizer's state for each parameter."""
         return [self.optimizer.state[parameter][name].clone() for parameter in self.model.parameters()]
 
 
 def set_gradients(model: nn.Module, gradients: Sequence[torch.Tensor]) -> None:
-    """Hand each parameter its own, in its type."""
+    """Set the gradients of all parameters, in the parameters' dtypes."""
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient.to(parameter.dtype)
 
@@ -121,5 +121,5 @@ def set_gradients(model: nn.Module, gradients: Sequence[torch.Tensor]) -> None:
 def trained(
     make: Callable[[MemoryTransport], Rank], gradient_of: GradientOf, steps: int, n: int
 ) -> list[list[Tensors]]:
-    """Per rank, the parameters after each step."""
+    """Return, per rank, the parameters after each step."""
     return run_threads(lambda transport: list(make(transport).train(gradient_of, steps)), n)

@@ -1,4 +1,4 @@
-"""A third-party package of which every component is broken in its own way, installed by its entry points alone."""
+"""A third-party package in which every component is broken in a different way, installed by its entry points alone."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ REASONS = {
     "b_module": ("broken", "has no attribute ''"),
     "b_raising": ("broken:Raising", "RuntimeError: no licence"),
 }
-"""compressor -> (where its class is said to be, why it cannot be used)"""
+"""compressor -> (entry point of its class, the reason why it cannot be used)"""
 CLASH = "fp16"
 
 
 def install(folder: Path) -> None:
-    """Lay the package into `folder`, which must be on the path of imports."""
+    """Write the package to `folder`, which must be on the import path."""
     for name, source in MODULES.items():
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
     compressors = {name: target for name, (target, _) in REASONS.items()}

@@ -1,4 +1,4 @@
-"""A checkpoint that holds nothing to train on with."""
+"""A checkpoint without anything to continue training from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.core.run_folder import RunFolder
 
 
 def content(written: bytes) -> Callable[[Path], object]:
-    """What writes these bytes to a file."""
+    """Return a function that writes these bytes to a file."""
     return lambda path: path.write_bytes(written)
 
 
 def add_checkpoint(folder: RunFolder, config: RunConfig, step: int) -> None:
-    """Lay it into a run's folder, with the configuration that it is of."""
+    """Write a checkpoint to a run's folder, together with its configuration."""
     folder.config.write_text(config.to_json())
     checkpoints = Checkpoints(folder)
     files = {0: checkpoints.write(step, 0, content(b"state"))}

@@ -1,4 +1,4 @@
-"""The collectives under test, and what must hold for every sum, whatever carries it."""
+"""The collectives under test, and the checks of every sum, over any transport."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ TEXTS = [
 COLLECTIVES: dict[str, Callable[[], Collective]] = {
     text: functools.partial(options.build, "collectives", Collective, text) for text in TEXTS
 }
-"""All that there are, and some under further options."""
+"""Every collective, some also with other options."""
 Result = tuple[torch.Tensor, int]
-"""(decoded total, bytes sent) on one rank"""
+"""(decoded total, bytes sent) on one rank."""
 
 
 def key_of(payload: Payload) -> tuple[int, ...]:
@@ -47,10 +47,10 @@ def refusal(collective: Collective, payload: Payload) -> str | None:
 
 
 def check(name: str, contributions: Sequence[Payload], results: Sequence[Result], itemsize: int = 4) -> None:
-    """The total is the serial reference's, bit for bit on every rank, and the bytes are what the formulas say."""
+    """Check that every rank has the serial reference's total bit for bit, and that the bytes match the formulas."""
     collective, world_size = COLLECTIVES[name](), len(contributions)
     expected = serial_sum(collective, contributions)
-    assert expected is not None or "native" in name  # the order is the backend's
+    assert expected is not None or "native" in name  # the backend chooses the order
     first = results[0][0]
     if expected is None:
         assert_within_rounding(first, contributions)
@@ -64,21 +64,21 @@ def check(name: str, contributions: Sequence[Payload], results: Sequence[Result]
 
 
 def carried_bytes(collective: Collective, payload: Payload) -> int:
-    """Of one payload as it travels: packed, or its bare wire tensors."""
+    """Return the bytes of a payload as it is sent: packed, or only its wire tensors."""
     if collective.carries_wires and all(leaf.elementwise for leaf in leaves(payload)):
         return sum(leaf.wire.nbytes for leaf in leaves(payload))
     return payload.nbytes
 
 
 def clone(payload: Payload) -> Payload:
-    """A payload whose tensors a collective may overwrite."""
+    """Return a copy whose tensors a collective may overwrite."""
     if isinstance(payload, Bundle):
         return Bundle([clone(member) for member in payload.payloads])
     return payload.with_wire(payload.wire.clone()) if payload.elementwise else payload
 
 
 def assert_within_rounding(total: torch.Tensor, contributions: Sequence[Payload]) -> None:
-    """Any order of additions: |error| <= (n - 1) u sum |x|, up to second order."""
+    """Check the error bound for any order of additions: (n - 1) u sum |x|, up to second order."""
     terms = torch.stack([payload.to_dense().double() for payload in contributions])
     bound = 1.01 * (len(contributions) - 1) * 2**-24 * terms.abs().sum(0)
     assert ((total.double() - terms.sum(0)).abs() <= bound).all()

@@ -1,4 +1,4 @@
-"""The compressors and options that the contract is held against, and gradients to feed them."""
+"""The compressors and options that the contract is checked for, and gradients for them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_thr
 
 T = TypeVar("T")
 
-LATE_EPOCH = 99  # past every warm-up
+LATE_EPOCH = 99  # after every warm-up
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One compressor under given options."""
+    """One compressor with given options."""
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -34,7 +34,7 @@ class Case:
         return cast(Compressor, registry.load("compressors", self.name)(**{**dict(self.options), **changes}))
 
     def reducer(self, **changes: Any) -> Reducer:
-        """The compressor at work, from nothing."""
+        """Return a new reducer of the compressor."""
         return reducer_for(self.make(**changes))
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ CASES = [case(name) for name in NAMES] + VARIANTS
 
 
 def layers_of_shapes(*shapes: tuple[int, ...], kinds: Sequence[str] | None = None) -> list[Layer]:
-    """Layers as a model would have them: 4-D are convolutions, 2-D linear, 1-D biases."""
+    """Return layers as in a model: 4-D shapes are convolutions, 2-D linear, 1-D biases."""
     by_rank = {4: "conv", 2: "linear", 1: "bias", 0: "other"}
     layers = []
     for index, shape in enumerate(shapes):
@@ -134,7 +134,7 @@ LAYERS = layers_of_shapes(
 def gradient(
     layer: Layer, step: int, rank: int, *, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Heavy-tailed noise around a mean that all ranks share: what a gradient looks like."""
+    """Return heavy-tailed noise around a mean that all ranks share, which resembles a gradient."""
     shared = torch.Generator().manual_seed(1000 * layer.id + 7)
     own = torch.Generator().manual_seed(1_000_000 * (step + 1) + 1000 * layer.id + rank)
     mean = torch.randn(layer.numel, generator=shared)
@@ -155,7 +155,7 @@ def reduce_once(
     *,
     commit: bool = True,
 ) -> tuple[list[torch.Tensor], Bucket]:
-    """The updates for copies of these gradients, and the bucket as `reduce` left it."""
+    """Return the updates for copies of these gradients, and the bucket after `reduce`."""
     bucket = Bucket(layers=list(layers)[::-1], gradients=[g.clone() for g in gradients][::-1], step=step)
     reducer.reduce(bucket, collective.sum, collective.transport)
     if commit:
@@ -164,12 +164,12 @@ def reduce_once(
 
 
 def alone() -> BoundCollective:
-    """A collective with one rank."""
+    """Return a collective with one rank."""
     return Allgather().bind(MemoryWires(1).transport(0))
 
 
 def on_ranks(world_size: int, collective: str, fn: Callable[[MemoryTransport, BoundCollective], T]) -> list[T]:
-    """`fn(transport, collective)` on every rank of an in-memory transport."""
+    """Return `fn(transport, collective)` of every rank of an in-memory transport."""
 
     def run(transport: MemoryTransport) -> T:
         made = cast(Collective, registry.load("collectives", collective)()).bind(transport)

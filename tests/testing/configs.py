@@ -17,7 +17,7 @@ COMPONENTS = {
 
 
 def make_config(**changes: Any) -> RunConfig:
-    """A complete configuration of a small run, with the fields that a test cares about changed."""
+    """Return a complete configuration of a small run with some fields changed."""
     fields: dict[str, Any] = {
         "name": "test",
         **COMPONENTS,

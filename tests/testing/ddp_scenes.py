@@ -1,4 +1,4 @@
-"""Scenes on real gloo ranks: a small model in DDP, its training, and what each rank has to tell of it."""
+"""Scenes on real gloo ranks: a small model in DDP, its training, and the results of each rank."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from tests.testing.ranks import run_ranks
 
 LR = 0.1
 Scene = Callable[[int], Any]
-"""rank -> what there is to tell"""
+"""rank -> results"""
 
 
 def network() -> nn.Sequential:
-    """Two layers, the same each time."""
+    """Return two layers, with the same weights each time."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's samples and labels at a step."""
+    """Return a rank's samples and labels at a step."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(16, 20, generator=generator), torch.randint(0, 5, (16,), generator=generator)
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Of a rank's batch."""
+    """Return the loss of a rank's batch."""
     x, y = batch(rank, step)
     return nn.functional.cross_entropy(model(x), y)
 
 
 def wrapped(**options: Any) -> DistributedDataParallel:
-    """The network in DDP, with these options of DDP's."""
+    """Return the network in DDP, with these options of DDP."""
     return DistributedDataParallel(network(), **options)
 
 
 def weights(model: nn.Module) -> torch.Tensor:
-    """All of them in one row."""
+    """Return all parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def gradients(model: nn.Module) -> torch.Tensor:
-    """Likewise."""
+    """Return all gradients as one vector."""
     return torch.cat([cast(torch.Tensor, p.grad).flatten() for p in model.parameters()])
 
 
 def train(ddp: DistributedDataParallel, hook: CompressionHook, steps: range) -> torch.Tensor:
-    """Weights after these steps of plain gradient descent."""
+    """Train these steps with plain gradient descent, and return the weights."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
     for step in steps:
         loss_of(ddp, dist.get_rank(), step).backward()
@@ -68,7 +68,7 @@ def train(ddp: DistributedDataParallel, hook: CompressionHook, steps: range) -> 
 
 
 def trained(compressor: Compressor, num_steps: int, **options: Any) -> torch.Tensor:
-    """Weights after so many steps through a compressor, with these options of `attach`."""
+    """Train with a compressor and these options of `attach`, and return the weights."""
     ddp = wrapped()
     hook = attach(ddp, compressor, Allgather(), **options)
     after = train(ddp, hook, range(num_steps))
@@ -77,7 +77,7 @@ def trained(compressor: Compressor, num_steps: int, **options: Any) -> torch.Ten
 
 
 def message_of(call: Callable[[], Any]) -> str:
-    """What the error says that the call raises."""
+    """Return the message of the error that the call raises."""
     try:
         call()
     except (RuntimeError, ValueError) as error:
@@ -86,7 +86,7 @@ def message_of(call: Callable[[], Any]) -> str:
 
 
 def played_by_two(scenes: Sequence[Scene], tmp_path: Path) -> list[dict[str, Any]]:
-    """What every scene gave, by its name, per rank; one pair of processes plays them all."""
+    """Play every scene in one pair of processes, and return its results by name, per rank."""
     return [loaded(result) for result in run_ranks(_play, 2, tmp_path, timeout_s=100, args=(scenes,))]
 
 
@@ -95,12 +95,12 @@ def _play(rank: int, scenes: Sequence[Scene]) -> bytes:
 
 
 def saved(value: Any) -> bytes:
-    """Tensors for another process; sent as they are, they would be shared with one that has ended."""
+    """Serialise tensors for another process; sent directly, they would be shared with a process that has ended."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
 
 
 def loaded(raw: bytes) -> Any:
-    """What was saved."""
+    """Return what `saved` has serialised."""
     return torch.load(io.BytesIO(raw))

@@ -12,7 +12,7 @@ TWO_HOSTS = REPOSITORY / "examples" / "two_hosts.toml"
 
 
 def device_file(folder: Path, **counts: int) -> Path:
-    """A file with so many devices of each role, each on a link to the host."""
+    """Write a file with these numbers of devices of each role, each linked to the host."""
     path = folder / f"{'-'.join(f'{role}{count}' for role, count in counts.items())}.toml"
     tables = [f'[[device]]\nrole = "{role}"\ncount = {count}\nlink = "cxl2x16"\n' for role, count in counts.items()]
     path.write_text("\n".join(tables), encoding="utf-8")
@@ -20,10 +20,10 @@ def device_file(folder: Path, **counts: int) -> Path:
 
 
 def pool_of(*roles: str) -> tuple[Device, ...]:
-    """One device of each of these roles."""
+    """Return one device of each of these roles."""
     return tuple(Device(name=f"{role}0", role=role, kind=role) for role in roles)  # type: ignore[arg-type]
 
 
 def shipped() -> Topology:
-    """The device file that the examples hold."""
+    """Return the topology of the device file in the examples."""
     return Topology.read(CXL)

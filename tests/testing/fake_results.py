@@ -1,4 +1,4 @@
-"""Made-up runs as pictures take them: several evaluations per run, and layers."""
+"""Artificial runs for pictures: several evaluations per run, and layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXCHANGE = {"forward_backward_s": 0.03, "encode_s": 0.002, "exchange_s": 0.012, 
 
 
 def fake_run(accuracies: Sequence[float], *, target: float | None = 0.9, **values: Any) -> list[dict[str, Any]]:
-    """A run with an evaluation every 10 steps, 2 s each; the target is reached where an accuracy says so."""
+    """Return a run with an evaluation every 10 steps and 2 s; the accuracies decide when the target is reached."""
     reached = next((i for i, share in enumerate(accuracies, 1) if target is not None and share >= target), None)
     last = len(accuracies)
     return [
@@ -36,7 +36,7 @@ def fake_run(accuracies: Sequence[float], *, target: float | None = 0.9, **value
 
 
 def fake_layers(rows: Sequence[dict[str, Any]], density: float) -> list[dict[str, Any]]:
-    """Two layers per evaluation, the second one always whole."""
+    """Return two layers per evaluation, the second one always sent whole."""
     return [
         {"run_id": row["run_id"], "epoch": row["epoch"], "step": row["step"], "layer": layer, "density_mean": share}
         for row in rows
@@ -45,7 +45,7 @@ def fake_layers(rows: Sequence[dict[str, Any]], density: float) -> list[dict[str
 
 
 def everything() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows and layers from which every kind of picture can be drawn; one seed misses its target."""
+    """Return rows and layers from which every kind of picture can be drawn; one seed misses its target."""
     rows, layers = [], []
     for compressor, bytes_per_step, factor, density in (("none", 1e6, 1.0, 1.0), ("topk:ratio=0.01", 2e4, 2.0, 0.01)):
         for uplink in (1e7, 1e8):
@@ -74,5 +74,5 @@ def everything() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def results(
     tmp_path: Path, rows: Sequence[dict[str, Any]], layers: Sequence[dict[str, Any]] = (), **more: Any
 ) -> Results:
-    """The rows as the pictures take them."""
+    """Return the rows in the form that pictures take."""
     return Results(rows=stored(tmp_path, rows), layers=list(layers), **more)

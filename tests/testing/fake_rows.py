@@ -1,4 +1,4 @@
-"""Made-up rows of metrics.csv: reading, comparing and printing are tested in milliseconds, without training."""
+"""Artificial rows of metrics.csv, with which reading, comparing and printing are tested quickly, without training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DENSE_BYTES = 1_000_000.0
 
 
 def fake_row(**values: Any) -> dict[str, Any]:
-    """One evaluation of a run on a small model; every value can be replaced."""
+    """Return one evaluation of a run of a small model; every value can be replaced."""
     row: dict[str, Any] = {
         "compressor": "none",
         "collective": "native",
@@ -63,7 +63,7 @@ def fake_row(**values: Any) -> dict[str, Any]:
 def fake_seeds(
     samples_per_s: Sequence[float], accuracy: Sequence[float] | None = None, **values: Any
 ) -> list[dict[str, Any]]:
-    """One finished run per value, with seeds 1, 2, ..."""
+    """Return one finished run per value, with seeds 1, 2, ..."""
     accuracies = accuracy or [0.97] * len(samples_per_s)
     return [
         fake_row(seed=seed, samples_per_s=speed, test_accuracy=share, **values)
@@ -74,7 +74,7 @@ def fake_seeds(
 def topk_seeds(
     samples_per_s: Sequence[float], accuracy: Sequence[float] | None = None, **values: Any
 ) -> list[dict[str, Any]]:
-    """The same for top-k at 1 % over all-gather."""
+    """Return finished runs of top-k at 1 % over all-gather."""
     sparse = {
         "compressor": "topk:ratio=0.01",
         "collective": "allgather",
@@ -87,21 +87,21 @@ def topk_seeds(
 
 
 def write_run(folder: Path, *rows: dict[str, Any]) -> Path:
-    """A run folder with these rows in its metrics.csv."""
+    """Write a run folder with these rows in its metrics.csv."""
     folder.mkdir(parents=True)
     RowWriter(folder / "metrics.csv").extend(rows)
     return folder
 
 
 def write_runs(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """A folder of run folders, one per row."""
+    """Write one run folder per row."""
     for row in rows:
         write_run(folder / row["run_id"].replace("/", "_").replace(":", "_"), row)
     return folder
 
 
 def stored(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows as `store.read` gives them."""
+    """Return the rows as `store.read` returns them."""
     path = tmp_path / "rows.csv"
     path.unlink(missing_ok=True)
     RowWriter(path).extend(rows)

@@ -1,4 +1,4 @@
-"""A launcher in a process of its own, for tests that kill it or run it as another user.
+"""A launcher in its own process, for tests that kill it or run it as another user.
 
 ``python -m tests.testing.hosts_launcher RUN_DIR COMMAND...`` starts the command on two hosts at 100 Mbit/s, says so,
 and waits.

@@ -1,4 +1,4 @@
-"""Running `bench` in a test: in this process for a sentence and an exit code, as a program for a job."""
+"""Run `bench` in a test: in this process for a sentence and an exit code, as a program for a job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import typer.testing
 
 from bench.cli.app import shown_error
 
-# The runner would read the signatures of all commands anew for every call, which takes longer than most calls.
+# Otherwise the runner would read the signatures of all commands for every call, which takes longer than most calls.
 vars(typer.testing)["_get_command"] = functools.cache(typer.main.get_command)
 REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a command did."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -46,7 +46,7 @@ def invoke(*arguments: str) -> Answer:
 
 
 def commands() -> dict[str, Any]:
-    """All commands of `bench` by name, those of extensions too."""
+    """Return all commands of `bench` by name, including those of extensions."""
     from bench.cli.app import app
 
     group: Any = typer.main.get_command(app)
@@ -54,7 +54,7 @@ def commands() -> dict[str, Any]:
 
 
 def start(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-    """Start `bench` as a program; its packages are this checkout's, wherever it works."""
+    """Start `bench` as a program with the packages of this checkout, in any working directory."""
     path = [str(REPOSITORY), *filter(None, [variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))])]
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "bench", *arguments],
@@ -74,7 +74,7 @@ def execute(*arguments: str, cwd: Path | None = None, **variables: str) -> Answe
 
 
 def decoys(folder: Path) -> Path:
-    """The folder, now with a user's own modules in it that are named as our packages are."""
+    """Write a user's modules with the names of our packages to the folder, and return it."""
     (folder / "collectives").mkdir()
     for module in ("bench.py", "collectives/__init__.py", "torch.py"):
         (folder / module).write_text("raise ImportError('a module of the working directory')", encoding="utf-8")
@@ -82,7 +82,7 @@ def decoys(folder: Path) -> Path:
 
 
 def processes_of(folder: Path) -> dict[psutil.Process, list[str]]:
-    """The processes that still work on a run, with what they hold open: files of its folder."""
+    """Return the processes that still work on a run, with the files of its folder that each has open."""
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -93,18 +93,18 @@ def processes_of(folder: Path) -> dict[psutil.Process, list[str]]:
 
 
 def only_run(out: Path) -> Path:
-    """The one run folder below `out`."""
+    """Return the only run folder below `out`."""
     (folder,) = out.iterdir()
     return folder
 
 
 def rows(folder: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
-    """The rows of a run, cells as texts."""
+    """Return the rows of a run, with cells as text."""
     with (folder / name).open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def status(folder: Path) -> dict[str, Any]:
-    """The run's `status.json`."""
+    """Return the run's `status.json`."""
     content: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
     return content

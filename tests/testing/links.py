@@ -1,4 +1,4 @@
-"""The links of virtual hosts under test: cut by what runs in the same private namespaces."""
+"""Cuts of the links of virtual hosts, made by a command in the same private namespaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.hosts.support import search_path
 
 
 def set_link(job: HostsJob, index: int, *, up: bool) -> None:
-    """Cut a host off from all others, or join it again."""
+    """Disconnect a host from all others, or connect it again."""
     (supervisor,) = psutil.Process(job._unshare.pid).children()
     enter = ["nsenter", f"--target={supervisor.pid}", "--user", "--net", "--mount", "--preserve-credentials", "--"]
     command = ["ip", "-n", namespace(index), "link", "set", INTERFACE, "up" if up else "down"]

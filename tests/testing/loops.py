@@ -1,6 +1,6 @@
-"""The tests that hold native loops, or Triton's kernels, against the reference path; skipped where there are none.
+"""Checks of native loops and of Triton's kernels against the reference path; skipped if there are none.
 
-Triton's kernels run on a GPU, or by its interpreter where TRITON_INTERPRET=1 is in the environment.
+Triton's kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1 is in the environment.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ needs_loops = [
 ]
 
 Computed = Callable[[torch.Tensor, int], Sequence[torch.Tensor | float]]
-"""fp32 [numel] and the case's number -> results"""
+"""(fp32 [numel], number of the case) -> results"""
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-"""where Triton's kernels run"""
+"""The device for Triton's kernels."""
 NO_TRITON = library.triton_missing() or ("" if DEVICE == "cpu" or torch.cuda.is_available() else "torch sees no GPU")
 
 needs_triton = [pytest.mark.triton, pytest.mark.skipif(bool(NO_TRITON), reason=NO_TRITON or "there is one")]
@@ -33,7 +33,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
-    """Whether all bits agree, where the bits of a NaN, which no standard fixes, do not count."""
+    """Return whether all bits agree; the bits of a NaN, which no standard defines, do not count."""
     a, b = (value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64) for value in (a, b))
     if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
         return False
@@ -42,10 +42,10 @@ def same(a: torch.Tensor | float, b: torch.Tensor | float) -> bool:
 
 
 def assert_gives_what_the_reference_gives(computed: Computed, cases: Iterable[int]) -> None:
-    """Compute results of hard numbers by native loops and by the reference path; every bit must agree.
+    """Compute results of difficult numbers by native loops and by the reference path; every bit must agree.
 
     Args:
-        computed: what is computed.
+        computed: computes the results.
         cases: numbers of the cases.
     """
     for seed in cases:
@@ -57,7 +57,7 @@ def assert_gives_what_the_reference_gives(computed: Computed, cases: Iterable[in
 
 
 def assert_triton_gives_what_the_reference_gives(computed: Computed, cases: Iterable[int]) -> None:
-    """The same for Triton's kernels, on a GPU or by the interpreter, and the reference path on the CPU."""
+    """Compare Triton's kernels, on a GPU or in the interpreter, with the reference path on the CPU."""
     for seed in cases:
         with library.reference_path():
             expected = computed(hard_numbers(seed), seed)

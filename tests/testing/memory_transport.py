@@ -1,7 +1,7 @@
-"""The transport's in-memory twin: ranks are threads of one process. For contract tests.
+"""An in-memory transport for contract tests: ranks are threads of one process.
 
 It is as strict as the real one: a message is read only when the receiver has posted its buffer, so a sender that
-changes a tensor too early sends wrong data, and a send that nobody receives never completes.
+changes a tensor too early sends wrong data, and a send without a receive never completes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class MemoryWires:
-    """What connects the ranks: one queue per ordered pair."""
+    """The connections of the ranks: one queue per ordered pair."""
 
     def __init__(self, world_size: int, timeout_s: float = 20.0) -> None:
         self.world_size = world_size
@@ -33,23 +33,23 @@ class MemoryWires:
         self._receives: dict[tuple[int, int], collections.deque[_Message]] = collections.defaultdict(collections.deque)
 
     def transport(self, rank: int) -> MemoryTransport:
-        """The transport of one rank; call once per rank."""
+        """Return the transport of one rank; call it once per rank."""
         return MemoryTransport(self, rank, list(range(self.world_size)), Ledger())
 
     def lose(self, rank: int) -> None:
-        """A rank has ended: whoever waits, and whatever it waits for, is told at once."""
+        """Mark a rank as ended: all waiting ranks are notified at once, whichever rank they wait for."""
         with self.changed:
             self.lost_rank = rank if self.lost_rank is None else self.lost_rank
             self.changed.notify_all()
 
     def add_send(self, source: int, to: int, message: _Message) -> None:
-        """Queue a message, or deliver it where the receiver already waits."""
+        """Queue a message, or deliver it if the receiver already waits."""
         with self.changed:
             self._sends[source, to].append(message)
             self._deliver(source, to)
 
     def add_receive(self, source: int, to: int, message: _Message) -> None:
-        """Queue a buffer, or fill it where the message is already there."""
+        """Queue a buffer, or fill it if the message has already been sent."""
         with self.changed:
             self._receives[source, to].append(message)
             self._deliver(source, to)
@@ -87,7 +87,7 @@ class MemoryTransport(Transport):
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        """Nobody is lost but the rank waited for."""
+        """Return an error that names the rank waited for."""
         me, peer = self.name(self.rank), self.name(rank)
         message = f"rank {me} waited for rank {peer}, which did not answer within {self.timeout_s:g} s"
         return TransportError(message, lost_rank=peer)
@@ -156,10 +156,10 @@ class _Message(Pending):
 
 
 def run_threads(fn: Callable[[MemoryTransport], T], world_size: int, timeout_s: float = 20.0) -> list[T]:
-    """What `fn(transport)` returned on every rank, in rank order; ranks are threads.
+    """Run `fn(transport)` on every rank in a thread, and return the results in rank order.
 
     Raises:
-        RuntimeError: a rank failed; the text is that rank's traceback, the first one to fail if several did.
+        RuntimeError: a rank failed; the text is the traceback of the first rank that failed.
     """
     wires = MemoryWires(world_size, timeout_s)
     results: dict[int, T] = {}

@@ -1,4 +1,4 @@
-"""Damaged payloads for tests: packed ones of every kind, changed by chance, and what must become of them."""
+"""Damaged payloads for tests: packed payloads of every kind with random changes, and checks of their decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Mutation = Callable[[bytearray, random.Random], bytearray]
 
 @functools.cache
 def corpus() -> list[bytes]:
-    """Every kind and type at a few lengths, packed."""
+    """Return packed payloads of every kind and type at a few lengths."""
     payloads = [make(name, numel, dtype).payload for name in MAKERS for dtype in FLOATS for numel in (0, 1, 9, 64, 100)]
     return [bytes(payload.pack().tolist()) for payload in payloads]
 
@@ -77,7 +77,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(rng: random.Random) -> bytearray:
-    """A packed payload of some kind with one or two things wrong."""
+    """Return a packed payload of some kind with one or two random changes."""
     raw = bytearray(rng.choice(corpus()))
     for mutation in rng.choices(MUTATIONS, k=rng.choice((1, 1, 2))):
         raw = mutation(raw or bytearray(1), rng)
@@ -85,7 +85,7 @@ def mutated(rng: random.Random) -> bytearray:
 
 
 def outcome_of(raw: bytearray) -> Literal["decoded", "refused"]:
-    """Decode and, if that is not refused, use the payload in every way; anything else than these two raises."""
+    """Decode and, unless that is refused, use the payload in every way; any other error is raised."""
     try:
         payload = unpack(torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.zeros(0, dtype=torch.uint8))
     except PayloadError:

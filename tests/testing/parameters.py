@@ -1,4 +1,4 @@
-"""Parameters for tests of the parameter server: what was applied, in which order and with which weight."""
+"""Parameters for tests of the parameter server, which record the pushes, their order and their weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectives.payloads.dense import Dense
 
 @dataclasses.dataclass(eq=False)
 class Recorded:
-    """Layers that are zero at first and grow by what is pushed.
+    """Layers that start at zero and to which pushes are added.
 
     Attributes:
         numels: elements of every layer.

@@ -1,4 +1,4 @@
-"""One payload of every kind at a given length, next to the dense tensor it must stand for, computed without it."""
+"""One payload of every kind at a given length, with its dense tensor, computed independently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 @dataclasses.dataclass
 class Example:
-    """A payload, the dense fp32 tensor it stands for, and where it transmits something (bool, same length)."""
+    """A payload, its dense fp32 tensor, and a mask of the transmitted elements (bool, same length)."""
 
     payload: Payload
     dense: torch.Tensor
@@ -40,7 +40,7 @@ class Example:
 
 
 def values_like_gradients(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Non-zero values that the type holds exactly; sums of a few lie in range."""
+    """Return non-zero values that the type represents exactly; sums of a few are in its range."""
     x = torch.randn(count, generator=generator)
     return torch.where(x == 0, 1.0, x).to(dtype)
 
@@ -148,7 +148,7 @@ def bundle_example(numel: int, dtype: torch.dtype, generator: torch.Generator) -
 
 
 def bundled(parts: list[Example]) -> Example:
-    """The examples laid end to end."""
+    """Return a bundle of the examples."""
     return Example(
         Bundle([part.payload for part in parts]),
         torch.cat([part.dense for part in parts]),
@@ -190,7 +190,7 @@ MAKERS: dict[str, Maker] = {
 
 
 def make(name: str, numel: int, dtype: torch.dtype, seed: int = 0) -> Example:
-    """The example of this name; the same for the same arguments."""
+    """Return the example with this name; it is the same for the same arguments."""
     return MAKERS[name](numel, dtype, torch.Generator().manual_seed(seed))
 
 

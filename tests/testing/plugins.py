@@ -99,14 +99,14 @@ ENTRY_POINTS = {
 
 
 def install(folder: Path) -> str:
-    """Lay the package into `folder`; returns the PYTHONPATH that makes it visible to every rank."""
+    """Write the package to `folder`; return the PYTHONPATH that makes it visible to every rank."""
     (folder / "misbehaving.py").write_text(SOURCE, encoding="utf-8")
     install_entry_points(folder, "misbehaving", ENTRY_POINTS)
     return str(folder)
 
 
 def install_entry_points(folder: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
-    """Lay the metadata of a package into `folder`: group -> component -> ``module:Class``."""
+    """Write the metadata of a package to `folder`: group -> component -> ``module:Class``."""
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")

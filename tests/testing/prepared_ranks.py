@@ -1,4 +1,4 @@
-"""What ranks run that say which processes prepared what they find."""
+"""Ranks that record which process prepared their data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ prepared_by: list[int] = []
 
 
 def prepare(path: str) -> None:
-    """Leave this process's number for the ranks; where there is a file `damaged`, fail."""
+    """Record this process's id for the ranks; fail if there is a file `damaged`."""
     if (Path(path) / "damaged").exists():
         raise ValueError("the data are damaged")
     prepared_by.append(os.getpid())
 
 
 def main(path: str) -> int:
-    """Write [the parent, whoever prepared]."""
+    """Write [id of the parent, ids of the processes that prepared]."""
     told = Path(path) / f"rank-{os.environ['RANK']}.json"
     told.write_text(json.dumps([os.getppid(), *prepared_by]), encoding="utf-8")
     return 0

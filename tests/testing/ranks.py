@@ -1,8 +1,9 @@
-"""Run a function in several real processes, one gloo rank each, and let pytest show the failing rank's own traceback.
+"""Run a function in several real processes, one gloo rank each, and show the failing rank's traceback in pytest.
 
-Processes are forked from a fresh one that has imported torch and done nothing else (a torch at work must not be forked;
-importing it anew takes seconds of each rank), meet through a file store (no port to collide with), and whatever is left
-when the first rank fails or the time is up is killed: SIGTERM does not end a rank that hangs in a collective.
+Processes are forked from a new process that has imported torch and done nothing else: a process in which torch has
+started threads must not be forked, and importing torch takes seconds in each rank. They meet through a file store, so
+that no port can collide. When the first rank fails or the time is up, the others are killed, because SIGTERM does not
+end a rank that hangs in a collective.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def run_ranks(
     *,
     may_die: Collection[int] = (),
 ) -> list[Any]:
-    """What `fn(rank, *args)` returned on every rank, in rank order.
+    """Return the results of `fn(rank, *args)`, in rank order.
 
     Args:
         fn: a function at the top level of a module; torch.distributed is initialised with gloo when it starts.
         world_size: number of processes.
         tmp_path: an empty folder; holds the rendezvous file.
-        timeout_s: for everything together, start of the processes included.
-        args: further arguments of `fn`; must pickle, as must its result.
+        timeout_s: limit in seconds for everything together, including the start of the processes.
+        args: further arguments of `fn`, which must be picklable, as must its result.
         may_die: ranks that may end or stop without an answer; their result is None.
     """
     context = multiprocessing.get_context("forkserver")
@@ -49,7 +50,7 @@ def run_ranks(
         inbox, outbox = context.Pipe(duplex=False)
         process = context.Process(target=_rank_main, args=(fn, rank, world_size, store, timeout_s, outbox, args))
         process.start()
-        outbox.close()  # so that the end of the process is the end of the pipe
+        outbox.close()  # the end of the process must be the end of the pipe
         inboxes.append(inbox)
         processes.append(process)
     try:
@@ -109,6 +110,6 @@ def _rank_main(
         answer = (True, fn(rank, *args))
     except BaseException:  # noqa: BLE001 - whatever it was, pytest shall show it
         answer = (False, traceback.format_exc())
-    outbox.send_bytes(pickle.dumps(answer))  # by value: tensors sent as such would need this process to live on
+    outbox.send_bytes(pickle.dumps(answer))  # by value: tensors sent directly would need this process to stay alive
     outbox.close()
     os._exit(0)  # the store and the wires may be broken on purpose: no orderly shutdown

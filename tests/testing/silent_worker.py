@@ -1,4 +1,4 @@
-"""A process of `bench compressors` that never says anything."""
+"""A process of `bench compressors` that never writes anything."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import signal
 
 
 def main(folder: str) -> int:
-    """Wait for a signal; none that is handled comes."""
+    """Wait for ever; no signal that it handles is sent."""
     while True:
         signal.pause()

@@ -1,8 +1,8 @@
-"""A CIFAR-10 of 120 random images in the published format, and a data set component that knows its checksums.
+"""A CIFAR-10 of 120 random images in the published format, and a data set component with its checksums.
 
 The archive is a gzipped tar of pickles as Python 2 and the NumPy of 2009 wrote them: byte strings, and a dtype whose
-flags are integers. `SmallCifar10` differs from `Cifar10` in nothing but address, sizes, checksums and a shorter wait,
-so that everything else is the real path. It can be imported by name: a test may offer it to other processes as an entry
+flags are integers. `SmallCifar10` differs from `Cifar10` only in address, sizes, checksums and a shorter wait, so that
+everything else is the real path. It can be imported by name, so a test may offer it to other processes as an entry
 point.
 """
 
@@ -30,7 +30,7 @@ PIXELS = _rng.integers(0, 256, (_NUM_BATCHES * IMAGES_PER_BATCH, 3, 32, 32), dty
 LABELS = np.concatenate([_rng.permutation(np.arange(IMAGES_PER_BATCH) % 10) for _ in range(_NUM_BATCHES)])
 
 
-class _Python2Pickler(pickle._Pickler):  # the C pickler lets nobody choose opcodes
+class _Python2Pickler(pickle._Pickler):  # the C pickler does not allow a choice of opcodes
     write: Callable[[bytes], None]
     memoize: Callable[[Any], None]
 
@@ -57,7 +57,7 @@ class _Python2Pickler(pickle._Pickler):  # the C pickler lets nobody choose opco
 
 
 def python2_pickle(value: Any) -> bytes:
-    """The value as Python 2 would have pickled it with protocol 2."""
+    """Return the value pickled as Python 2 did with protocol 2."""
     stream = io.BytesIO()
     _Python2Pickler(stream, protocol=2).dump(value)
     return stream.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
@@ -98,7 +98,7 @@ ARCHIVE = _pack()
 
 
 class SmallArchive(torchvision.datasets.CIFAR10):  # type: ignore[misc]
-    """Torchvision's class with the checksums of the archive above and an address where nobody listens."""
+    """Torchvision's class with the checksums of the archive above and an address without a server."""
 
     url = "http://127.0.0.1:9/cifar-10-python.tar.gz"
     tgz_md5 = _md5(ARCHIVE)
@@ -113,7 +113,7 @@ class SmallArchive(torchvision.datasets.CIFAR10):  # type: ignore[misc]
 
 @dataclasses.dataclass(kw_only=True)
 class SmallCifar10(Cifar10):
-    """100 training and 20 test images, ten and two of each class."""
+    """100 training and 20 test images: ten and two per class."""
 
     archive: ClassVar[type[torchvision.datasets.CIFAR10]] = SmallArchive
     whole: ClassVar[tuple[int, int]] = (5 * IMAGES_PER_BATCH, IMAGES_PER_BATCH)

@@ -1,1 +1,1 @@
-"""A package of somebody else's with one component of each kind; `tests/cli/test_third_party.py` installs it."""
+"""A third-party package with one component of each kind; `tests/cli/test_third_party.py` installs it."""

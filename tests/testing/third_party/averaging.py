@@ -1,4 +1,4 @@
-"""Every rank trains by itself and takes the mean of all parameters now and then.
+"""Local training with periodic averaging of all parameters.
 
 Source: McMahan et al. 2017.
 """
@@ -17,7 +17,7 @@ from collectives.options import Incompatible
 
 @dataclasses.dataclass(kw_only=True)
 class Averaging(Strategy):
-    """Sends whole parameters every few steps."""
+    """Send all parameters every few steps, and replace them by their mean."""
 
     every: Annotated[int, Ge(1), Doc("steps between two means")] = 2
 

@@ -1,4 +1,4 @@
-"""A network whose way depends on its input."""
+"""A network whose operations depend on its input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.models.base import Model
 
 
 class Network(nn.Module):
-    """Doubles what is positive."""
+    """Doubles the logits if their sum is positive."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits."""
@@ -21,7 +21,7 @@ class Network(nn.Module):
 
 @dataclasses.dataclass(kw_only=True)
 class Branching(Model):
-    """No one graph describes it."""
+    """A network that no single graph describes."""
 
     def build(self, num_classes: int) -> nn.Module:
         """Return the network."""

@@ -1,4 +1,4 @@
-"""Every n-th entry of a layer, the next ones at the next step; what is not sent waits."""
+"""Send every n-th entry of a layer, with an offset that moves each step; the others are kept for later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compressors.layer import Layer, Step
 
 @dataclasses.dataclass(kw_only=True)
 class EveryNth(LossyCompressor):
-    """Positions `step`, `step + n`, `step + 2 n`, ... modulo n, the same on every rank."""
+    """Send positions `step`, `step + n`, `step + 2 n`, ... modulo n, the same on every rank."""
 
     sends = Sparse
 
@@ -24,10 +24,10 @@ class EveryNth(LossyCompressor):
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Sparse:
-        """Return the entries whose turn it is."""
+        """Return the entries of this step."""
         indices = torch.arange(step.index % self.n, x.numel(), self.n, device=x.device)
         return Sparse(x.numel(), indices, x[indices])
 
     def expected_nbytes(self, layer: Layer) -> int:
-        """Return the closed form for a layer whose length n divides."""
+        """Return the bytes of a layer whose length is a multiple of n."""
         return Sparse.packed_nbytes(layer.numel, layer.numel // self.n, torch.float32)

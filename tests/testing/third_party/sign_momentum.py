@@ -1,4 +1,4 @@
-"""Sign of the momentum, with the weight decay beside it.
+"""Steps by the sign of the momentum, with decoupled weight decay.
 
 Source: Chen et al. 2023 (Lion, arXiv:2302.06675), algorithm 2.
 """
@@ -18,7 +18,7 @@ from bench.optimizers.base import Optimizer
 
 @dataclasses.dataclass(kw_only=True)
 class SignMomentum(Optimizer):
-    """Every weight moves by the learning rate."""
+    """In each step, every weight moves by the learning rate."""
 
     default_lr = 1e-3
 

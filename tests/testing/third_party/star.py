@@ -1,4 +1,4 @@
-"""Everybody sends to rank 0, which adds and sends the sum back."""
+"""All ranks send to rank 0, which adds the payloads and sends the sum back."""
 
 from __future__ import annotations
 
