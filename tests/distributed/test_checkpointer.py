@@ -118,7 +118,7 @@ def without_room_for_the_manifest(rank: int, path: str) -> list[str]:
 
 
 def machines(rank: int, path: str) -> dict[str, Any]:
-    """Each rank is a machine with its own folder; the second one's run starts anew while the first one resumes."""
+    """Each rank is a machine with its own folder; the second machine starts a new run first, and resumes later."""
     os.environ["LOCAL_RANK"] = "0"
     folder = folder_at(f"{path}-{rank}")
     checkpointer = Checkpointer(make_config(checkpoint_every=1, nnodes=2, node_rank=rank), folder)

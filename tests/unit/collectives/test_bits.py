@@ -9,7 +9,7 @@ from collectives.payloads.codec.bits import First, bits_for, pack_bits, packed_n
 
 
 def reference(codes: list[int], bits: int, first: First) -> bytes:
-    """The stream as one big integer."""
+    """Return the stream as one big integer."""
     nbytes = -(-len(codes) * bits // 8)
     if first == "low":
         return sum(code << i * bits for i, code in enumerate(codes)).to_bytes(nbytes, "little")

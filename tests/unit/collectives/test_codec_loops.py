@@ -1,4 +1,4 @@
-"""The native loops of packing, unpacking and adding give what the reference path gives, to the last bit."""
+"""The native loops of packing, unpacking and adding agree with the reference path bit for bit."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def sums_of_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 
 def written_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    """A sum of codes written into tensors laid end to end, or added to zeros where no loop writes it."""
+    """Return a sum of codes written to adjacent tensors, or added to zeros if no loop writes it."""
     terms = [coded(x, seed) for _ in range(1 + seed % 3)]
     for number, term in enumerate(terms):
         term.packed = term.packed.roll(number)
     if seed % 7 == 0:
-        terms[0].packed, terms[0].scales = terms[0].packed[:0], terms[0].scales[:0]  # of nothing but zeros
+        terms[0].packed, terms[0].scales = terms[0].packed[:0], terms[0].scales[:0]  # only zeros
     total, divisor = UnreducedSum(terms), [1, 2, 3, 0.5][seed % 4]
     out = torch.full_like(x, torch.nan)
     borders = sorted((seed * factor) % (x.numel() + 1) for factor in (7, 31, 1009)[: seed % 4])
@@ -123,7 +123,7 @@ def group_sparse(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
 
 
 def received_groups(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
-    """A message whose indices may be damaged: what it holds, or nothing where that is noticed."""
+    """Return the contents of a message whose indices may be damaged, or nothing if the damage is detected."""
     size, numel = [8, 100, 1024, 2**20 + 1][seed % 4], x.numel()
     num_groups, k = -(-numel // size), 1 + seed % 3
     last = min(k, numel - (num_groups - 1) * size) if numel else 0
@@ -200,7 +200,7 @@ def test_no_bit_is_set_outside_of_a_bitmap(numel: int, outside: int) -> None:
 
 def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_zero() -> None:
     halves = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
-    expected = halves.float() + 0  # what a sparse payload holds has no -0
+    expected = halves.float() + 0  # a sparse payload contains no -0
     payload = Sparse(halves.numel(), torch.arange(halves.numel()), halves)
     torch.set_flush_denormal(True)
     try:
@@ -216,7 +216,7 @@ def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
 
 @pytest.mark.parametrize("k", [1, 4, 7, 10])
 def test_indices_of_groups_are_unpacked_by_the_loop_itself(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it finds bad is looked at again by plain lines, which would hide that it finds everything bad."""
+    """Plain code repeats the check of indices that the loop rejects, and would hide a loop that rejects all of them."""
     indices = (torch.arange(k) * 9 + 1).repeat(23)
     sent = GroupSparse(23 * 100, 100, k, torch.ones(23 * k), indices)
     message = sent.pack()

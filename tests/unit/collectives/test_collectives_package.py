@@ -1,4 +1,4 @@
-"""What is imported with the package, and what all payload kinds are found under."""
+"""Imports of the package, and the registry of all payload kinds."""
 
 from __future__ import annotations
 

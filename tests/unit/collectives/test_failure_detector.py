@@ -1,4 +1,4 @@
-"""Who is lost, late, cut off or split: what ranks find out from pings and from what others left in the store."""
+"""Lost, late, unreachable or split ranks: conclusions from pings and from entries in the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collectives.transport.failure_detector import Diagnosis, FailureDetector
 HERE = "127.0.0.1"
 
 Join = Callable[..., FailureDetector]
-"""(store, rank) -> that rank's failure detector"""
+"""(store, rank) -> that rank's failure detector."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_who_waits_in_a_circle_names_one_of_it(join: Join) -> None:
 
 
 def test_whom_others_announce_a_little_later_still_counts(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks 0 and 1 fail at the same time; rank 0 is quicker to look."""
+    """Ranks 0 and 1 fail at the same time; rank 0 looks first."""
     store = HashStore()
     first, second, _ = [join(store, rank) for rank in range(3)]
     monkeypatch.setattr(failure_detector.time, "sleep", lambda _: second._announce("g", 2))
@@ -72,7 +72,7 @@ def test_whom_others_announce_a_little_later_still_counts(join: Join, monkeypatc
 
 
 def test_the_first_verdict_stands(join: Join) -> None:
-    """Rank 0 finds rank 2 lost and leaves; rank 1 must not take rank 0 for the one that was lost."""
+    """Rank 0 finds rank 2 lost and leaves; rank 1 must not report rank 0 as the lost one."""
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
     assert first.find_lost("g", [0, 1, 2], 2) == Diagnosis(lost=(2,))
@@ -81,7 +81,7 @@ def test_the_first_verdict_stands(join: Join) -> None:
 
 
 def test_who_is_late_stays_so_when_those_that_found_out_have_left(join: Join) -> None:
-    """Rank 1 finds rank 2 late and leaves; rank 0 waited for it and must not call it lost. Rank 2 sees both gone."""
+    """Rank 1 finds rank 2 late and leaves; rank 0, which waited for it, must not call it lost. Rank 2 sees both go."""
     store = HashStore()
     first, second, late = [join(store, rank) for rank in range(3)]
     assert second.find_lost("g", [0, 1, 2], 2) == Diagnosis(late=2)
@@ -92,7 +92,7 @@ def test_who_is_late_stays_so_when_those_that_found_out_have_left(join: Join) ->
 
 
 class FarStore:
-    """A prefixed store, 20 ms away."""
+    """A prefixed store with a delay of 20 ms per call."""
 
     def __init__(self, prefix: str, store: Store) -> None:
         self._store = PrefixStore(prefix, store)
@@ -106,7 +106,7 @@ class FarStore:
 
 
 def test_round_trips_do_not_grow_with_the_number_of_ranks(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks 0 to 62 wait for the next one each; a round trip per rank would take longer than finding out may."""
+    """Each of ranks 0 to 62 waits for the next one; a round trip per rank would exceed the time limit."""
     store, num_ranks = HashStore(), 64
     detectors = [join(store, rank) for rank in range(num_ranks)]
     for rank in range(num_ranks - 1):
@@ -125,7 +125,7 @@ def test_a_rank_that_has_not_joined_is_lost_and_keeps_nobody_from_joining(join: 
 
 
 class UnreachableStore(HashStore):
-    """What a rank sees whose link is down: a call takes forever."""
+    """A store as a rank sees it whose link is down: calls do not return."""
 
     def append(self, key: str, value: str) -> None:
         time.sleep(30)
@@ -146,7 +146,7 @@ class LostStore(HashStore):
 
 @pytest.fixture
 def ask(join: Join, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Diagnosis | None]:
-    """What rank 0 finds out, given every rank's machine (None: it has not joined) and what it hears from them."""
+    """Return a function that returns rank 0's diagnosis for every rank's machine (None: not joined) and answers."""
 
     def ask(
         machines: Sequence[str | None], heard: dict[int, bool], waited_for: int | None, *, has_store: bool = False
@@ -211,7 +211,7 @@ def test_without_the_store_pings_tell_the_lost_the_late_and_the_unknown(
             (HERE, HERE, "b"),
             {1: True},
             Diagnosis(lost=(2,), is_split=True),
-        ),  # rank 1 says nothing of this one's link
+        ),  # rank 1 tells nothing about this host's link
     ],
 )
 def test_with_the_store_pings_tell_whose_link_it_is_and_who_never_joined(
@@ -235,7 +235,7 @@ def test_what_a_rank_that_is_cut_off_believes_does_not_stand_for_others(
 def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 finds rank 0 lost and would leave at once; rank 2 asks while it lingers."""
+    """Rank 1 finds rank 0 lost and would leave at once; rank 2 asks while rank 1 lingers."""
     store = HashStore()
     lost, first, second = [join(store, rank) for rank in range(3)]
     for detector in (first, second):

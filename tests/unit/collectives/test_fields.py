@@ -35,7 +35,7 @@ def test_a_part_of_a_payload_with_room_is_copied() -> None:
 
 
 def test_what_was_received_is_packed_into_memory_of_its_own() -> None:
-    """The buffer may be the sender's, or serve another payload."""
+    """The received buffer may belong to the sender, or be reused for another payload."""
     received = Dense(torch.arange(20)).pack()
     packed = unpack(received).pack()
     assert torch.equal(packed, received)

@@ -79,7 +79,7 @@ def test_the_cheapest_coding_changes_with_density() -> None:
 
 
 def test_elias_fano_is_near_the_information_bound() -> None:
-    """1 % of a million: log2 of the number of index sets is 80 kbit; the coding needs under 0.6 bits per index more."""
+    """1 % of a million: the entropy of the index set is 80 kbit; the coding needs less than 0.6 bits per index more."""
     bits = 8 * index_set_nbytes(10_000, 1_000_000)
     bound = (
         torch.lgamma(torch.tensor([1e6 + 1, 1e4 + 1, 99e4 + 1], dtype=torch.float64)) / torch.log(torch.tensor(2.0))

@@ -1,4 +1,4 @@
-"""What serves on GPUs, and why."""
+"""The kernels that are used on GPUs, and the reasons for the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which library of native loops is trusted."""
+"""The selection of a trusted library of native loops."""
 
 from __future__ import annotations
 

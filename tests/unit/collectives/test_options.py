@@ -1,4 +1,4 @@
-"""Options: fields of a dataclass that check themselves, from Python values as from texts."""
+"""Options: dataclass fields that check themselves, from Python values and from texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameter server in memory: who waits for whom, what is applied together, and how stale it was."""
+"""The parameter server in memory: waiting, updates applied together, and staleness."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_arrival(world_size: int) -> tuple[Recorded, list[Session]]:
 
 
 def clock(session: Session, value: float = 1.0, *, dropped: bool = False) -> Answer:
-    """One clock of a worker whose gradient is `value` everywhere."""
+    """Make one clock of a worker whose gradient is `value` everywhere."""
     session.push(0, Dense(torch.full((3,), value)))
     return session.end_clock(ClockEnd(index=session.clock, epoch=0, lr=0.1, dropped=dropped))
 

@@ -1,4 +1,4 @@
-"""Bundles, the members of a total, and sums whose terms lie side by side."""
+"""Bundles, the members of a total, and unreduced sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ["sparse", "dense", "group_sparse", "group_sparse", "dense"]
 
 
 def message(seed: int, dtype: torch.dtype = torch.float16) -> Example:
-    """What a rank sends for five layers."""
+    """Return a rank's message for five layers."""
     return bundled([make(name, numel, dtype, seed) for name, numel in zip(NAMES, NUMELS, strict=True)])
 
 
@@ -100,7 +100,7 @@ def test_alignment_of_a_bundle() -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 5, 8])
 def test_members_of_a_bundle_of_ring_pieces(num_parts: int) -> None:
-    """The pieces that a ring lays end to end are cut at the layers' borders again."""
+    """The pieces that a ring concatenates are split at the layers' borders again."""
     a, b = message(0), message(1)
     chunks = [x.add(y) for x, y in zip(a.payload.split(num_parts), b.payload.split(num_parts), strict=True)]
     assert_units(unpack(Bundle(chunks).pack()), (a.dense + b.dense).half().float())

@@ -1,4 +1,4 @@
-"""Damaged and hostile buffers: each decodes to a valid payload or raises PayloadError, nothing else, and cheaply."""
+"""Damaged and hostile buffers: each decodes to a valid payload or raises PayloadError, at low cost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_damage_to_one_field_is_noticed(name: str) -> None:
 
 
 def test_an_index_outside_its_group_is_noticed_even_where_indices_ascend() -> None:
-    """Groups of 10 have 4-bit indices, which reach to 15: one of 13 would fall into the next group."""
+    """Groups of 10 have 4-bit indices, which can be up to 15: an index of 13 would belong to the next group."""
     packed = GroupSparse(20, 10, 1, torch.ones(2), torch.tensor([3, 5])).pack()
     packed[-1] = 13 | 5 << 4
     with pytest.raises(PayloadError, match="outside its group of 10"):

@@ -1,4 +1,4 @@
-"""What single kinds promise beyond the common interface."""
+"""Properties of single kinds of payloads beyond the common interface."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_fp16_sums_saturate() -> None:
 
 
 def test_sparse_add_widens_when_dense_is_no_longer() -> None:
-    """100 fp32 elements: a bitmap of 13 bytes is worth it up to 96 entries."""
+    """100 fp32 elements: a bitmap of 13 bytes saves space up to 96 entries."""
     low, high = torch.arange(48), torch.arange(48, 96)
     total = Sparse(100, low, torch.ones(48)).add(Sparse(100, high, torch.ones(48)))
     assert isinstance(total, Sparse)
@@ -212,7 +212,7 @@ def test_cholesky_factors_merge_by_qr(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     full = torch.randn(size, size, generator=generator, dtype=torch.float64)
     thin = torch.randn(size, 1, generator=generator, dtype=torch.float64)
-    thin_factor = torch.linalg.qr(thin.T).R.T @ torch.eye(1, size, dtype=torch.float64)  # rank one
+    thin_factor = torch.linalg.qr(thin.T).R.T @ torch.eye(1, size, dtype=torch.float64)  # of rank one
     a = CholeskyFactor.from_factor(torch.linalg.cholesky(full @ full.T + torch.eye(size)), damping=1.0)
     b = CholeskyFactor.from_factor(thin_factor.tril(), damping=0.25)
     total = a.add(b)

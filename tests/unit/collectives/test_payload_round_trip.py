@@ -1,4 +1,4 @@
-"""Every kind, type and length through the wire and back; the interface that all kinds share, against dense tensors."""
+"""Every kind, type and length is encoded and decoded; the interface of all kinds is compared with dense tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY = pytest.mark.parametrize("name", MAKERS)
 
 
 def exact(name: str) -> bool:
-    """Whether decoding only copies values, so that equality is exact (a Cholesky factor is multiplied out)."""
+    """Return whether decoding only copies values, so that equality is exact (a Cholesky factor is multiplied out)."""
     return name != "cholesky"
 
 
@@ -42,7 +42,7 @@ def test_round_trip(name: str, dtype: torch.dtype) -> None:
 
 @EVERY
 def test_tensors_longer_than_a_stretch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With cache_blocks of 24 elements, everything crosses their borders."""
+    """With cache_blocks of 24 elements, all payloads cross the borders of the blocks."""
     monkeypatch.setattr(values, "LENGTH", 24)
     example = make(name, 1025, torch.float16)
     again = unpack(example.payload.pack())

@@ -1,4 +1,4 @@
-"""Bytes on the wire, worked by hand, and golden vectors that hold the format still."""
+"""Bytes on the wire, computed by hand, and golden vectors that fix the format."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_dense() -> None:
         (256, 2, SINGLE, 16 + 8 + 2),  # one byte each: Elias-Fano needs 14 + 3 bits
         (1_000_000, 400_000, SINGLE, 16 + 1_600_000 + 125_000),  # bitmap
         (1000, 990, SINGLE, 16 + 4000),  # dense: a bitmap needs 3960 + 125
-        (1000, 968, SINGLE, 16 + 3872 + 125),  # the last one below 31/32
+        (1000, 968, SINGLE, 16 + 3872 + 125),  # the last count below 31/32
         (1000, 969, SINGLE, 16 + 4000),
     ],
 )
@@ -230,7 +230,7 @@ def test_symmetric_matrices() -> None:
 
 
 def test_bundle_lays_members_at_multiples_of_eight() -> None:
-    """Table of three members: 16 bytes; 17, 20 and 56 bytes take 24, 24 and 56."""
+    """Table of three members: 16 bytes; members of 17, 20 and 56 bytes take 24, 24 and 56."""
     payloads = [Dense(torch.ones(1, dtype=torch.int8)), Dense(torch.ones(1)), Dense(torch.ones(10))]
     bundle = Bundle(payloads)
     assert bundle.nbytes == bundle.pack().numel() == 16 + 16 + 24 + 24 + 56

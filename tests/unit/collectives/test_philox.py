@@ -1,4 +1,4 @@
-"""Counted random numbers."""
+"""Counter-based random numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONES = 2**32 - 1
 def test_the_vectors_that_its_authors_publish(
     counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
-    """philox4x32 10 in Random123's kat_vectors."""
+    """Random123's kat_vectors for philox4x32 10."""
     words: Words = tuple(torch.tensor([word]) for word in counter)  # type: ignore[assignment]
     assert tuple(int(word) for word in philox4x32(words, key)) == expected
 
@@ -51,7 +51,7 @@ def test_two_numbers_share_a_word_with_its_halves_swapped() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.01])
 def test_two_that_share_a_word_fall_below_a_bound_independently(share: float) -> None:
-    """Among a million pairs within 4.5 standard errors, which holds with 99.999 % where they are independent."""
+    """For a million independent pairs, the share is within 4.5 standard errors with a probability of 99.999 %."""
     pairs = shared_words(3, 1 << 21, CPU).view(-1, 2, 64) < share * 2**32
     both = pairs.all(dim=1).double().mean()
     assert abs(float(both) - share**2) <= 4.5 * math.sqrt(share**2 * (1 - share**2) / (1 << 20))

@@ -1,4 +1,4 @@
-"""Ping servers: who runs answers, whose process is gone is refused, and a machine out of reach is told from both."""
+"""Ping servers: a running process answers, an ended one is refused, and an unreachable machine is neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_who_runs_answers_who_is_gone_or_stopped_does_not_and_a_lost_machine_is_
     ):
         closed = gone.getsockname()
         gone.close()
-        with socket.create_connection(lost.getsockname()):  # its queue is full, so it drops what comes like a dead link
+        with socket.create_connection(lost.getsockname()):  # its queue is full, so it drops packets like a dead link
             addresses = {0: running.address, 1: stopped.getsockname(), 2: closed, 3: lost.getsockname()}
             assert ping_all(addresses, within_s=0.4) == {0: True, 1: False, 2: False}
     running.close()

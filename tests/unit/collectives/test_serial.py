@@ -1,4 +1,4 @@
-"""The serial reference of the product: orders by hand where they matter, and the collectives themselves against it."""
+"""The serial reference of the product: orders computed by hand, and the collectives compared with it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_short_floats_are_rounded_at_every_hop_of_a_ring_and_once_at_a_server() 
     ring, server = (serial_sum(collective(name), payloads) for name in ("ring", "server"))
     assert ring is not None
     assert server is not None
-    assert (ring.item(), server.item()) == (1.0, 1.0)  # 1 + 2^-8 lies halfway and goes to the even neighbour
+    assert (ring.item(), server.item()) == (1.0, 1.0)  # 1 + 2^-8 is a tie and rounds to the even neighbour
     payloads = [*payloads, Dense(small)]
     ring, server = (serial_sum(collective(name), payloads) for name in ("ring", "server"))
     assert ring is not None

@@ -1,4 +1,4 @@
-"""Messages over TCP connections: long ones both ways at once, what is counted, who is let in, and what breaks."""
+"""Messages over TCP connections: long ones in both directions, counts, authentication, and broken connections."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_thr
 
 T = TypeVar("T")
 LONG = 6_000_000
-"""more than the kernel's buffers of both ends hold, in bytes"""
+"""Bytes that do not fit into the kernel's buffers of both ends."""
 HOST = "127.0.0.1"
 LISTENING = "0A"
 
 
 def over_sockets(fn: Callable[[SocketTransport], T], world_size: int, timeout_s: float = 10.0) -> list[T]:
-    """What `fn` returned on every rank; ranks are threads that have met."""
+    """Return the results of `fn` on every rank; ranks are threads with socket connections."""
     store = HashStore()
 
     def run(backend: MemoryTransport) -> T:
@@ -45,7 +45,7 @@ def over_sockets(fn: Callable[[SocketTransport], T], world_size: int, timeout_s:
 
 
 def pair(timeout_s: float = 20.0) -> tuple[SocketTransport, socket.socket]:
-    """Rank 0 of two, and the bare other end of its connection."""
+    """Return the transport of rank 0 of two, and the raw other end of its connection."""
     here, there = tcp_pair()
     backend = MemoryWires(2, timeout_s).transport(0)
     return SocketTransport(Connections(backend, {1: Connection(here)}), backend), there
@@ -64,7 +64,7 @@ def test_long_messages_go_both_ways_at_once_around_a_circle_and_across() -> None
         others = [other for other in range(3) if other != transport.rank]
         rooms = [torch.empty_like(mine) for _ in others]
         pendings = transport.post([(mine, other) for other in others], list(zip(rooms, others, strict=True)))
-        for pending in reversed(pendings):  # the sends first: none may wait for a receive to be waited for
+        for pending in reversed(pendings):  # sends first: a send must complete without a wait for the receive
             pending.wait()
         assert all(bool((room == room[0]).all()) for room in rooms)
         return [float(room[0]) for room in rooms]
@@ -121,7 +121,7 @@ def test_what_is_under_way_arrives_before_the_backend_takes_over() -> None:
         sent, room, total = torch.ones(LONG, dtype=torch.uint8), torch.zeros(LONG, dtype=torch.uint8), torch.ones(1)
         incoming, outgoing = transport.post([(sent, peer)], [(room, peer)])
         if transport.rank == 0:
-            incoming.wait()  # the other must take what this rank sends before it waits for it in the backend
+            incoming.wait()  # the other must receive this message before it enters the backend
         transport.all_reduce_(total)
         wait_all([incoming, outgoing])
         return float(total) + float(room.min())
@@ -197,7 +197,7 @@ def test_a_wait_ends_in_time_names_whom_it_waited_for_and_hangs_up_on_all() -> N
         with pytest.raises(TransportError, match="rank 1, which did not answer"):
             pending.wait()
         while there.recv(1 << 20):
-            pass  # ends, for this rank has hung up
+            pass  # ends because this rank has closed the connection
 
 
 def test_a_message_longer_than_the_room_for_it_is_refused() -> None:
@@ -209,7 +209,7 @@ def test_a_message_longer_than_the_room_for_it_is_refused() -> None:
 
 
 class WatchedStore:
-    """A store that lets a stranger act as soon as a rank has said where it listens."""
+    """A store that calls a stranger as soon as a rank has published its address."""
 
     def __init__(self, visit: Callable[[tuple[str, int], bytes], None]) -> None:
         self._store = HashStore()
@@ -279,14 +279,14 @@ def test_who_does_not_come_is_named() -> None:
         connect_all(HashStore(), 2, 3, HOST, 0.05)
     assert caught.value.rank == 0
     store = HashStore()
-    store.set("1", json.dumps([HOST, 9, "00" * 32]))  # it has said where it is, and goes no further
+    store.set("1", json.dumps([HOST, 9, "00" * 32]))  # it has published its address and does nothing more
     with pytest.raises(MeetingError, match="it did not connect") as caught:
         connect_all(store, 0, 2, HOST, 0.05)
     assert caught.value.rank == 1
 
 
 def listening() -> set[str]:
-    """Where this process accepts connections."""
+    """Return the addresses on which this process accepts connections."""
     inodes = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Specs: reading `name:key=value,key=value`, and building what they name, by the library alone."""
+"""Specs: reading `name:key=value,key=value` and building the components, without the rest of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symmetric matrices as payloads: what restores exactly, what to rounding, what cannot go as asked."""
+"""Symmetric matrices as payloads: exact restoration, restoration up to rounding, and fallbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (1, 2, 17, 64, 200)
 
 
 def spd(size: int, condition: float = 100.0, seed: int = 0) -> torch.Tensor:
-    """fp64 [size, size] with eigenvalues from 1 / condition to 1."""
+    """Return fp64 [size, size] with eigenvalues from 1 / condition to 1."""
     generator = torch.Generator().manual_seed(seed)
     basis: torch.Tensor = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
     matrix = basis * torch.logspace(0, -torch.tensor(condition).log10(), size, dtype=torch.float64) @ basis.T
@@ -28,7 +28,7 @@ def spd(size: int, condition: float = 100.0, seed: int = 0) -> torch.Tensor:
 
 
 def restored(encoded: EncodedMatrix, size: int) -> torch.Tensor:
-    """What a receiver of the bytes makes of them."""
+    """Return the matrix that a receiver restores."""
     return unpack(encoded.payload.pack()).to_dense().view(size, size)
 
 
@@ -59,7 +59,7 @@ def test_a_matrix_that_is_not_symmetric_goes_whole_and_says_so(form: MatrixForm)
     assert isinstance(encoded.payload, Dense)
     assert encoded.fallback is Fallback.DENSE
     assert torch.equal(restored(encoded, 8), matrix)
-    matrix[0, 5] = matrix[5, 0] * (1 + 2.0**-23)  # rounding is no asymmetry
+    matrix[0, 5] = matrix[5, 0] * (1 + 2.0**-23)  # rounding does not count as asymmetry
     assert encode_symmetric(matrix, form).fallback is Fallback.NONE
 
 
@@ -72,7 +72,7 @@ def test_an_indefinite_matrix_goes_as_a_triangle_and_says_so() -> None:
 
 
 def test_damping_grows_tenfold_three_times() -> None:
-    """Its lowest eigenvalue is -0.05: 0.001, 0.01 do not lift it above zero, 0.1 does."""
+    """Its lowest eigenvalue is -0.05: damping of 0.001 or 0.01 does not lift it above zero, 0.1 does."""
     matrix = torch.diag(torch.tensor([1.0, -0.05]))
     encoded = encode_symmetric(matrix, "cholesky", damping=0.001)
     assert isinstance(encoded.payload, CholeskyFactor)
@@ -133,7 +133,7 @@ def test_bytes_are_half_of_the_whole_and_headers(size: int, dtype: torch.dtype, 
 
 
 def test_sums_of_factors_are_not_factors_of_sums() -> None:
-    """Why factors cannot ride on an all-reduce that adds elements."""
+    """Therefore factors cannot be summed by an all-reduce that adds elements."""
     a, b = spd(64, seed=1), spd(64, seed=2)
     left, right = cholesky(a, 0.0), cholesky(b, 0.0)
     assert left is not None
@@ -149,7 +149,7 @@ def test_sums_of_factors_are_not_factors_of_sums() -> None:
 def test_in_sixteen_bits_a_factor_stays_semi_definite_and_a_triangle_does_not(
     dtype: torch.dtype, condition: float
 ) -> None:
-    """A factor is taken of the matrix in full precision and rounded; L L^T is what its receiver has."""
+    """A factor is computed in full precision and then rounded; its receiver restores L L^T."""
     matrix = spd(64, condition)
     factor = encode_symmetric(matrix, "cholesky", dtype=dtype)
     triangle = encode_symmetric(matrix, "triangle", dtype=dtype)
@@ -161,7 +161,7 @@ def test_in_sixteen_bits_a_factor_stays_semi_definite_and_a_triangle_does_not(
 
 
 def test_what_elimination_in_fp32_loses_is_factored_in_fp64() -> None:
-    """[[p, 1], [1, 1 / p rounded up]] is positive definite by less than fp32 sees."""
+    """[[p, 1], [1, 1 / p rounded up]] is positive definite by less than the precision of fp32."""
     candidates = [torch.tensor([[float(p), 1.0], [1.0, 1 / p]]) for p in range(2, 40)]
     definite = [matrix for matrix in candidates if torch.linalg.det(matrix.double()) > 0]
     lost = [matrix for matrix in definite if int(torch.linalg.cholesky_ex(matrix)[1])]

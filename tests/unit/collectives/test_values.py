@@ -1,4 +1,4 @@
-"""Rounding and adding in the type that travels."""
+"""Rounding and adding in the dtype that is sent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_sum_of_largest_values_never_overflows_fp16(world_size: int) -> None:
 
 
 def test_dividing_the_range_alone_would_overflow() -> None:
-    """65504 / 3 rounds up to 21840, and three of them are infinite; the limit is a multiple of 32 instead."""
+    """65504 / 3 rounds up to 21840, and the sum of three of them is infinite; the limit is a multiple of 32 instead."""
     naive = torch.tensor(65504 / 3).half()
     assert (naive + naive + naive).isinf()
     assert sum_limit(torch.float16, 3) == 21824

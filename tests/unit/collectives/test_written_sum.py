@@ -1,4 +1,4 @@
-"""Sums written once: the bits of adding term by term to zeros, wherever the result is cut."""
+"""Sums that are written once: bit-identical to adding term by term to zeros, for any division of the result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_has_the_bits_of_adding_term_by_term(seed: int) -> None:
 @pytest.mark.parametrize("divisor", [1, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_payload_is_written_as_it_would_be_added_to_zeros(dtype: torch.dtype, divisor: int) -> None:
-    """Also the smallest values, of which a third is a zero with a sign."""
+    """Includes the smallest values, a third of which is a zero with a sign."""
     payload, expected = term(20_011, 4, dtype), torch.zeros(20_011)
     payload.values[:4] = torch.tensor([-1e-45, 1e-45, -0.0, -6e-8]).to(dtype)
     payload.add_to_(expected, divisor=divisor)

@@ -1,4 +1,4 @@
-"""Augmentation: equal to a loop over images, independent per image, private randomness."""
+"""Augmentation: equal to a loop over images, independent per image, with its own random generator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def generator(seed: int = 1) -> torch.Generator:
 
 def images(num_samples: int, height: int = 32, width: int = 32, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     shape = (num_samples, 3, height, width)
-    return torch.randint(1, 256, shape, generator=generator(99)).to(dtype)  # 0 is left for the border
+    return torch.randint(1, 256, shape, generator=generator(99)).to(dtype)  # 0 is reserved for the border
 
 
 def loop_over_images(x: torch.Tensor, seed: int, *, flip: bool, padding: int, border: str) -> torch.Tensor:
-    """The plain way: pad, cut and mirror one image after the other."""
+    """Pad, crop and mirror one image after another."""
     draws = generator(seed)
     top, left = (torch.randint(2 * padding + 1, (len(x), 1), generator=draws).flatten().tolist() for _ in range(2))
     mirrored = torch.randint(2, (len(x), 1), generator=draws, dtype=torch.bool) if flip else torch.zeros(len(x))
@@ -46,14 +46,14 @@ def test_equals_a_loop_over_images(border: str, flip: bool, padding: int, size: 
 
 def test_every_shift_and_both_mirrorings_occur_equally_often() -> None:
     x = torch.zeros(16_200, 1, 32, 32, dtype=torch.uint8)
-    x[:, :, 16, 8] = 1  # where this pixel lands tells shift and mirroring apart
+    x[:, :, 16, 8] = 1  # the new position of this pixel shows the shift and the mirroring
     landed = crop_and_flip(x, generator(), flip=True).flatten(1).argmax(1)
     rows, columns = landed // 32, landed % 32
-    kept = columns <= 12  # unmirrored it lands in columns 4 to 12, mirrored in 19 to 27
+    kept = columns <= 12  # unmirrored it is in columns 4 to 12, mirrored in 19 to 27
     shifts = (rows - 12) * 18 + torch.where(kept, columns - 4, columns - 10)
     counts = shifts.bincount(minlength=162)
     assert len(counts) == 162
-    # 100 expected in each of 162 cells: a deviation of five standard deviations has a chance below 1e-4 in all of them.
+    # 100 expected in each of 162 cells; the probability of five standard deviations in any cell is below 1e-4.
     assert (counts - 100).abs().max() < 50
 
 

@@ -1,4 +1,4 @@
-"""AdaBelief and Max-AdaBelief on one rank: by formulas written out, without gradients, with tensors of every kind."""
+"""AdaBelief and Max-AdaBelief on one rank: against explicit formulas, without gradients, with various tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
 def published(theta: Tensors, dtype: torch.dtype, steps: int, *, amsgrad: bool) -> list[Tensors]:
-    """adabelief-pytorch 0.2.1 with rectify=False, weight_decouple=False, weight_decay=0: its lines, in its order."""
+    """The code of adabelief-pytorch 0.2.1 with rectify=False, weight_decouple=False, weight_decay=0, in its order."""
     beta1, beta2, eps = 0.9, 0.999, 1e-16
     theta = [tensor.clone() for tensor in theta]
     exp_avg, exp_avg_var, max_exp_avg_var = ([torch.zeros_like(p) for p in theta] for _ in range(3))
@@ -41,7 +41,7 @@ def published(theta: Tensors, dtype: torch.dtype, steps: int, *, amsgrad: bool) 
 
 
 def adam(theta: Tensors, dtype: torch.dtype, steps: int) -> list[Tensors]:
-    """torch.optim.Adam itself."""
+    """Run torch.optim.Adam itself."""
     parameters = [nn.Parameter(tensor.clone()) for tensor in theta]
     optimizer = torch.optim.Adam(parameters, lr=LR)
     history = []
@@ -134,7 +134,7 @@ def test_alone_a_parameter_without_gradient_is_left_alone() -> None:
 @pytest.mark.parametrize("eps", [0.0, 1e-16])
 @pytest.mark.parametrize("size", [0.0, 1e-30])
 def test_no_gradient_is_no_step(eps_mode: str, eps: float, size: float) -> None:
-    """Also where squares vanish: 1e-30 is a number in fp32, its square is none."""
+    """Also if squares vanish: 1e-30 is representable in fp32, its square is not."""
     model = Network()
     optimizer = MaxAdaBelief(eps_mode=eps_mode, eps=eps).bind(model, LR)  # type: ignore[arg-type]
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -181,7 +181,7 @@ def test_parameters_in_another_order_of_memory_step_alike() -> None:
 
 
 def test_long_tensors_step_as_short_ones_do() -> None:
-    """They are cut into stretches on a CPU."""
+    """Long tensors are processed in parts on a CPU."""
     long = nn.Parameter(torch.linspace(-1, 1, 300_001))
     short = [nn.Parameter(part.clone()) for part in long.detach().split(1000)]
     gradient = torch.randn(300_001, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Max-AdaBelief's options, each with every other that it goes with: by plain numbers, and equal on all ranks."""
+"""All combinations of Max-AdaBelief's options: against scalar computations, and equal on all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARIANTS = [
 
 
 def by_hand(theta: float, gradients: list[list[float]], *, eps_mode: str = "paper", **options: str) -> float:
-    """One parameter after these steps (per step, one gradient per rank), in plain numbers."""
+    """Return one parameter after these steps (per step, one gradient per rank), computed with scalars."""
     n, eps = len(gradients[0]), 1e-2
     m, s, kept = [0.0] * n, [0.0] * n, [0.0] * n
     for t, of_ranks in enumerate(gradients, 1):

@@ -1,4 +1,4 @@
-"""Max-AdaBelief among ranks: what they exchange, and how it is related to what each of them has."""
+"""Max-AdaBelief among ranks: the exchanged values, and their relation to the values of each rank."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_merged_maximum_is_equal_on_all_ranks_and_a_local_one_is_not() -> None
 
 
 def test_what_is_exchanged_beside_the_averaged_gradient() -> None:
-    """Its mean is that of the averaged gradient; its maximum is at least that one's: it holds the ranks' spread too."""
+    """The mean equals that of the averaged gradient; the maximum is at least as large: it includes the spread."""
 
     def averaged(rank: int, step: int) -> Tensors:
         return [torch.stack(parts).mean(0) for parts in zip(*(noisy(other, step) for other in range(3)), strict=True)]

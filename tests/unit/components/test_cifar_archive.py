@@ -40,7 +40,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers every request with `content`; after `stall_after` bytes it sends nothing more, but stays connected."""
+    """A server that answers every request with `content`; after `stall_after` bytes it only stays connected."""
 
     daemon_threads = True
     content = ARCHIVE
@@ -69,12 +69,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             self.wfile.write(self.server.content[: self.server.stall_after])
         except ConnectionError:
-            return  # torchvision first asks for the address after redirects, and reads no answer
+            return  # torchvision first asks for the address after redirects, and does not read the answer
         if self.server.stall_after is not None:
             self.server.released.wait(10)
 
     def log_message(self, *args: object) -> None:
-        """Keep the test's output readable."""
+        """Do nothing, to keep the test's output readable."""
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_server_that_stalls_in_the_middle_is_given_up(server: Server, tmp_path
     with pytest.raises(DatasetError, match=r"the server was silent for 0.3 s"):
         SmallCifar10(url=server.url).prepare(tmp_path)
     server.stall_after = None
-    SmallCifar10(url=server.url).prepare(tmp_path)  # what the stalled download left does not matter
+    SmallCifar10(url=server.url).prepare(tmp_path)  # the remains of the stalled download do not matter
 
 
 def test_real_downloads_wait_ten_seconds() -> None:

@@ -1,4 +1,4 @@
-"""Data sets: sizes, types, splits, balanced subsets, and the facts that normalisation relies on."""
+"""Data sets: sizes, types, splits, balanced subsets, and the constants for normalisation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bench.datasets.synthetic import _axes, _two_colours
 from bench.train.worker import parts_of, prepare
 from tests.testing.configs import make_config
 
-NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
+NOWHERE = Path(__file__) / "nowhere"  # a file has no children
 BUILT_IN = ("digits", "synthetic")
 
 
@@ -88,7 +88,7 @@ def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(
     one_class_after_the_other = sorted(range(1797), key=lambda i: source.target[i])
     chosen = {"test": sorted(one_class_after_the_other[::4])}
     chosen["train"] = sorted(set(range(1797)) - set(chosen["test"]))
-    # Row r of this matrix: how much each of 8 pixels gives to pixel r of 32.
+    # Row r of this matrix has the weights of 8 pixels in pixel r of 32.
     weights = np.stack([np.interp((np.arange(32) + 0.5) / 4 - 0.5, range(8), unit) for unit in np.eye(8)], axis=1)
     for part, indices in zip(parts["digits"], (chosen["train"], chosen["test"]), strict=True):
         assert part.labels.tolist() == source.target[indices].tolist()

@@ -1,4 +1,4 @@
-"""K-FAC as an optimizer: whole steps against a plain reference, over ranks, and what is refused."""
+"""K-FAC as an optimizer: whole steps against a plain reference, over ranks, and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _drawn() -> nn.Sequential:
     )  # fmt: skip
 
 
-MODEL = _drawn()  # once: ranks are threads here, and draw from one generator
+MODEL = _drawn()  # created once: ranks are threads here, and share one generator
 
 
 def batches(rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -76,7 +76,7 @@ def backward(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None
 
 
 def trained(text: str, transport: Transport, steps: int = 5) -> list[torch.Tensor]:
-    """A rank's parameters after some steps on the mean gradient, or on its own where moments are exchanged."""
+    """Return a rank's parameters after some steps on the mean gradient, or on its own if moments are exchanged."""
     torch.set_num_threads(1)
     model = make_model()
     optimizer = bound(text, model, transport)
@@ -117,7 +117,7 @@ class PublishedKfac:
         self.inverses[module, which] = torch.linalg.inv(damped)
 
     def rows(self, module: nn.Conv2d | nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-        """What A and G of the last forward and backward are the second moments of."""
+        """Return the rows whose second moments are A and G of the last forward and backward pass."""
         a, g = self.seen[module]
         if isinstance(module, nn.Conv2d):
             size = g.shape[2] * g.shape[3]
@@ -129,14 +129,14 @@ class PublishedKfac:
         return (a / size if isinstance(module, nn.Conv2d) else a), g
 
     def update_factors(self, others: Sequence[PublishedKfac] = ()) -> None:
-        """Take the mean over this rank and others of their moments into the averages."""
+        """Update the averages with the mean of the moments of this rank and the others."""
         for index, module in enumerate(self.layers):
             rows = [each.rows(each.layers[index]) for each in (self, *others)]
             for which, of_ranks in zip("AG", zip(*rows, strict=True), strict=True):
-                self.average(module, which, torch.cat(of_ranks))  # equally many of each rank
+                self.average(module, which, torch.cat(of_ranks))  # equally many rows of each rank
 
     def preconditioned(self, own: PublishedKfac) -> tuple[list[torch.Tensor], float]:
-        """(a rank's gradients times the inverses, sum(gradient * preconditioned gradient)), parameter by parameter."""
+        """Return a rank's gradients times the inverses, per parameter, and sum(gradient * preconditioned gradient)."""
         changed, product = {id(p): cast(torch.Tensor, p.grad) for p in own.model.parameters()}, 0.0
         for mine, module in zip(self.layers, own.layers, strict=True):
             g = module.weight.grad.flatten(1)
@@ -150,7 +150,7 @@ class PublishedKfac:
         return [changed[id(parameter)] for parameter in own.model.parameters()], product
 
     def step(self, index: int, lr: float) -> None:
-        """Change the parameters by one preconditioned step."""
+        """Update the parameters with one preconditioned step."""
         if index % self.every == 0:
             self.update_factors()
         changed, product = self.preconditioned(self)
@@ -180,7 +180,7 @@ def test_steps_are_those_of_the_published_package(transfer: str, kl_clip: float)
 
 
 def serial_moments(world_size: int, steps: int, kl_clip: float) -> list[torch.Tensor]:
-    """K-FAC in front of exchanged moments, written out in fp64 for all ranks, one after the other."""
+    """Return the parameters after K-FAC with exchanged moments, computed serially in fp64 for all ranks."""
     ranks = [PublishedKfac(copy.deepcopy(MODEL).double(), 2, 0.01, kl_clip) for _ in range(world_size)]
     own = [batches(rank) for rank in range(world_size)]
     theta = [parameter.detach().clone() for parameter in ranks[0].model.parameters()]
@@ -261,11 +261,11 @@ def test_all_transfers_train_alike_to_rounding() -> None:
 
 @pytest.mark.parametrize("inner", ["sgd", "max_adabelief"])
 def test_a_step_that_is_left_out_changes_nothing(inner: str) -> None:
-    """Before an update, and between two: as if the batch had never been."""
+    """A skipped step before an update or between two leaves no trace."""
 
     def run(left_out: tuple[int, ...]) -> list[torch.Tensor]:
         model = make_model()
-        model[2].momentum = 0.0  # running statistics of the normalisation follow every forward
+        model[2].momentum = 0.0  # otherwise every forward pass changes the running statistics of the normalisation
         optimizer = bound(f"kfac:update_every=3,inner={inner}", model, SingleRank())
         own = batches(0)
         for index in range(7):
@@ -298,7 +298,7 @@ def test_other_parameters_pass_through_and_so_does_all_until_there_are_factors(
 
 
 def test_the_step_is_shortened_by_the_rate_of_the_schedule() -> None:
-    """With a tight bound the step's length does not depend on the rate that the schedule has set."""
+    """With a tight bound, the step's length does not depend on the rate that the schedule has set."""
     moved = []
     for lr in (0.01, 0.1):
         model = make_model()

@@ -40,7 +40,7 @@ def mean_of_outer_products(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def patches(convolution: nn.Conv2d, x: torch.Tensor) -> list[torch.Tensor]:
-    """What the kernel sees at each position of each sample, in the order of a filter's weights."""
+    """Return the kernel's inputs at each position of each sample, in the order of a filter's weights."""
     (high, wide), (down, right) = convolution.kernel_size, convolution.stride
     (gap_down, gap_right), (above, left) = convolution.dilation, convolution.padding
     padded = nn.functional.pad(x, (left, left, above, above))
@@ -72,7 +72,7 @@ def test_a_linear_layers_moments(bias: bool, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"padding": (0, 2)}, {"dilation": 2}])
 def test_a_convolutions_moments_are_those_of_the_published_package(bias: bool, options: dict[str, int]) -> None:
-    """There rows, the 1 of the bias too, are divided by the number of positions before their outer products' mean."""
+    """The package divides rows, including the bias's 1, by the number of positions before averaging outer products."""
     convolution = nn.Conv2d(2, 3, (3, 2), bias=bias, **options)
     layer, x = KroneckerLayer(convolution), random(4, 2, 7, 6)
     g = random(*convolution(x.float()).shape, seed=1)
@@ -117,12 +117,12 @@ def test_only_layers_with_two_factors_are_taken() -> None:
 
 
 def test_moments_are_of_the_last_pass_and_of_wanted_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Activations in place follow the layers, as in real models; a layer that is called twice gives its mean."""
+    """In-place activations follow the layers, as in real models; a layer that is called twice has the mean of both."""
     linear = nn.Linear(3, 3)
     model = nn.Sequential(linear, nn.ReLU(inplace=True), linear, nn.ReLU(inplace=True))
     capture = MomentCapture(model)
     capture.wanted = True
-    model(random(4, 3, seed=1).float()).sum().backward()  # of a step that is left out
+    model(random(4, 3, seed=1).float()).sum().backward()  # of a skipped step
     x = random(4, 3, seed=2).float()
     hidden = torch.relu(linear(x)).detach()
     model(x).sum().backward()
@@ -150,7 +150,7 @@ def test_autocast_does_not_reach_the_moments() -> None:
 
 
 def moments_of(rank: int, scale: float = 1.0) -> list[torch.Tensor]:
-    """Of fewer samples than rows, so that none has full rank."""
+    """Return moments of fewer samples than rows, so that none has full rank."""
     rows = [random(2, size, seed=10 * rank + size).float() for size in SIZES]
     return [scale * matrix.T @ matrix / 2 for matrix in rows]
 
@@ -167,7 +167,7 @@ def exchange_on(
 def means_of(
     world_size: int, transfer: MatrixForm, collective: str, dtype: torch.dtype, scale: float = 1.0
 ) -> torch.Tensor:
-    """Every rank's means as fp64 [ranks, elements]."""
+    """Return every rank's means, fp64 [ranks, elements]."""
 
     def mean(transport: MemoryTransport) -> torch.Tensor:
         means = exchange_on(transport, transfer, collective, dtype)[0].mean(moments_of(transport.rank, scale))
@@ -204,7 +204,7 @@ def test_in_sixteen_bits_neither_small_moments_vanish_nor_large_ones_overflow(
 
 
 def test_means_are_symmetric_bit_for_bit_in_whatever_order_they_were_added() -> None:
-    """Around a ring both halves of a matrix that travels whole are added from different ranks on."""
+    """In a ring, the two halves of a matrix that is sent whole are added in different orders of ranks."""
 
     def mean(transport: MemoryTransport) -> list[torch.Tensor]:
         means = exchange_on(transport, "dense", "ring", torch.bfloat16)[0].mean(moments_of(transport.rank))
@@ -216,7 +216,7 @@ def test_means_are_symmetric_bit_for_bit_in_whatever_order_they_were_added() -> 
 
 
 def state_bytes(transfer: MatrixForm, collective: str, dtype: torch.dtype, world_size: int) -> int:
-    """Sent by all ranks in one update."""
+    """Return the bytes that all ranks send in one update."""
 
     def sent(transport: MemoryTransport) -> int:
         exchange, _ = exchange_on(transport, transfer, collective, dtype)
@@ -248,7 +248,7 @@ def test_counted_bytes_are_the_closed_forms(world_size: int, dtype: torch.dtype,
 @pytest.mark.parametrize("transfer", get_args(MatrixForm))
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_factors_are_those_that_every_rank_would_compute_itself(transfer: MatrixForm, world_size: int) -> None:
-    """A solve with the factor that was broadcast is, bit for bit, the solve with one's own."""
+    """A solve with the broadcast factor equals, bit for bit, the solve with the rank's own factor."""
     means = [matrix + torch.eye(len(matrix)) for matrix in moments_of(0)]
     factors = run_threads(lambda t: exchange_on(t, transfer, "allgather")[0].factors(means, DAMPING), world_size)
     for of_rank in factors:
@@ -271,7 +271,7 @@ def test_a_narrow_factor_is_the_same_on_its_owner_and_elsewhere(dtype: torch.dty
 @pytest.mark.parametrize("transfer", get_args(MatrixForm))
 @pytest.mark.parametrize("lowest", [-0.02, -50.0])
 def test_matrices_that_cannot_be_factored_as_asked_are_counted(transfer: MatrixForm, lowest: float) -> None:
-    """-0.02 needs ten times the damping of 0.003; -50 has no factor, and is raised to the damping."""
+    """-0.02 needs ten times the damping of 0.003; -50 cannot be factored, and is raised to the damping."""
     matrices = [torch.eye(3), torch.diag(torch.tensor([1.0, lowest]))]
 
     def counted(transport: MemoryTransport) -> tuple[list[torch.Tensor], StepReport]:

@@ -117,7 +117,7 @@ def test_convolutions_have_he_initialisation(name: str) -> None:
     torch.manual_seed(0)
     for module in build(name).modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3) and module.weight.numel() > 2000:
-            # Torchvision's networks count the outgoing connections, the thin ones the incoming, as the paper does.
+            # Torchvision's networks are initialised by fan-out, the thin ones by fan-in, as in the paper.
             fan = module.out_channels if name == "resnet18" else module.in_channels
             assert module.weight.std().item() == pytest.approx((2 / (9 * fan)) ** 0.5, rel=0.1)
 
@@ -161,7 +161,7 @@ def test_vgg11_has_the_papers_layers_and_scales_all_of_them_alike() -> None:
     assert layers("vgg11", nn.Linear) == [512 * 4096, 4096 * 4096, 4096 * 10]
     quarter = "vgg11:width=16,hidden=1024"
     shares = [sum(layers(text, nn.Linear)) / count(build(text)) for text in ("vgg11:width=32,hidden=2048", quarter)]
-    assert shares == pytest.approx([0.672, 0.672], abs=0.001)  # what the full size has: most bytes are fully connected
+    assert shares == pytest.approx([0.672, 0.672], abs=0.001)  # as in full size: mostly fully connected layers
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Optimizers: options reach torch, defaults are sane, bad values are refused."""
+"""Optimizers: options reach torch, defaults are sensible, and bad values are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def build(text: str) -> Optimizer:
 
 
 def stepped(text: str, gradients: list[float], lr: float) -> float:
-    """Where a weight that starts at 1 is after these gradients."""
+    """Return a weight that starts at 1 after these gradients."""
     weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
     optimizer = build(text).build([weight], lr)
     for gradient in gradients:
@@ -93,7 +93,7 @@ def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> None:
-    """The gradient's velocity is the compressor's from then on, the weight decay's stays: weights move as they did."""
+    """The compressor keeps the gradient's velocity, the optimizer that of the weight decay: the weights are equal."""
     whole = build(f"sgd:momentum=0.8,nesterov={str(nesterov).lower()},weight_decay=0.01")
     handed_over = whole.hand_over_momentum()
     assert (handed_over.coefficient, handed_over.nesterov) == (0.8, nesterov)
@@ -107,7 +107,7 @@ def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> No
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(after, before)
-    assert after[0].item() < 0.85  # (1 - 0.1 * 0.01)^50 = 0.951 if decay kept no velocity
+    assert after[0].item() < 0.85  # (1 - 0.1 * 0.01)^50 = 0.951 if the decay had no velocity
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "adamw", "adabelief", "kfac", "max_adabelief", "rmsprop"])

@@ -1,4 +1,4 @@
-"""Generated images: the same on every rank, any number of them, not linear, and learnable."""
+"""Generated images: equal on every rank, any number, not linearly separable, and learnable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.datasets.base import ImageSet, normalise
 from bench.datasets.synthetic import Synthetic
 from bench.models.cnn import Linear, SmallCnn
 
-NOWHERE = Path(__file__) / "nowhere"  # nothing lies below a file
+NOWHERE = Path(__file__) / "nowhere"  # a file has no children
 
 
 def make(train_size: int, test_size: int = 10, *, seed: int = 1, noise: float = 0.05) -> tuple[ImageSet, ImageSet]:

@@ -1,4 +1,4 @@
-"""Adaptive top-k: no more error than one ratio for all layers, and fewer entries."""
+"""Adaptive top-k: at most the error of one ratio for all layers, and fewer entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYERS = layers_of_shapes((100, 100), (100, 100), (300, 100))
 
 
 def gradients_at(index: int) -> list[torch.Tensor]:
-    """A layer with few large entries, one that is flat noise, and one that hardly matters."""
+    """Return a layer with few large entries, one of noise, and one with small entries."""
     generator = torch.Generator().manual_seed(index)
     heavy, noise, small = (torch.randn(layer.numel, generator=generator) for layer in LAYERS)
     return [heavy**3, noise, 0.05 * small]

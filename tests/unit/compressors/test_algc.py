@@ -1,4 +1,4 @@
-"""ALGC: the density window at every step, the budget of all layers, warm-up, flushing, and layers worth it."""
+"""ALGC: the density window at every step, the budget of all layers, warm-up, flushing, and layers worth compressing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def noise(layer: Layer, index: int, scale: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("ratio", [0.01, 0.001])
 @pytest.mark.parametrize("error_feedback", [True, False])
 def test_the_density_never_leaves_its_window(ratio: float, error_feedback: bool) -> None:
-    """Also when the scale of the gradient jumps by 100 and back."""
+    """This includes sudden changes of the gradient's scale by a factor of 100."""
     reducer, collective = reducer_of(ratio=ratio, error_feedback=error_feedback), alone()
     for index in range(120):
         scale = 100.0 if 40 <= index < 80 else 1.0
@@ -135,7 +135,7 @@ def test_mostly_zeros_ties_and_single_entries() -> None:
     sparse[[5, 70, 9000]] = torch.tensor([1.0, -2.0, 0.5])
     assert make().encode(sparse, layer, step_at(0)).num_entries == 3
     flat = make().encode(torch.full((layer.numel,), 0.1), layer, step_at(0))
-    assert flat.num_entries == 2 * 100 + 1  # the window's end
+    assert flat.num_entries == 2 * 100 + 1  # the upper end of the window
     lone = torch.zeros(layer.numel)
     lone[3] = 1e-30
     assert make().encode(lone, layer, step_at(0)).num_entries == 1

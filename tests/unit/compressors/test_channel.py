@@ -1,4 +1,4 @@
-"""CompressedCommunicator: what an optimizer sends by itself goes through compressor and collective, and is counted."""
+"""CompressedCommunicator: values that an optimizer sends pass through compressor and collective, and are counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def channel_on(transport: MemoryTransport, collective: str = "ring", *, topk: bo
 
 
 def tensors_of(rank: int) -> list[torch.Tensor]:
-    """Integers, so that sums are exact."""
+    """Return integers, so that sums are exact."""
     generator = torch.Generator().manual_seed(rank)
     return [torch.randint(-8, 9, layer.shape, generator=generator).float() for layer in LAYERS]
 
@@ -64,7 +64,7 @@ def test_tensors_of_other_shapes_than_the_layers_pass_as_well(collective: str) -
 
 
 def test_a_maximum_is_taken_as_it_is_with_every_way_to_answer() -> None:
-    """What must stay dense and above 0 is not encoded anew by a server either."""
+    """A server does not encode values that must stay dense and positive."""
 
     def combined(transport: MemoryTransport) -> tuple[list[torch.Tensor], int]:
         channel = channel_on(transport, "server:downlink=recode", topk=True)
@@ -171,6 +171,6 @@ def test_nothing_that_is_not_finite_gets_through(nonfinite: str, left: list[floa
         tensor = torch.tensor([1.0, bad])
         assert zero_nonfinite_(tensor, nonfinite) is leave_out  # type: ignore[arg-type]
         assert tensor.tolist() == left
-    sound = torch.tensor([3e38, 3e38])  # whose sum overflows
+    sound = torch.tensor([3e38, 3e38])  # the sum overflows
     assert zero_nonfinite_(sound, nonfinite) is False  # type: ignore[arg-type]
     assert sound.tolist() == torch.tensor([3e38, 3e38]).tolist()

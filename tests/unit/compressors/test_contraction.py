@@ -1,4 +1,4 @@
-"""The proved contraction holds for every gradient that a compressor may be given, and is no larger than it need be."""
+"""The proved contraction holds for every gradient of a compressor, and is not larger than necessary."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from compressors.ddp.reducer import reducer_for
 from compressors.layer import Layer
 from tests.testing.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
 
-NUMEL = 1100  # of the group and block sizes here no multiple
+NUMEL = 1100  # not a multiple of the group and block sizes here
 VECTOR, LINEAR, CONV = LAYERS = layers_of_shapes((NUMEL,), (20, 55), (20, 11, 5, 1))
-BY_KIND = {"hylo", "powersgd"}  # treat layers of these shapes each in its own way
+BY_KIND = {"hylo", "powersgd"}  # treat layers of these shapes differently
 AT_RANDOM = {"randomk", "qsgd", "natural", "terngrad"}
 DRAWING = {("rounding", "stochastic"), ("importance", "random"), ("warm_start", False)}
 NUM_DRAWS = 40
@@ -57,7 +57,7 @@ BOUNDED = [
     )
     for layer in LAYERS
     if (each.name != "randomk" or ("ratio", 0.2) in each.options)  # at 1 % a few draws miss a single large entry
-    and "clip_norm" not in dict(each.options)  # what it clips is lost before it encodes
+    and "clip_norm" not in dict(each.options)  # the clipped part is lost before encoding
     and (layer is VECTOR or each.name in BY_KIND)
     and each.make().contraction_bound(layer) is not None
     and not each.make().leaves_dense(layer)
@@ -71,7 +71,7 @@ def bound_of(compressor: Compressor, layer: Layer) -> float:
 
 
 def lost_share(compressor: Compressor, layer: Layer, x: torch.Tensor, index: int = 5) -> float:
-    """At a step past `dense_steps`; draws differ by the step."""
+    """Return the lost share of the squares at a step after `dense_steps`; draws differ by the step."""
     (sent,), _ = reduce_once(reducer_for(compressor), alone(), [layer], [x], step_at(index))
     return float((x - sent).double().square().sum() / x.double().square().sum())
 
@@ -90,14 +90,14 @@ def test_no_gradient_loses_more_than_is_proved(case: Case, layer: Layer, name: s
 
 
 def crossed() -> torch.Tensor:
-    """As many equal singular values as there are rows: two columns of Q find the same share of it wherever they lie."""
+    """Return equal singular values, one per row: any two columns of Q capture the same share of them."""
     x = torch.zeros(20, 55)
     x[:, :20] = torch.eye(20)
     return x.view(-1)
 
 
 def flat_filters_beside_peaks(num_flat: int) -> torch.Tensor:
-    """Filters of one l1 norm: the first are flat and hold the least of the squares, the others are one peak each."""
+    """Return filters with equal l1 norms: the first are flat, with the smallest squares; the others are peaks."""
     x = torch.zeros(20, 55)
     x[:num_flat] = 1 / 55
     x[num_flat:, 0] = 1
@@ -154,7 +154,7 @@ def test_weights_of_zero_may_hide_a_gradient() -> None:
 
 
 def test_what_has_no_bound_says_so() -> None:
-    """A vote sends as much for a small gradient, and a shared scale may be another rank's."""
+    """A vote sends equal amounts for small gradients, and a shared scale may be another rank's."""
     assert case("sign", mode="vote", error_feedback=False).make().contraction_bound(VECTOR) is None
     assert case("terngrad", shared_scale=True).make().contraction_bound(VECTOR) is None
     assert {each.name for each in CASES if each.make().contraction_bound(LINEAR) is None} == {"sign", "terngrad"}

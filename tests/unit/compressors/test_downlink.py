@@ -1,4 +1,4 @@
-"""What a server answers with: encoded by the run's compressor, with a memory that follows the steps."""
+"""A server's answers: encoded by the run's compressor, with a state that follows the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.testing.memory_transport import MemoryWires
 
 LAYERS = layers_of_shapes((100, 100), (50,), (40, 50), (300, 10))
 TOTAL = torch.cat([gradient(layer, 0, 0) for layer in (LAYERS[0], LAYERS[3], LAYERS[1], LAYERS[2])])
-KEY = (0, 3, 1, 2)  # as a worker's message holds them: what is compressed, then what is not
+KEY = (0, 3, 1, 2)  # the order in a worker's message: first the compressed layers, then the others
 
 
 def downlink_of(compressor: Compressor) -> Downlink:
@@ -55,7 +55,7 @@ def test_its_memory_is_accepted_with_the_step_and_not_before() -> None:
     resumed.load_state_dict(state)
     answers = [each.encode(2 * TOTAL, KEY).to_dense() for each in (downlink, resumed, untouched)]
     assert torch.equal(answers[0], answers[1])
-    assert not torch.equal(answers[0], answers[2])  # the threshold was tracked
+    assert not torch.equal(answers[0], answers[2])  # the threshold has been tracked
 
 
 def test_it_knows_how_long_layers_are() -> None:

@@ -1,4 +1,4 @@
-"""What a compressor does in one pass gives what adding, encoding and subtracting by themselves give."""
+"""Compressing in one pass agrees with separate adding, encoding and subtracting."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ IN_PARTS = [
     "qsgd:norm=max,block_numel=13",
     "natural",
 ]
-"""that encode the layers of a bucket where they lie"""
+"""Compressors that encode the layers of a bucket in place."""
 
 LONG = layers_of_shapes((700, 400), (3,), (500, 601), kinds=("linear", "bias", "linear"))
-"""more elements than a cache holds, which are written past it; the last layer starts where no vector does"""
+"""Layers with more elements than fit into a cache, whose results bypass it; the last layer is not aligned."""
 
 NOTICING = ["group_topk:group_size=100", "topk:ratio=0.05", "qsparse:ratio=0.05"]
 
 
 def messages_and_residuals(spec: str) -> list[torch.Tensor]:
-    """Of six steps."""
+    """Return the messages and residuals of six steps."""
     reducer = reducer_for(build("compressors", Compressor, spec))
     seen: list[torch.Tensor] = []
     for index in range(6):
@@ -159,7 +159,7 @@ def test_a_class_may_add_to_what_its_base_class_encodes(base: type[PerLayer]) ->
 def second_step(
     spec: str, gradients: list[torch.Tensor], screen: Callable[[list[torch.Tensor]], object]
 ) -> list[torch.Tensor]:
-    """The message and the residuals of a step that follows an ordinary one."""
+    """Return the message and the residuals of a step that follows an ordinary one."""
     reducer, seen = reducer_for(build("compressors", Compressor, spec)), []
     first = [gradient(layer, 0, 0) for layer in LAYERS]
     for index, given in enumerate((first, [one.clone() for one in gradients])):
@@ -197,7 +197,7 @@ def test_what_is_not_finite_is_kept_away_where_encoding_finds_it(spec: str, valu
 def test_nobody_looks_at_finite_gradients_before_they_are_encoded(spec: str) -> None:
     looks: list[bool] = []
     second_step(spec, [gradient(layer, 1, 0) for layer in LAYERS], lambda given: looks.append(True))
-    assert len(looks) == 1  # in the first step, which has no residual to be added
+    assert len(looks) == 1  # in the first step, which has no residual to add
 
 
 @pytest.mark.parametrize("spec", NOTICING)

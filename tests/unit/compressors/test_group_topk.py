@@ -1,4 +1,4 @@
-"""Group-TopK: what each group keeps, the presets, and bytes by hand."""
+"""Group-TopK: the entries that each group keeps, the presets, and bytes computed by hand."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
-    with pytest.raises(OptionError, match="momentum_correction"):  # it needs a residual, which the patent does without
+    with pytest.raises(OptionError, match="momentum_correction"):  # it needs a residual, which the patent does not have
         GroupTopK(preset="patent", momentum_correction=True)
     assert GroupTopK(preset="patent", momentum_correction=True, error_feedback=True).owns_momentum
     chosen = GroupTopK.from_text({"preset": "patent", "group_size": "1024", "scope": "bucket"})

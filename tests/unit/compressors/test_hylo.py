@@ -1,4 +1,4 @@
-"""Hylo: filters of convolutions, two bits of fully connected layers, and the options of both."""
+"""Hylo: filters of convolutions, two bits for fully connected layers, and the options of both."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_filter_that_waited_long_enough_is_sent() -> None:
 
 
 def test_of_filters_that_waited_too_long_the_longest_is_sent() -> None:
-    """One of 16 at a step, and an age of five: first come the best, and then each in its turn."""
+    """One of 16 filters per step, and a largest age of five: first the best ones are sent, then the oldest ones."""
     compressor = Hylo(min_numel=1, max_age=5, exponent=4, min_rate=0.01)
     reducer, sent = reducer_for(compressor), torch.zeros(16, 36)
     for index in range(5 + 16):
@@ -204,7 +204,7 @@ def test_mean_selected_has_the_smaller_error() -> None:
 
 
 def test_a_heavy_tail_does_not_wait_for_ever() -> None:
-    """A threshold that follows the mean is far below the few large elements, and codes of its size lag behind them."""
+    """A threshold at the mean is far below the few large elements, so codes of its size cannot catch up with them."""
     x = torch.zeros(600)
     x[::100] = torch.tensor([1.0, -2.0, 3.0, -1.0, 2.0, -3.0])
     waiting = {}

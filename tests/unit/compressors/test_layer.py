@@ -1,4 +1,4 @@
-"""What a compressor is told about the model: one layer per parameter, classified by its module."""
+"""The description of a model for compressors: one layer per parameter, classified by its module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error feedback of what collectives round off: nothing is lost on the way of a sum but what fp32 cannot hold."""
+"""Error feedback for the rounding in collectives: sums lose nothing that fp32 can represent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMEL = sum(layer.numel for layer in LAYERS)
 
 
 def off_by(compressor: str, collective: str, *, skipping: int = 0) -> float:
-    """Largest |updates * ranks + residuals - gradients| over all steps; one step of so many is dropped."""
+    """Return the largest |updates * ranks + residuals - gradients| over all steps; one of `skipping` is dropped."""
 
     def rank(transport: MemoryTransport) -> torch.Tensor:
         reducer = reducer_for(build("compressors", Compressor, compressor))
@@ -57,7 +57,7 @@ def off_by(compressor: str, collective: str, *, skipping: int = 0) -> float:
     ],
 )
 def test_updates_and_residuals_are_the_gradients(compressor: str, collective: str) -> None:
-    """Of sums of up to 270; without the feedback they are off by 0.02 to 0.2."""
+    """The sums are up to 270; without the feedback they are off by 0.02 to 0.2."""
     assert off_by(compressor, collective) < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""Bits of magnitudes, which are ordered as the magnitudes are."""
+"""Bits of magnitudes are ordered like the magnitudes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed state: what comes back is what was packed, and bytes of another kind are refused without running code."""
+"""Packed state: unpacking restores it, and other bytes are refused without running code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def example() -> dict[Any, Any]:
 
 
 def assert_equal(a: Any, b: Any) -> None:
-    """The same types and values; tensors bit for bit, laid out alike."""
+    """Fail unless types and values are equal; tensors bit for bit, with equal strides."""
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
         assert (a.dtype, a.stride()) == (b.dtype, b.stride())

@@ -1,4 +1,4 @@
-"""Which pairs are possible, why the others are not, and what a plan shows of a model."""
+"""Possible pairs, the reasons against the others, and the plan of a model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_plan() -> None:
     [
         ("topk", True), ("algc", True), ("sign", True), ("qsgd:error_feedback=true", True),
         ("hylo:threshold=0.1", True),
-        ("randomk:scaled=true,error_feedback=false", True),  # its sums come back as they are
+        ("randomk:scaled=true,error_feedback=false", True),  # its sums are returned unchanged
         ("qsgd", False), ("terngrad", False), ("sign:mode=vote,error_feedback=false", False),
     ],
 )  # fmt: skip
@@ -86,6 +86,6 @@ def test_a_server_keeps_what_its_answers_lose_only_where_that_stays_bounded(comp
     reason = incompatibility(built.check_compatible, Server(downlink="recode"))
     assert (reason is None) is possible
     built.check_compatible(Server())
-    built.check_compatible(Server(downlink="recode", error_feedback=False))  # then nothing is kept
+    built.check_compatible(Server(downlink="recode", error_feedback=False))  # then there is no residual
     if reason:
         assert "is no contraction under these options; use downlink=dense or union" in reason

@@ -1,4 +1,4 @@
-"""PowerSGD against PyTorch's hook, and the mistakes other implementations make."""
+"""PowerSGD against PyTorch's hook, and against known mistakes of other implementations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS = layers_of_shapes((24, 10, 2, 1), (24, 20), (20,), (30, 16))
 
 
 _GROUPS: list[dist.ProcessGroup | None] = []
-"""Kept: the last reference to a group must not be one that a thread of its own lets go, which would wait for itself."""
+"""Keeps references to groups: a group's thread must not drop the last one, because it would wait for itself."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def lone_group(tmp_path: Path) -> Iterator[None]:
 
 @dataclasses.dataclass
 class FakeBucket:
-    """As much of DDP's bucket as the hook asks for."""
+    """The part of DDP's bucket that the hook uses."""
 
     flat: torch.Tensor
     layers: list[Layer]
@@ -57,7 +57,7 @@ class FakeBucket:
 @pytest.mark.usefixtures("lone_group")
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_it_walks_with_pytorchs_hook(rank: int) -> None:
-    """Same start, same gradients, six steps of warm start and error feedback: the same updates to 1e-5."""
+    """Same start, same gradients, six steps of warm start and error feedback: updates agree to 1e-5."""
     compressor = PowerSgd(rank=rank, min_compression_rate=1.0)
     reducer = reducer_for(compressor)
     step = step_at(0)
@@ -83,7 +83,7 @@ def matrix(layer: Layer) -> tuple[int, int]:
 
 
 def test_layers_of_one_shape_are_normalised_each_by_itself() -> None:
-    """One norm for a whole batch would scale a layer by its share, and starve the small ones."""
+    """A norm over the whole batch would scale each layer by its share, and starve the small ones."""
     layers = layers_of_shapes((30, 20), (30, 20), (30, 20), (30, 20))
     gradients = [gradient(layer, 0, 0, scale=10.0**i) for i, layer in enumerate(layers)]
     together, _ = reduce_once(reducer_for(PowerSgd(rank=1)), alone(), layers, gradients, step_at(0))
@@ -122,7 +122,7 @@ def test_a_constant_gradient_is_transmitted(warm_start: bool) -> None:
 
 
 def test_zeros_and_then_a_gradient() -> None:
-    """A warm start from nothing must not stay nothing."""
+    """A warm start from zeros must not remain zero."""
     layer = layers_of_shapes((40, 30))[0]
     reducer, collective = reducer_for(PowerSgd(rank=2)), alone()
     reduce_once(reducer, collective, [layer], [torch.zeros(1200)], step_at(0))

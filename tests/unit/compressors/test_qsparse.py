@@ -1,4 +1,4 @@
-"""Top-k at four bits a value: what is chosen is top-k's, and each value becomes the nearest of eight magnitudes."""
+"""Top-k with four bits per value: the selection is that of top-k, and values are rounded to one of eight magnitudes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native loops of quantisation give what the reference path gives, to the last bit."""
+"""The native loops of quantisation agree with the reference path bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = Sequence[torch.Tensor | float]
 
 
 def parts_of(x: torch.Tensor, seed: int) -> Parts:
-    """Up to four, some of them empty, cut where no block need end."""
+    """Return up to four parts, some of them empty, that do not end at block borders."""
     borders = sorted((seed * factor) % (x.numel() + 1) for factor in (7, 31, 1009)[: seed % 4])
     return Parts(x.tensor_split(borders))
 
@@ -62,7 +62,7 @@ def with_bits(write: Callable[[torch.Tensor, torch.Tensor], float | tuple[float,
 
 
 def level_of(x: torch.Tensor, seed: int) -> float:
-    """A magnitude that occurs, or an extreme one."""
+    """Return a magnitude that occurs, or an extreme one."""
     return abs(float(x[seed % x.numel()])) if seed % 3 and x.numel() else [1e-45, 0.5, 3e38, torch.inf][seed % 4]
 
 
@@ -82,7 +82,7 @@ def sent(x: torch.Tensor, seed: int) -> Result:
 
 
 def drawn(x: torch.Tensor, seed: int) -> Result:
-    """From a part in three hundred, which is not drawn by marks, to all."""
+    """Draw between a 300th of the elements, for which no bitmap of marks is used, and all of them."""
     count, left = [x.numel() // 300, x.numel() // 9, x.numel() * 2 // 3, x.numel()][seed % 4], torch.empty_like(x)
     values = torch.empty(count, dtype=selection.TYPES[seed % 3], device=x.device)
     positions = randomk.send_drawn(x, x.flip(0), left, seed, 1 + seed % 4, values)
@@ -95,7 +95,7 @@ def ternary_of_sum(x: torch.Tensor, seed: int) -> Result:
 
 
 def nearest_levels(x: torch.Tensor, seed: int) -> Result:
-    """The codes, and what they stand for; levels from any magnitude on, some of them beyond the largest number."""
+    """Return the codes and their values; the levels start at any magnitude, and some exceed the largest number."""
     level = level_of(x, seed)
     low = float(torch.tensor(level if 0 < level < torch.inf else 1e-45))
     ratio = float(torch.tensor([1.0, 1.01, 1.5, 8e11][seed % 4]))

@@ -1,4 +1,4 @@
-"""Quantisers: unbiased where they say so (by Monte Carlo, confidence stated), exact layouts, bits per element."""
+"""Quantisers: unbiased if they claim it (by Monte Carlo, confidence stated), exact layouts, bits per element."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNBIASED: list[tuple[str, Compressor]] = [
 
 
 def draws(compressor: Compressor, x: torch.Tensor, count: int) -> torch.Tensor:
-    """fp64 [count, numel]: what arrives, at as many steps."""
+    """Return the decoded values at `count` steps, fp64 [count, numel]."""
     rows = [compressor.encode(x, LAYER, step_at(index)).to_dense() for index in range(count)]
     return torch.stack(rows).double()
 
@@ -44,7 +44,7 @@ def draws(compressor: Compressor, x: torch.Tensor, count: int) -> torch.Tensor:
 def test_the_mean_of_many_draws_is_the_gradient(name: str, compressor: Compressor) -> None:
     """20 values, 100 times each, 300 draws: every value's mean of 30 000 lies within 4.5 standard errors.
 
-    For all 20 together that holds with 99.98 % where the quantiser is unbiased; the seeds are fixed, so no run differs.
+    For an unbiased quantiser, this holds for all 20 together with a probability of 99.98 %; the seeds are fixed.
     """
     values = torch.tensor([-2.0, -1.1, -0.7, -0.31, -0.2, -0.1, -0.05, -0.01, -0.003, 0.0,
                            0.002, 0.011, 0.06, 0.13, 0.25, 0.26, 0.4, 0.9, 1.5, 3.0])  # fmt: skip
@@ -57,7 +57,7 @@ def test_the_mean_of_many_draws_is_the_gradient(name: str, compressor: Compresso
 def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted, not drawn: numbers a 65536th apart, each once, for a value 3/7 of the way to the next."""
+    """All random numbers at distances of 1/65536 are used once, for a value 3/7 of the way to the next level."""
 
     def even(key: int, count: int, device: torch.device) -> torch.Tensor:
         return torch.arange(count) << 16 | 1 << 15
@@ -79,7 +79,7 @@ def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
                 packed = quantisation.random_ternary(torch.full((numel,), share), 1.0, 1, quantisation.LEVELS)
                 lower, upper = 0, 1
     assert int((packed == lower).sum() + (packed == upper).sum()) == numel
-    assert abs(int((packed == upper).sum()) - share * numel) <= 0.51  # half a number, and what fp32 leaves of x
+    assert abs(int((packed == upper).sum()) - share * numel) <= 0.51  # half a count, and the rounding of x
 
 
 @pytest.mark.parametrize(("name", "compressor"), UNBIASED[:6], ids=[name for name, _ in UNBIASED[:6]])
@@ -206,7 +206,7 @@ def test_onebit_sends_the_two_means() -> None:
 
 
 def mxnet_two_bit(residual: list[float], gradient: list[float], threshold: float) -> tuple[bytes, list[float]]:
-    """A transcription of Apache MXNet's kernel: the compressed bytes, and the decoded values. `residual` is mutated."""
+    """Return the compressed bytes and decoded values of Apache MXNet's kernel; the transcription changes `residual`."""
     positive, negative = (0xC0, 0x30, 0x0C, 0x03), (0x80, 0x20, 0x08, 0x02)
     packed, decoded = bytearray(-(-len(gradient) // 4)), []
     for i, g in enumerate(gradient):
@@ -229,7 +229,7 @@ def test_twobit_is_mxnets_layout_and_arithmetic(numel: int) -> None:
     reducer, collective = reducer_for(TwoBit(threshold=0.5)), alone()
     residual = [0.0] * numel
     for index in range(100):
-        g = gradient(layer, index, 0).mul(64).round().div(64)  # sums that fp32 holds exactly, as Python's floats do
+        g = gradient(layer, index, 0).mul(64).round().div(64)  # exact sums in fp32, as in Python's floats
         kept = reducer.state_dict()["residuals"].get(0, torch.zeros(numel))
         packed, decoded = mxnet_two_bit(residual, g.tolist(), 0.5)
         payload = reducer.compressor.encode(g + kept, layer, step_at(index))

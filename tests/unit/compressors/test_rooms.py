@@ -1,4 +1,4 @@
-"""Memory for what travels whole: it serves again once its sum is done, and not before."""
+"""Memory for payloads that are sent whole: it is reused after its sum is complete, and not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients far from 1: whatever their scale, what is sent and what waits stay finite, and something is sent."""
+"""Gradients far from 1: at any scale, messages and residuals stay finite, and something is sent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_errors_are_measured_at_any_scale(scale: float) -> None:
 
 
 def test_a_warm_start_that_collapsed_is_drawn_anew() -> None:
-    """After zeros the next Q would be the first rows of the gradient, and where those are zero, nothing for ever."""
+    """After zeros, the next Q would be the first rows of the gradient; if those are zero, it would stay zero."""
     layer = layers_of_shapes((40, 30))[0]
     reducer, collective = reducer_for(PowerSgd(rank=2)), alone()
     x = torch.zeros(40, 30)

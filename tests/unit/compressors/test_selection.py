@@ -30,7 +30,7 @@ def reference(x: torch.Tensor, group_size: int, k: int, k_last: int) -> list[int
     seed=st.integers(0, 1000),
 )
 def test_groups(numel: int, group_size: int, ratio: float, distinct: int, seed: int) -> None:
-    """Ties are common where few distinct values exist, and the first of equals must win."""
+    """Few distinct values make ties common; the first of equal entries must be selected."""
     x = torch.randint(-distinct, distinct + 1, (numel,), generator=torch.Generator().manual_seed(seed)).float()
     k, k_last = num_kept(ratio, group_size), num_kept(ratio, numel % group_size)
     assert select_groups(x, group_size, k, k_last).tolist() == reference(x, group_size, k, k_last)
@@ -59,7 +59,7 @@ def test_positions(numel: int) -> None:
 
 
 def test_kept_entries_are_rounded_half_up() -> None:
-    """Float products lie: 100 * 0.07 is above 7, 100 * 0.29 below 29."""
+    """Float products are inexact: 100 * 0.07 is above 7, 100 * 0.29 below 29."""
     assert num_kept(0.07, 100) == 7
     assert num_kept(0.29, 100) == 29
     assert num_kept(0.5, 5) == 3

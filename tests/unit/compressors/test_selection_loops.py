@@ -1,4 +1,4 @@
-"""The native loops of selection give what the reference path gives, to the last bit."""
+"""The native loops of selection agree with the reference path bit for bit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def groups(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def level_in(x: torch.Tensor, seed: int) -> float:
-    """A number that separates some entries from others, or an extreme one."""
+    """Return a number that separates some entries from others, or an extreme one."""
     special = [0.0, -1.0, 1e-45, 3e38, 1e300, math.inf, math.nan]
     return abs(float(x[seed % x.numel()])) if seed % 3 and x.numel() else special[seed % 7]
 
 
 def sent(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """Values as numbers, indices and what is left, one after the other; gradients lie in several places."""
+    """Return values as numbers, indices and remainders, concatenated; the gradients are in several tensors."""
     numel = x.numel()
     residual = hard_numbers(seed + 1, numel, device=x.device) if seed % 2 else x.flip(0)
     left = torch.empty_like(x)
@@ -56,7 +56,7 @@ def added(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def accelerated(x: torch.Tensor, seed: int) -> torch.Tensor:
-    start = seed % 4  # as parts of a bucket's tensors begin: at any element, and both at the same or not
+    start = seed % 4  # like parts of a bucket, which begin at any element, with equal or different alignments
     now, out = (torch.empty(x.numel() + 16)[first : first + x.numel()] for first in (start, start + seed % 3))
     accelerate(x, x.flip(0), x.roll(1), [0.9, 0.5, 0.0][seed % 3], nesterov=seed % 2 == 1, now=now, out=out)
     return torch.cat([now, out])

@@ -1,4 +1,4 @@
-"""Density, warm-up, momentum correction and the per-layer policy, which all sparsifiers share."""
+"""Density, warm-up, momentum correction and the per-layer policy, common to all sparsifiers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_first_steps_may_be_dense(make: Any) -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_correction_that_sends_everything_is_plain_momentum(nesterov: bool) -> None:
-    """With nothing left over there is nothing to correct; and dense steps do not mask what they send."""
+    """Without a remainder there is nothing to correct, and dense steps do not mask the entries that they send."""
     layers = layers_of_shapes((4, 5), (7,))
     reducer = reducer_for(
         TopK(momentum_correction=True, dense_steps=100, value_dtype="fp32", skip=("bias",)),
@@ -151,7 +151,7 @@ def test_values_beyond_fp16_saturate_and_the_rest_waits() -> None:
     ids=lambda made: made.component_name,
 )
 def test_what_a_sum_in_fp16_cannot_hold_waits_in_the_residual(made: Compressor) -> None:
-    """Four times 30000 saturate at 65504 on their way; no rank would know."""
+    """The sum of four times 30000 saturates at 65504 on the way, and no rank would notice."""
     layer = layers_of_shapes((2, 1, 1, 1))[0]
 
     def rank_of(transport: MemoryTransport, collective: Collective) -> torch.Tensor:
@@ -200,7 +200,7 @@ def test_dgc_sends_at_most_k_and_nearly_as_many() -> None:
 
 
 def test_dgc_sends_exactly_the_largest_k_of_a_layer_that_a_sample_would_not_tell() -> None:
-    """A sample of one percent would hold nine of its 999 largest, one fewer than it takes to tell them by."""
+    """A sample of one percent would contain nine of its 999 largest entries, one too few to find the threshold."""
     layer = layers_of_shapes((999, 100))[0]
     x = gradient(layer, 0, 0)
     payload = Dgc(ratio=0.01, momentum_correction=False, value_dtype="fp32").encode(x, layer, step_at(0))
@@ -229,7 +229,7 @@ def test_what_is_zero_on_the_wire_is_not_sent(made: Any) -> None:
     layer = layers_of_shapes((40, 50))[0]
     x = torch.zeros(2000)
     x[[3, 700, 1999]] = torch.tensor([1.0, -2.0, 0.5])
-    x[900:1100] = 1e-10  # not in fp16
+    x[900:1100] = 1e-10  # zero in fp16
     payload = made(ratio=0.5).encode(x, layer, step_at(0))
     assert payload.num_entries == 3
     assert torch.equal(payload.to_dense(), torch.where(x.abs() > 1e-5, x, 0))

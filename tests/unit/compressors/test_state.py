@@ -1,4 +1,4 @@
-"""State by layer: proposed, committed, dropped, and laid out anew when buckets change."""
+"""State by layer: proposed, committed, dropped, and rearranged when buckets change."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_regrouping_keeps_every_value() -> None:
     fill(store, unit_of(0, 1, 2), 0)
     store.commit()
     expected = values(store)
-    middle = unit_of(1, 3)  # takes one layer out of its group, and one that is new
+    middle = unit_of(1, 3)  # has one layer of that group, and a new one
     accepted = store.accepted(middle)
     assert accepted is not None
     assert accepted.tolist() == [3, 4, 0]

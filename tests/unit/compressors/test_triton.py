@@ -1,4 +1,4 @@
-"""Kernels in Triton give what the reference path gives, to the last bit: on a GPU, or by the interpreter."""
+"""Kernels in Triton agree with the reference path bit for bit, on a GPU or in the interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = needs_triton
 
 
 def key_of(seed: int) -> int:
-    """Of one word, or of two."""
+    """Return a key of one word or of two."""
     return 2**62 + seed if seed % 2 else seed
 
 
@@ -38,7 +38,7 @@ KERNELS: dict[str, Computed] = {
     "random_words": lambda x, seed: [random_words(key_of(seed), x.numel(), x.device)],
 }
 PER_CASE = 100
-"""the interpreter is that much slower than a native loop"""
+"""Factor by which the interpreter is slower than a native loop."""
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -47,7 +47,7 @@ def test_a_kernel_gives_what_the_reference_gives(name: str, cases: range) -> Non
 
 
 def test_entries_are_counted_over_several_programs() -> None:
-    """More than one program of every kernel of selection, with ties across their borders."""
+    """More than one program of every selection kernel, with ties across their borders."""
     x = torch.randn(40_000, generator=torch.Generator().manual_seed(1)).mul(8).round()
     level = float(x.abs().sort().values[-3000])
     with reference_path():
@@ -60,7 +60,7 @@ def test_entries_are_counted_over_several_programs() -> None:
 
 
 def encoders() -> list[str]:
-    """Compressors that compute without other ranks, and with nothing but these kernels."""
+    """Return the compressors that need no other ranks to encode, and only these kernels."""
     built = {name: build("compressors", Compressor, name) for name in component_names("compressors", Compressor)}
     return [name for name, made in built.items() if isinstance(made, PerLayer)]
 
@@ -74,7 +74,7 @@ def test_a_message_is_the_same_bytes_whichever_kernels_made_it(name: str) -> Non
 
 
 def messages(name: str, device: str) -> list[bytes]:
-    """What a rank sends in two steps, the second with a residual."""
+    """Return a rank's messages in two steps, the second with a residual."""
     reducer = reducer_for(build("compressors", Compressor, name), momentum=0.9)
     layer = Layer(id=0, name="layer", shape=(30, 100), kind="linear", numel=3000, position=0.5)
     sent = []

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: whole or not there, and refused in one sentence where training cannot go on from them."""
+"""Checkpoints on the disk: complete or absent, and refused in one sentence if training cannot continue from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, config: RunConfig) -> RunFolder:
 
 
 def make(folder: RunFolder, config: RunConfig, step: int) -> Manifest:
-    """A checkpoint of two ranks."""
+    """Write a checkpoint of two ranks."""
     checkpoints = Checkpoints(folder)
     files = {rank: checkpoints.write(step, rank, content(b"abc" * (rank + 1))) for rank in range(2)}
     manifest = Manifest(

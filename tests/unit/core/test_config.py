@@ -1,4 +1,4 @@
-"""RunConfig: what identifies an experiment, and that a configuration survives the way to the ranks."""
+"""RunConfig: the options that identify an experiment, and the transfer of a configuration to the ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bench.core.errors import UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from tests.testing.configs import COMPONENTS, make_config
 
-# `partition` has one value so far; the components count by their full texts in `filled`.
-# Labels, places, what only observes a run, and words of which other fields hold the numbers.
+# `partition` has one value so far; the full texts of the components in `filled` count.
+# Labels, paths, options that only observe a run, and texts whose numbers other fields hold.
 NO_IDENTITY = {
     "name",
     "rates_tried",
@@ -48,7 +48,7 @@ NO_IDENTITY = {
     "notes",
 }
 FIELDS = {option.name: option for option in RunConfig.options()}
-# values that have a form
+# values that need a certain form
 VALUES = {
     "notes": ("something",),
     "straggler": "rank=1,slowdown=3",
@@ -58,7 +58,7 @@ VALUES = {
 
 
 def other(option: CommandOption) -> Any:
-    """A value that the option may have and `make_config` does not give it."""
+    """Return an allowed value of the option that differs from that of `make_config`."""
     now = getattr(make_config(), option.name)
     if typing.get_origin(option.value_type) is typing.Literal:
         return next(choice for choice in typing.get_args(option.value_type) if choice != now)

@@ -33,7 +33,7 @@ class Farther(RunConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nearer(RunConfig):
-    """A command that offers nothing but what concerns communication."""
+    """A command with only the options of communication."""
 
     panels: ClassVar[tuple[str, ...]] = (COMMUNICATION,)
 

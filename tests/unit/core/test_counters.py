@@ -1,4 +1,4 @@
-"""Interface counters: the kernel's table is read right, and offload's missing headers are added back."""
+"""Interface counters: the kernel's table is parsed correctly, and headers that offloading hides are added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bench.core import counters
 from bench.core.counters import InterfaceBytes, parse_counters
 
-# bytes, packets, then six other counters, first of what was received and then of what was sent
+# bytes, packets, then six other counters, first of received and then of sent frames
 TABLE = """Inter-|   Receive  |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
     lo: 9999999 999 0 0 0 0 0 0 9999999 999 0 0 0 0 0 0

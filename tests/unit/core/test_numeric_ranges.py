@@ -1,4 +1,4 @@
-"""Every number that a user can give has two ends, and what lies beyond them is refused before anything is built."""
+"""Every number that a user can set has a lower and an upper limit; others are refused before anything is built."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _numbers(cls: type) -> list[str]:
 
 
 def _bounds(option: Option) -> tuple[float, float]:
-    """The ends that a declaration names; infinite where it does not."""
+    """Return the limits of a declaration; infinite if it has none."""
     low, high = -math.inf, math.inf
     for note in option.notes(object):
         match note:
@@ -52,7 +52,7 @@ def _bounds(option: Option) -> tuple[float, float]:
 
 
 def numbers_of(configurations: Iterable[type[Configuration]]) -> list[tuple[type[Configuration], str]]:
-    """(configuration, name) of every option of a command that is a number."""
+    """Return (configuration, name) of every numeric option of a command."""
     return [
         (cls, option.name)
         for cls in configurations
@@ -62,7 +62,7 @@ def numbers_of(configurations: Iterable[type[Configuration]]) -> list[tuple[type
 
 
 def assert_two_finite_ends(cls: type, name: str) -> None:
-    """Fail unless an option declares a smallest and a largest value and takes nothing beyond them."""
+    """Fail unless an option declares both limits and refuses values beyond them."""
     (option,) = (option for option in options_of(cls) if option.name == name)
     low, high = _bounds(option)
     assert math.isfinite(low), "say the smallest with Ge or Gt"
@@ -73,7 +73,7 @@ def assert_two_finite_ends(cls: type, name: str) -> None:
 
 
 def assert_among_options(command_of: dict[type[Configuration], str]) -> None:
-    """Fail unless Typer reads as numbers those options of these commands that their configurations declare so."""
+    """Fail unless Typer treats exactly those options of these commands as numbers that their configurations declare."""
     declared = {(command_of[cls], option.flag_name) for cls in command_of for option in cls.options() if option.flag}
     numbers = {
         (command_of[cls], option.flag_name) for cls, name in numbers_of(command_of) for option in cls.options()
@@ -110,7 +110,7 @@ def test_a_component_refuses_it_in_one_sentence(component: type[Options], name: 
 
 
 def _options_of_commands() -> list[tuple[str, str]]:
-    """(command, flag) of every option that Typer reads as a number."""
+    """Return (command, flag) of every option that Typer reads as a number."""
     return [
         (name, parameter.opts[0])
         for name, command in commands().items()

@@ -1,4 +1,4 @@
-"""What other programs take of the cores, held against a program that is known to work."""
+"""CPU time of other programs, compared with a program whose CPU time is known."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from bench.core.counters import OtherWork, launcher_of_rank
 
 SPIN = "while True: pass"
-NOBODY = 2**22 + 1  # above the largest id of a process
+NOBODY = 2**22 + 1  # larger than any process id
 
 
 def test_a_program_counts_as_other_work_unless_the_run_has_started_it() -> None:
-    """Both count the same cores over the same time, so all that differs is what the program took."""
+    """Both measure the same cores over the same time, so they differ only by the program's CPU time."""
     program = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
         with_it, without = OtherWork(root=program.pid), OtherWork(root=NOBODY)

@@ -1,4 +1,4 @@
-"""The registry: components are found by their files alone, and by entry points."""
+"""The registry finds components by their files alone, and by entry points."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TwoWords(Middle): ...
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The kind of a room that consists of `FILES`."""
+    """Return the kind of a folder of components that consists of `FILES`."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     monkeypatch.setattr(registry, "_folder", lambda _package: tmp_path)
@@ -78,7 +78,7 @@ def test_every_component_is_described_in_a_sentence_and_can_be_built_without_opt
         assert issubclass(component, Options)
         built = component()
         assert built.component_name == name
-        # ranks build it anew from the text in config.json
+        # ranks build it again from the text in config.json
         assert spec.build(kind, spec.full_text(built)).option_texts() == built.option_texts()
 
 
@@ -135,7 +135,7 @@ def test_threads_may_look_at_once() -> None:
             failures.append(error)
 
     def give_way(_phase: str, _info: dict[str, int]) -> None:
-        time.sleep(0)  # a garbage collection in the middle of a parse is where threads take turns
+        time.sleep(0)  # a garbage collection in the middle of a parse can switch threads
 
     threads = [threading.Thread(target=look) for _ in range(3)]
     gc.callbacks.append(give_way)

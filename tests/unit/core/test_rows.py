@@ -17,7 +17,7 @@ from bench.core.schema.metrics import LAYERS, METRICS
 
 @contextmanager
 def files_at_most(num_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let a file grow beyond this, part-way through a write, as a full disk does."""
+    """Make the kernel refuse to extend a file beyond this size, in the middle of a write, like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
@@ -93,7 +93,7 @@ def test_a_cut_last_line_is_skipped_and_named(tmp_path: Path) -> None:
     writer = RowWriter(path)
     writer.append({"seed": 1, "started_at": "2026-01-01T00:00:00Z"})
     writer.append({"seed": 2, "started_at": "2026-01-01T00:00:00Z"})
-    for missing in (25, 40):  # in the cell before the last
+    for missing in (25, 40):  # in the last cell but one
         content = path.read_bytes()
         path.write_bytes(content[:-missing])
         skipped: list[str] = []

@@ -1,4 +1,4 @@
-"""JSON files of a run: whole or not there."""
+"""JSON files of a run: complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schema: every column declared once, and cells that keep their values."""
+"""The schema: every column is declared once, and cells preserve their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.core.schema.column import Column, from_cell, to_cells
 from bench.core.schema.measurements import COLLECTIVES
 from bench.core.schema.metrics import LAYERS, METRICS, METRICS_BY_NAME
 
-# As the documentation lists them; what is added later stands in its group.
+# In the order of the documentation; new columns belong to one of these groups.
 GROUPS = {
     "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
     "strategy trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment "

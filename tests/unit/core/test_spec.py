@@ -1,4 +1,4 @@
-"""Specs on the command line: building what they name, and the sentences where that cannot be."""
+"""Specs on the command line: building components, and error messages for impossible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device files: what they describe, and one sentence for each that describes nothing."""
+"""Device files: their contents, and one error message for each invalid one."""
 
 from __future__ import annotations
 

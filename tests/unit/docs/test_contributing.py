@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md and the pages for contributors say is so; their example is a real compressor that works."""
+"""Claims of CONTRIBUTING.md and of the pages for contributors; their example is a real, working compressor."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ LONG = {
     ("bench/train/worker.py", "run"),
     ("compressors/kernels/selection.py", "send_groups"),
 }
-# Folders without which everything else works.
+# Folders that can be removed without breaking anything else.
 OF_EXTENSIONS = {"bench/extensions/", "compressors/auto/", "tests/extensions"}
 LAYERS = layers_of_shapes((7, 10), (33,), (1,))
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Compressor]]:
-    """The class that the page shows, found by the registry in a folder that holds it and the base class."""
+    """Yield the class that the page shows, found by the registry in a folder that contains it and the base class."""
     folder = tmp_path_factory.mktemp("compressors")
     shutil.copy(compressors.base.__file__, folder)
     file = folder / "round_robin.py"
@@ -152,7 +152,7 @@ def test_the_table_says_what_must_be_written() -> None:
         module, _, name = re.findall(r"`([\w.]+)`", derive_from)[0].rpartition(".")
         base = getattr(importlib.import_module(module), name)
         always, _, sometimes = (re.findall(r"`([a-z_]+)`", part) for part in write.partition("("))
-        # methods of several rounds write `reduce` in the place of `encode`, so neither is abstract
+        # methods of several rounds define `reduce` instead of `encode`, so neither is abstract
         assert set(always) - {"encode"} == registry.required_of(base), folder
         assert all(hasattr(base, method) or hasattr(BoundCollective, method) for method in sometimes), folder
 

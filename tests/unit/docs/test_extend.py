@@ -1,4 +1,4 @@
-"""The components that the pages in docs/extend show do what the pages say, installed as a package of their own."""
+"""The components in docs/extend, installed as a separate package, behave as the pages say."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The PYTHONPATH under which a package of these components is installed."""
+    """Return the PYTHONPATH under which a package of these components is installed."""
     folder = tmp_path_factory.mktemp("shown")
     (folder / "shown").mkdir()
     points: dict[str, dict[str, str]] = {}

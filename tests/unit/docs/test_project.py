@@ -1,4 +1,4 @@
-"""The project's own files agree with each other: dependencies and pins, targets and what calls them."""
+"""The project's own files agree with each other: dependencies and pins, targets and their callers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PACKAGES = ("bench", "compressors", "collectives", "tests")
 
 
 def pins() -> dict[str, str]:
-    """Version of each package in constraints.txt, by canonical name."""
+    """Return the version of each package in constraints.txt, by canonical name."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split("==") for line in lines if not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pairs}
@@ -84,7 +84,7 @@ def test_the_version_is_the_changelogs() -> None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Every module that a file imports, and every name that it imports from one, in full."""
+    """Yield the full names of all modules, and of all names from modules, that a file imports."""
     package = file.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -95,7 +95,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def test_nothing_else_imports_an_extension() -> None:
-    """The folders of extensions, and of their tests, can be removed."""
+    """Therefore the folders of extensions, and of their tests, can be removed."""
     files = [ROOT / "gradwire.py", *(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))]
     folders = [ROOT / extension.replace(".", "/") for extension in EXTENSIONS]
     others = [file for file in files if not any(file.is_relative_to(folder) for folder in folders)]
@@ -110,6 +110,6 @@ def test_nothing_else_imports_an_extension() -> None:
 
 @pytest.mark.xdist_group("a group")
 def test_tests_of_one_group_stay_together(request: pytest.FixtureRequest) -> None:
-    """Where tests run side by side, their group is part of their names, by which they are dealt out."""
+    """In parallel runs, the group is a part of the tests' names, by which they are distributed."""
     if request.config.getoption("loadgroup", False):
         assert request.node.nodeid.endswith("@a group")

@@ -1,4 +1,4 @@
-"""README.md and the site's pages say what is so: their commands, outputs, tables and links."""
+"""Claims of README.md and of the site's pages: their commands, outputs, tables and links."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Command:
     """A command that a page tells its reader to type.
 
     Attributes:
-        page: where it stands.
+        page: the file of the page.
         line: `bench ...`, without its comment.
-        output: the lines that the page shows as its answer, after a line with a `$`.
+        output: the lines that the page shows as output, after a line with a `$`.
     """
 
     page: Path
@@ -56,7 +56,7 @@ def _read_commands() -> list[Command]:
     found = []
     for page in DOCUMENTS:
         for _, block in _FENCE.findall(page.read_text(encoding="utf-8")):
-            # A command, and up to the next one what it prints.
+            # A command, and its output up to the next command.
             for part in re.split(r"^ *(?:\$ )?(?=bench [a-z])", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
                 line, *output = part.splitlines()
                 found.append(Command(page, re.split(r"  #| # ", line)[0].strip(), tuple(output)))
@@ -168,11 +168,11 @@ def test_every_exit_code_is_explained(error: type[BenchError]) -> None:
 
 @pytest.mark.parametrize("document_path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(document_path: Path) -> None:
-    """Those of the site stay within it; `make docs` checks their anchors."""
+    """Links of the site stay within it; `make docs` checks their anchors."""
     text = re.sub(r"`[^`\n]+`", "", _FENCE.sub("", document_path.read_text(encoding="utf-8")))
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         if not target.startswith("https://"):
-            file = Path(os.path.normpath(document_path.parent / target))  # the site's address, not where links lead
+            file = Path(os.path.normpath(document_path.parent / target))  # symbolic links are not followed
             assert file.exists(), target
             assert document_path not in PAGES or file.is_relative_to(DOCS), target
 

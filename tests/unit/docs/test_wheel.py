@@ -1,4 +1,4 @@
-"""The wheel: which packages it holds, and which machines its name promises."""
+"""The wheel: the packages in it, and the platforms in its name."""
 
 from __future__ import annotations
 

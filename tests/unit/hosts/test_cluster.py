@@ -1,4 +1,4 @@
-"""Clusters: what a user writes becomes the figures that were meant, or one sentence; no namespace is made."""
+"""Clusters: a user's texts become the intended figures or an error message; no namespace is created."""
 
 from __future__ import annotations
 

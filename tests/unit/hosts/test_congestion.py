@@ -1,4 +1,4 @@
-"""A congestion control that could not be set is said; nothing is said of the right one."""
+"""A congestion control that could not be set is reported; the right one is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of datagrams: enough of them to count losses, at a rate that links and processors can bear."""
+"""Series of datagrams: enough to measure losses, at a rate that links and CPUs can carry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The forwarder without a network: pairs of sockets stand in for TAP devices, so every frame and its fate can be seen.
+"""The forwarder without a network: socket pairs replace TAP devices, so that every frame can be followed.
 
-Nothing may come too early, however busy the machine is; that nothing comes too late is measured in benchmarks.
+No frame may arrive too early, on however busy a machine; late frames are measured in benchmarks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Net:
         return int.from_bytes(self.ends[host].recv(2048)[14:18])
 
     def counted(self, host: int, total: int) -> FrameCounts:
-        """What was counted of a host once so many of its frames are through."""
+        """Return the counts of a host after `total` of its frames have been processed."""
         deadline = time.monotonic() + 10
         while sum(vars(counts := self.forwarder.counts()[host]).values()) < total:
             assert time.monotonic() < deadline, counts
@@ -102,7 +102,7 @@ def test_nothing_comes_before_its_time(net: MakeNet) -> None:
     pair.send(0, ethernet_address(1), 1)
     pair.receive(1)
     assert time.monotonic() - began >= 0.03
-    pair.send(1, ethernet_address(0), 2)  # the way back has its own delay: none
+    pair.send(1, ethernet_address(0), 2)  # the other direction has its own delay: none
     pair.receive(0)
 
 
@@ -124,7 +124,7 @@ def test_frames_that_are_delayed_unequally_keep_their_order(net: MakeNet) -> Non
 
 
 def lost(pair: Net, number: int) -> set[int]:
-    """Which of the first host's next frames do not come."""
+    """Return which of the first host's next frames do not arrive."""
     before = pair.forwarder.counts()[0]
     for each in range(number):
         pair.send(0, ethernet_address(1), each)
@@ -159,7 +159,7 @@ def test_address_resolution_is_not_lost(net: MakeNet) -> None:
 
 
 def test_a_full_queue_drops(net: MakeNet) -> None:
-    pair = net(PLAIN, HostLink(name="slow", downlink_bps=100e3))  # 64 kB may wait, which takes 5 s
+    pair = net(PLAIN, HostLink(name="slow", downlink_bps=100e3))  # the queue holds 64 kB, which take 5 s
     for number in range(100):
         pair.send(0, ethernet_address(1), number, length=FRAME)
     counts = pair.counted(0, 100)
@@ -172,7 +172,7 @@ def test_a_frame_that_its_receiver_does_not_take_counts_once_as_dropped_and_its_
     three.send(0, EVERYBODY, 1)
     three.send(0, ethernet_address(1), 2)
     three.send(0, ethernet_address(2), 3)
-    assert [three.receive(2), three.receive(2)] == [1, 3]  # of what is due, host 1 gets its frames before host 2
+    assert [three.receive(2), three.receive(2)] == [1, 3]  # of due frames, host 1 gets its own before host 2
     assert three.forwarder.counts() == [FrameCounts(2, 0, 2), FrameCounts(0, 0, 0), FrameCounts(0, 0, 0)]
 
 
@@ -183,7 +183,7 @@ def trace(tmp_path: Path, opportunities: list[int]) -> Trace:
 
 
 def by_the_millisecond(opportunities: list[int], frames: list[tuple[int, int]]) -> list[int]:
-    """When frames (arrival in ns, length) leave: opportunity by opportunity, as the trace's authors describe it."""
+    """Return the departures of frames (arrival in ns, length), by the definition of the trace's authors."""
     left: list[int] = []
     sent, moment = 0, 0
     for index in range(10**6):

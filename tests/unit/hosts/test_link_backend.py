@@ -1,4 +1,4 @@
-"""Which way links work: the kernel's where it can, the forwarder's where it must, one sentence where neither can."""
+"""The choice of the link's backend: the kernel if possible, the forwarder if necessary, else an error message."""
 
 from __future__ import annotations
 

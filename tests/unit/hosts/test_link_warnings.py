@@ -1,4 +1,4 @@
-"""Link warnings: silent within 10 %, and otherwise the likely cause; measurements are made up."""
+"""Link warnings: none within 10 %, otherwise the likely cause; the measurements are artificial."""
 
 from __future__ import annotations
 

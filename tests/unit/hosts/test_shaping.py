@@ -1,4 +1,4 @@
-"""Shaping: the commands given to the kernel, as text; that they have the effect is shown in tests/hosts."""
+"""Shaping: the commands given to the kernel, as text; tests/hosts checks their effect."""
 
 from __future__ import annotations
 

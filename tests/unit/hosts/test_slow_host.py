@@ -1,4 +1,4 @@
-"""How long a slow host is stopped; that its processes are is seen in tests/hosts, on processors that others use too."""
+"""The stopped time of a slow host; tests/hosts checks that its processes are stopped, on shared CPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.hosts import supervisor
 
 
 class Played:
-    """Time that passes only in waits, and who is stopped meanwhile."""
+    """Simulated time that passes only in waits, and the time in each state."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,5 +40,5 @@ def test_a_slow_host_is_stopped_for_the_rest_of_the_time(share: float, monkeypat
     monkeypatch.setattr(supervisor.threading, "Event", Released)
     monkeypatch.setattr(supervisor.threading.Thread, "start", lambda thread: thread.run())
     monkeypatch.setattr(supervisor, "_signal", played.signal)
-    supervisor.SlowHost("/", share)  # no process has this folder for its network
+    supervisor.SlowHost("/", share)  # this folder is no process's network namespace
     assert played.spent[signal.SIGCONT] / played.now == pytest.approx(share, rel=0.01)

@@ -1,4 +1,4 @@
-"""Support of virtual hosts: every way in which a machine can lack it is told apart, with what to enable."""
+"""Support of virtual hosts: every missing permission or tool is detected, with advice on what to enable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what a file says, how fast it is, and one sentence for a file that is none."""
+"""Traces: their contents, their rates, and one error message for an invalid file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a job failed, told from what its ranks left behind."""
+"""The cause of a failed job, found from the files of its ranks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_where_nobody_names_a_lost_rank_the_first_report_is_heard(folder: RunFol
 
 
 def test_a_killed_rank_is_named_before_two_that_cannot_reach_each_other(folder: RunFolder) -> None:
-    """Each host's agent has a root cause of its own, also the one whose rank only lost the other."""
+    """Each host's agent reports its own root cause, including the host whose rank only lost the other."""
     leave(folder, 0, "rank 0 and rank 1 cannot reach each other", at=1.0, lost_a_peer=True)
     say(folder, RAISED.replace("rank      : 1", "rank      : 0") + KILLED)
     assert explain(folder).startswith("rank 1 was killed by SIGKILL")

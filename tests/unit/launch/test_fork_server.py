@@ -1,4 +1,4 @@
-"""The process that imports torch for the launcher: what is called there, and what becomes of it when it ends."""
+"""The process that imports torch for the launcher: calls in it, and its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_function_is_called_in_the_process(server: ForkServer) -> None:
 def test_what_the_function_raises_is_raised_here(server: ForkServer) -> None:
     with pytest.raises(UsageError, match="nonsense"):
         server.call(parse_size, "nonsense")
-    assert server.call(parse_size, "4KiB") == 4096  # and the next call is answered
+    assert server.call(parse_size, "4KiB") == 4096  # the next call works
 
 
 def test_a_process_that_ends_instead_of_answering_is_a_failure() -> None:
@@ -60,5 +60,5 @@ def test_what_a_module_prepares_is_there_for_all_ranks_and_its_failure_is_theirs
         assert exit_code == 0
         told += [json.loads((folder.path / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     parent = server.call(os.getpid)
-    assert told == [[parent, parent]] * 4  # the second job prepared nothing of its own
+    assert told == [[parent, parent]] * 4  # the second job prepared no data
     assert "ValueError: the data are damaged" in folder.log.read_text(encoding="utf-8")

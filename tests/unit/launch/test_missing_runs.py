@@ -1,4 +1,4 @@
-"""Runs in a folder: what counts as done, and that each missing run is done once."""
+"""Runs in a folder: finished runs are recognised, and each missing run is made once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def begin(out: Path, config: RunConfig, status: str | None = None) -> RunFolder:
 
 
 class Training:
-    """Stands for training; remembers what was trained."""
+    """A replacement for training that records its calls."""
 
     def __init__(self, out: Path, status: str = "ok") -> None:
         self.out, self.status = out, status
@@ -72,7 +72,7 @@ def test_what_is_missing_is_done_and_what_is_torn_is_removed(
     training = Training(tmp_path)
     run_missing(CONFIGS, tmp_path, seen(tmp_path), training)
     assert training.trained == [1, 2, 3]
-    assert not torn.metrics.exists()  # the folder of the new run may have the same name
+    assert not torn.metrics.exists()  # the new run's folder may have the same name
     assert f"{torn.path} was cut short" in capsys.readouterr().err
     assert {run.state for run in past_runs(tmp_path)} == {"done"}
 
@@ -88,7 +88,7 @@ def test_a_run_that_failed_goes_on_from_its_checkpoint_when_it_is_done_again(
     run_missing([config], tmp_path, seen(tmp_path), training)
     assert training.begun == [failed.path]
     assert f"{failed.path} failed; it is resumed from step 7" in capsys.readouterr().err
-    assert not torn.metrics.exists()  # the folder of another run may have the same name
+    assert not torn.metrics.exists()  # the other run's folder may have the same name
 
 
 def test_a_torn_run_with_a_checkpoint_goes_on_and_an_older_one_is_removed(
@@ -133,7 +133,7 @@ def test_a_failed_run_is_tried_again_once(tmp_path: Path) -> None:
     begin(tmp_path, CONFIGS[0], "failed")
     before = seen(tmp_path)
     training = Training(tmp_path, status="failed")
-    for _ in range(2):  # the second one is a sweep that was started at the same time
+    for _ in range(2):  # the second iteration is a sweep that was started at the same time
         run_missing(CONFIGS[:1], tmp_path, before, training)
     assert training.trained == [1]
 

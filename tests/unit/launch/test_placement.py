@@ -1,4 +1,4 @@
-"""Where ranks go: the same for every command that starts some, and what cannot be is one sentence."""
+"""The placement of ranks: the same for every command that starts some, and an error message for impossible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher reads whole lines only, each once."""
+"""The launcher reads only complete lines, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making a run's folder ready for another attempt."""
+"""Preparing a run's folder for another attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.testing.configs import make_config
 
 
 class Here(ForkServer):
-    """Calls nothing."""
+    """A fork server that calls nothing."""
 
     @override
     def call(self, *_: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs that end badly: stopped in silence, or never started."""
+"""Runs that end badly: without output for too long, or never started."""
 
 from __future__ import annotations
 
@@ -220,13 +220,13 @@ def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned:
 
 @pytest.mark.parametrize(("steps", "warned"), [(9, True), (10, False)])
 def test_a_profile_that_leaves_no_step_to_be_timed_is_told_of(steps: int, warned: bool) -> None:
-    config = resolve(RunConfig(dataset="digits", steps=steps, profile=5))  # three warm up, and one the profiler
+    config = resolve(RunConfig(dataset="digits", steps=steps, profile=5))  # three steps warm up, and one the profiler
     assert any("--profile 5 leaves none of 9 steps" in note for note in config.notes) == warned
 
 
 def test_when_bench_itself_ends_its_run_has_a_last_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def watch(*_: object) -> Ending:
-        raise SystemExit(1)  # as rich does where nobody reads any more
+        raise SystemExit(1)  # as rich does if its output is closed
 
     monkeypatch.setattr(torchrun, "launch", lambda *_: object())
     monkeypatch.setattr(torchrun, "watch", watch)

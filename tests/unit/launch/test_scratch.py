@@ -1,4 +1,4 @@
-"""A job's scratch folder is gone when nobody needs it, and named where somebody does."""
+"""A job's scratch folder is removed if it is not needed any more, and otherwise its path is printed."""
 
 from __future__ import annotations
 

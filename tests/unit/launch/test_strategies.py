@@ -1,4 +1,4 @@
-"""What a strategy refuses, before any process starts; what it takes; and which collective it chooses by itself."""
+"""Strategies: refusals before any process starts, accepted options, and the default collective."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_bucket_too_small_for_the_whole_model_is_refused() -> None:
     ):
         resolve(asked)
     chosen = resolve(dataclasses.replace(asked, bucket_mb=None))
-    assert with_ranks(chosen, 3).bucket_mb == chosen.bucket_mb == 0.7369  # what was recorded is not refused
+    assert with_ranks(chosen, 3).bucket_mb == chosen.bucket_mb == 0.7369  # a recorded value is not refused
 
 
 @pytest.mark.parametrize(

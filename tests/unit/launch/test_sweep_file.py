@@ -1,4 +1,4 @@
-"""The sweep file: which configurations it names, and what is wrong with one that cannot be read."""
+"""The sweep file: its configurations, and the error message for each unreadable one."""
 
 from __future__ import annotations
 

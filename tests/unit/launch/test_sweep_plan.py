@@ -1,4 +1,4 @@
-"""The plan of a sweep: every run once and complete, in an order of its own; refusals all at once."""
+"""The plan of a sweep: every run once and complete, in a shuffled order; all refusals at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWEEP = SweepFile(
 
 
 class Here(ForkServer):
-    """Calls functions in this process."""
+    """A fork server that calls functions in this process."""
 
     @override
     def warm_up(self, threads: int) -> None:

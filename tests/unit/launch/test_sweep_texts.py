@@ -1,4 +1,4 @@
-"""Lists on a command line: sizes with ranges, specs whose options are separated like the specs themselves."""
+"""Lists on a command line: sizes with ranges, and specs whose options use the separators of the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning: what is tried, what is chosen of it, and the file that says so."""
+"""Tuning: the settings that are tried, the choice among them, and the file with the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = SweepFile(
 
 
 def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = ASKED) -> SweepState:
-    """The agenda of the tuning of `asked`, after runs that ended so; None: failed."""
+    """Return the state of the tuning of `asked` after runs with these accuracies; None: the run failed."""
     runs, past = [], {}
     for settings in tuning_sweep(asked, 100).configurations():
         config = make_config(compressor=settings["compressor"], lr=settings["lr"], filled={})

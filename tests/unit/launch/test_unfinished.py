@@ -1,4 +1,4 @@
-"""Notes of jobs under way, and what becomes of those whose launcher is gone."""
+"""Notes on running jobs, and the clean-up of those whose launcher has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def leave_note(notes: Path, command: str, folder: Path) -> None:
-    """As a launcher does that is killed."""
+    """Write a note as a launcher that is killed leaves it."""
     notes.mkdir(parents=True)
     (notes / "note").write_text(json.dumps({"command": command, "path": str(folder)}), encoding="utf-8")
 

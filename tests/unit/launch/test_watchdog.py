@@ -1,4 +1,4 @@
-"""How long a job may be silent: long enough for its ranks to say why, and for ever where nothing can be heard."""
+"""The allowed silence of a job: long enough for its ranks to report the cause; unlimited if nothing can be heard."""
 
 from __future__ import annotations
 

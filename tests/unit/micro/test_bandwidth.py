@@ -1,4 +1,4 @@
-"""Bandwidths of an all-reduce, by hand."""
+"""Bandwidths of an all-reduce, computed by hand."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def test_bus_bandwidth_counts_what_each_rank_must_send(world_size: int, factor: 
 
 
 def test_the_figures_of_a_ring_that_fills_its_link() -> None:
-    """4 ranks with 1 GB/s each way: a ring sends 2 x 3/4 x 8 MB = 12 MB per rank, which takes 12 ms."""
+    """4 ranks with 1 GB/s in each direction: a ring sends 2 x 3/4 x 8 MB = 12 MB per rank, which takes 12 ms."""
     assert bus_bandwidth(algorithm_bandwidth(8_000_000, 0.012), 4) == pytest.approx(1e9)

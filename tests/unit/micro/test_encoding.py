@@ -1,4 +1,4 @@
-"""Measuring a compressor: what is timed, counted and compared is what training would send."""
+"""The measurement of a compressor times, counts and compares what training would send."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_compressor_can_be_measured(name: str) -> None:
     assert 0 < row["packed_bytes"] < 1.1 * row["dense_bytes"]
     assert 0 <= row["effective_density"] <= 1
     assert all(math.isfinite(row[key]) for key in ("relative_error", "cosine", "contraction_seen"))
-    if name not in ("randomk", "qsgd", "natural"):  # these are bounded in expectation
+    if name not in ("randomk", "qsgd", "natural"):  # their bound holds in expectation
         assert row["contraction_proved"] is None or row["contraction_seen"] <= row["contraction_proved"]
 
 

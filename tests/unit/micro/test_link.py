@@ -1,4 +1,4 @@
-"""A virtual host's link: what is counted on it, and what share of its time that filled."""
+"""A virtual host's link: the counted bytes, and the share of time in which they used it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_rank_knows_its_own_hosts_rates() -> None:
 
 
 def test_the_busiest_link_sets_the_limit() -> None:
-    """Rank 1 receives 3 MB at 8 Mbit/s: 3 s at least, of the 4 s that the sum took."""
+    """Rank 1 receives 3 MB at 8 Mbit/s, which takes at least 3 s of the 4 s of the sum."""
 
     def columns(transport: Transport) -> dict[str, float | None]:
         own = LinkCounter(exists=True, uplink_bps=8e6, downlink_bps=8e6)
@@ -38,7 +38,7 @@ def test_the_busiest_link_sets_the_limit() -> None:
 
 
 def test_frames_are_counted_per_sum_without_its_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A barrier passes 7 and 5 bytes here, a sum 100 and 200: of three sums, only theirs are left."""
+    """A barrier transfers 7 and 5 bytes here, a sum 100 and 200; only those of the sums are counted."""
     passed = {"sent": 1e6, "received": 2e6}
     monkeypatch.setattr(collectives_worker, "interface_bytes", lambda: InterfaceBytes(**passed))
 

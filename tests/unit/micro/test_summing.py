@@ -1,4 +1,4 @@
-"""Whether a sum is right: counted element by element, against the serial sum or within the bound."""
+"""The check of a sum: wrong elements are counted, against the serial sum or within the error bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synthetic payloads: as much overlap as was asked for, sums that do not wrap, and what a compressor really sends."""
+"""Synthetic payloads: the requested overlap, sums that do not overflow, and real messages of compressors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_integers_sum_without_wrapping(dtype: str, torch_dtype: torch.dtype) -> 
 
 
 def test_a_compressor_is_heard_as_it_trains() -> None:
-    """Groups of 1024 keep 10 entries each; scales that ranks agree on are agreed on."""
+    """Groups of 1024 keep 10 entries each; scales that ranks share are shared."""
     for payload in compressed("group_topk:ratio=0.01"):
         assert isinstance(payload, GroupSparse)
         assert payload.num_entries == 10 * COUNT // 1024

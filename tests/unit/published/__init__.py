@@ -1,1 +1,1 @@
-"""The pages of the published systems: their rule, their sweeps, and what they say of made-up rows."""
+"""The pages of the published systems: their rule for verdicts, their sweeps, and their text for artificial rows."""

@@ -1,4 +1,4 @@
-"""The rule that decides about a claim, and the figures that it decides on."""
+"""The rule that decides about a claim, and the figures that it uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def claim(measure: Measure, bound: float = 1.0, reason: str = "") -> Claim:
         (1.1, 1.3, "above", "reproduced"),
         (0.7, 0.9, "above", "not reproduced"),
         (0.9, 1.3, "above", "undecided"),
-        (1.0, 1.3, "above", "undecided"),  # on the bound is on neither side
+        (1.0, 1.3, "above", "undecided"),  # a value at the bound is on neither side
         (0.7, 0.9, "below", "reproduced"),
         (1.1, 1.3, "below", "not reproduced"),
         (None, None, "above", "undecided"),
@@ -67,7 +67,7 @@ def test_figures_are_paired_by_seed_and_carry_their_interval(tmp_path: Path) -> 
         topk_seeds([150, 300, 600] * 2, accuracy=[0.49, 0.59, 0.69] * 2),
     )
     speed = faster(SPARSE, DENSE).of(runs)
-    assert (speed.value, speed.low, speed.high) == pytest.approx((1.5, 1.5, 1.5))  # though the seeds differ much
+    assert (speed.value, speed.low, speed.high) == pytest.approx((1.5, 1.5, 1.5))  # although the seeds differ much
     points = Difference(which=SPARSE, than=DENSE).of(runs)
     assert (points.value, points.low, points.high) == pytest.approx((-0.01, -0.01, -0.01), abs=1e-9)
     assert judge(claim(faster(SPARSE, DENSE)), runs).verdict == "reproduced"

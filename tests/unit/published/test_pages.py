@@ -1,4 +1,4 @@
-"""Pages: complete from any rows, with what is missing said, and never a figure that no row holds."""
+"""Pages: complete for any rows, with a note on missing figures, and without figures that no row has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_page_of_the_quick_version_says_that_it_is_one(tmp_path: Path) -> None
 
 
 def together(speed_up: float, seeds: int = 3) -> list[dict[str, object]]:
-    """Every method on every link; ALGC takes less time than the others by this factor."""
+    """Return every method on every link; ALGC is faster than the others by this factor."""
     rows = []
     for link, bandwidth in LINKS.items():
         for method, which in METHODS.items():
@@ -64,7 +64,7 @@ def summary_of(folder: Path, rows: list[dict[str, object]]) -> str:
 
 
 def test_what_is_recommended_follows_from_the_rows(tmp_path: Path) -> None:
-    text = summary_of(tmp_path, together(speed_up=2.0, seeds=6))  # of fewer, equal ones would be chance
+    text = summary_of(tmp_path, together(speed_up=2.0, seeds=6))  # with fewer seeds, equal values may be a coincidence
     assert (
         "- **10 Mbit/s**: ALGC, 2.00 [2.00, 2.00]x sooner than dense; all others that reached it are surely slower."
         in text

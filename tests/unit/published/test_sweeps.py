@@ -1,4 +1,4 @@
-"""The sweeps behind the pages: every figure has its configuration, and what is quick is a part of the whole."""
+"""The sweeps behind the pages: every figure has a configuration, and the quick version is a part of the whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def planned(name: str) -> SweepRuns:
-    """A sweep as if every run of its first seed had ended well."""
+    """Return a sweep as if every run of its first seed had ended well."""
     sweep = read_sweep(SWEEPS[name].file)
     asked = [RunConfig(**(sweep.base | options)) for options in sweep.configurations()]
     configs = [resolve(each) for each in asked]
@@ -42,7 +42,7 @@ def planned(name: str) -> SweepRuns:
 
 
 def wanted(name: str) -> Iterator[Which]:
-    """Every configuration of a sweep that a page asks for."""
+    """Yield every configuration of a sweep that a page uses."""
     for system in SYSTEMS.values():
         for claim in system.claims:
             if isinstance(claim, Claim) and claim.sweep == name:

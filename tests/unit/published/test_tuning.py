@@ -1,4 +1,4 @@
-"""What tunings leave behind: rows of the file as it is now, and no choice of a setting that failed."""
+"""The rows of tunings: they match the current file, and failed settings are never chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two configurations of three seeds each, and rows compared as `bench compare` does."""
+"""Two configurations of three seeds each, and their rows as `bench compare` compares them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compared(tmp_path: Path, rows: list[dict[str, Any]], **options: Any) -> Comp
 
 
 def cells(comparison: Comparison, row: int) -> dict[str, str]:
-    """Heading -> text of one row, headings on one line."""
+    """Return heading -> text of one row, with headings on one line."""
     table = comparison_table(comparison)
     return {
         column.heading.replace("\n", " "): cell.text

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a comparison."""
+"""Notes that a reader needs before trusting a comparison."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_runs_that_shared_their_cores_with_other_programs_are_named(tmp_path: Pa
     assert not any("other programs" in sentence for sentence in caveats(comparison))
     for run, share in zip(comparison.rows[1].group.runs, (0.05, 0.34, None), strict=True):
         run.rows[-1]["other_cpu_share"] = share
-        vars(run).pop("last_known")  # as read from a file with the column
+        vars(run).pop("last_known")  # as if read from a file with the column
     (sentence,) = [text for text in caveats(comparison) if "other programs" in text]
     assert "while these runs were timed: topk 34%; their times are too long" in sentence
 
@@ -117,7 +117,7 @@ def test_what_was_faster_at_the_end_alone_is_told_beside_it(tmp_path: Path) -> N
 
 
 def in_parts(rows: list[dict[str, Any]], *parts: tuple[int, float]) -> list[dict[str, Any]]:
-    """Each run with an evaluation at each of these steps, and the bytes per step since the one before."""
+    """Return each run with evaluations at these steps, and the bytes per step since the previous evaluation."""
     return [row | {"step": step, "payload_bytes_per_step": nbytes} for row in rows for step, nbytes in parts]
 
 
@@ -127,7 +127,7 @@ def test_bytes_that_fell_while_the_density_warmed_up_are_told_of_the_whole(tmp_p
     assert "topk" in sentence
     assert (
         "topk sent 2.50 times the bytes per step shown (early steps compress less)" in sentence
-    )  # 250 in the mean, 100 at last
+    )  # 250 on average, 100 at the end
     even = in_parts(TOPK, (10, 100.0), (20, 100.0))
     assert not any("bytes per step" in text for text in caveats(compared(tmp_path, [*DENSE, *even])))
 
@@ -148,7 +148,7 @@ def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path
 
 
 def test_steps_that_were_counted_anew_make_no_interval(tmp_path: Path) -> None:
-    """A run that went on with more ranks counts its samples in their steps: 40, then 30."""
+    """The steps of a run that continued with more ranks hold more samples: 40 steps, then 30."""
     before, after = in_parts(TOPK, (20, 400.0), (40, 100.0)), in_parts(TOPK, (30, 100.0))
     anew = [*before, *[row | {"resumes": 1, "world_size": 4} for row in after]]
     said = list(caveats(compared(tmp_path, [*DENSE, *anew])))

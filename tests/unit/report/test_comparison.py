@@ -1,4 +1,4 @@
-"""Rows of a comparison: what stands in them, and what is held against what."""
+"""Rows of a comparison: their contents, and the pairs that are compared."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_failed_runs_stay_in_the_table_and_never_in_the_figures(tmp_path: Path) 
 def test_a_run_that_was_stopped_is_listed_below_the_table_and_changes_nothing_in_it(
     tmp_path: Path, status: str
 ) -> None:
-    """Ctrl-C on a run of another configuration made a failed row, a column for each of its settings, and long names."""
+    """A stopped run of another configuration added a failed row, a column for each of its settings, and long names."""
     stopped = fake_row(
         status=status, run_id="stopped", lr=0.1, batch_size=8, threads=4, samples_per_s=None, test_accuracy=None
     )
@@ -245,7 +245,7 @@ def test_seeds_that_diverged_allow_no_praise_of_the_others_accuracy(tmp_path: Pa
 
 
 def test_counts_of_the_wire_are_exact_whatever_their_unit(tmp_path: Path) -> None:
-    """Three seeds each, all alike: bytes and the ratio made of them say the same."""
+    """Three equal seeds each: bytes and the ratio of bytes have the same verdict."""
     rows = [*fake_seeds([1.0] * 3), *topk_seeds([1.0] * 3)]
     for metric in ("payload_bytes_per_step", "compression_ratio"):
         comparison = compare(stored(tmp_path, rows), metric=metric)

@@ -142,7 +142,7 @@ def test_the_tuning_budget_stands_beside_the_result(tmp_path: Path) -> None:
     assert [cells(comparison, row)["rates tried"] for row in (0, 1)] == ["3", "6"]
     untuned = compared(tmp_path, [*fake_seeds([1204.0, 1190.0], rates_tried=0), *topk_seeds([1577.0, 1544.0])])
     assert "rates tried" not in cells(untuned, 0)
-    assert comparison.rows[1].group.title == "topk:ratio=0.01 + allgather"  # no setting that tells them apart
+    assert comparison.rows[1].group.title == "topk:ratio=0.01 + allgather"  # no setting is needed to distinguish them
 
 
 def test_missed_targets_stay_in_the_table(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_missed_targets_stay_in_the_table(tmp_path: Path) -> None:
     sparse[0]["time_to_target_s"] = None
     never = topk_seeds([1500.0] * 3, compressor="randomk", time_to_target_s=None)
     comparison = compared(tmp_path, [*DENSE, *sparse, *never], metric="time_to_target_s")
-    assert cells(comparison, 1)["time to target [95% CI]"] == "miss (2/3)"  # what it spent is not known
+    assert cells(comparison, 1)["time to target [95% CI]"] == "miss (2/3)"  # its time is unknown
     assert cells(comparison, 2)["time to target [95% CI]"] == "miss (0/3)"
-    assert {row.verdict for row in comparison.candidates} == {"unclear"}  # never faster by missing
+    assert {row.verdict for row in comparison.candidates} == {"unclear"}  # a miss never counts as faster
     assert any("topk (1 of 3 seeds); randomk" in sentence for sentence in caveats(comparison))
 
 

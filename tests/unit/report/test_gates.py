@@ -1,4 +1,4 @@
-"""Limits on the command line, and the reference that runs are held against."""
+"""Limits on the command line, and the reference that runs are compared with."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_malformed_gates_are_refused(text: str) -> None:
 
 
 def test_a_gate_is_crossed_only_beyond_its_limit_and_beyond_the_noise(tmp_path: Path) -> None:
-    slower = topk_seeds([1100.0, 1095.0, 1105.0])  # 0.91x, tight
-    noisy = topk_seeds([600.0, 1500.0, 900.0], compressor="randomk")  # 0.77x, anything
+    slower = topk_seeds([1100.0, 1095.0, 1105.0])  # 0.91x, a narrow interval
+    noisy = topk_seeds([600.0, 1500.0, 900.0], compressor="randomk")  # 0.77x, a wide interval
     comparison = compared(tmp_path, [*DENSE, *slower, *noisy])
     result = check(comparison, [Gate.parse("slower:5%")])
     assert [sentence.partition(":")[0] for sentence in result.crossed] == ["none + native -> topk"]
@@ -92,7 +92,7 @@ def test_a_share_of_a_time_is_a_share_of_that_time(tmp_path: Path) -> None:
 
 
 def test_a_gate_that_holds_for_seeds_that_missed_says_so(tmp_path: Path) -> None:
-    """More seeds would not change that."""
+    """More seeds would not change it."""
     speeds = [1000.0] * 20
     dense = [row | {"train_time_s": 300.0, "time_to_target_s": 8.0 + row["seed"] / 9} for row in fake_seeds(speeds)]
     dense[-1] |= {"time_to_target_s": None}

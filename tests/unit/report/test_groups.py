@@ -1,4 +1,4 @@
-"""Choosing runs, and grouping them by workload and into the rows of a comparison."""
+"""The selection of runs, and their grouping by workload and into the rows of a comparison."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_rows_are_put_in_order_by_bytes_to_target(tmp_path: Path) -> None:
 
 
 def test_names_of_columns_that_are_options_too_are_known() -> None:
-    """They are written down, so that reading a condition needs none of the components."""
+    """They are listed in the code, so that reading a condition does not load the components."""
     kinds = [kind for kind, each in registry.KINDS.items() if each.singular in METRICS_BY_NAME]
     options = {
         name for kind in kinds for each in registry.entries(kind) for name in registry.load(kind, each).option_names()

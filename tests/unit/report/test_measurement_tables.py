@@ -1,4 +1,4 @@
-"""The table of `bench collectives`: what is compared with what."""
+"""The table of `bench collectives`: the pairs that are compared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rows_of_one_size_are_compared() -> None:
 def test_it_shows_what_people_ask_for() -> None:
     text = to_text(collectives_table(with_ratios(ROWS), "how"), width=200)
     lines = [line.split() for line in text.splitlines() if " topk " in line or " none " in line]
-    assert lines[0][-8:] == ["1.00x", "0", "-", "1.5", "MB", "-", "-", "-"]  # the backend hides its messages
+    assert lines[0][-8:] == ["1.00x", "0", "-", "1.5", "MB", "-", "-", "-"]  # the backend does not report its messages
     assert lines[1][-8:] == ["1.25x", "0", "6", "1.5", "MB", "-", "-", "-"]
     assert lines[3][-9:] == ["0.50x", "0", "6", "45", "kB", "50", "kB", "0.75x", "0.250"]
     assert "Sums over 4 ranks" in text

@@ -19,7 +19,7 @@ VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 
 
 class Elements(html.parser.HTMLParser):
-    """Every element of a page with its attributes; an end tag must close the element that is open."""
+    """Parses every element of a page with its attributes; an end tag must close the open element."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> str:
     return to_html(page(results(tmp_path_factory.mktemp("full"), *everything()), [], []))
 
 
-of_the_full_page = pytest.mark.xdist_group("full page")  # it is made once for all of them
+of_the_full_page = pytest.mark.xdist_group("full page")  # the page is made once for all of these tests
 
 
 @of_the_full_page

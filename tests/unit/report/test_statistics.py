@@ -1,4 +1,4 @@
-"""Statistics over seeds, against scipy and against numbers worked by hand."""
+"""Statistics over seeds, against scipy and against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_no_improvement_without_positive_values_on_both_sides(baseline: list[flo
 
 
 def test_holm_by_hand() -> None:
-    # Sorted 0.01 x 3, 0.02 x 2, 0.04 x 1, never falling; None does not count.
+    # Sorted 0.01 x 3, 0.02 x 2, 0.04 x 1, made monotonic; None does not count.
     assert holm([0.04, None, 0.01, 0.02]) == pytest.approx([0.04, None, 0.03, 0.04])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
@@ -109,9 +109,9 @@ def test_holm_by_hand() -> None:
         (Effect(value=1.31, low=1.22, high=1.40, p=0.001), "above"),
         (Effect(value=0.80, low=0.75, high=0.85, p=0.001), "below"),
         (Effect(value=1.01, low=0.98, high=1.04, p=0.3), "same"),
-        (Effect(value=1.02, low=1.01, high=1.03, p=0.001), "same"),  # real, but of no practical matter
+        (Effect(value=1.02, low=1.01, high=1.03, p=0.001), "same"),  # real, but without practical importance
         (Effect(value=1.30, low=0.90, high=1.88, p=0.10), "unclear"),  # large, but may be noise
-        (Effect(value=1.04, low=1.01, high=1.08, p=0.01), "unclear"),  # real, perhaps of practical matter
+        (Effect(value=1.04, low=1.01, high=1.08, p=0.01), "unclear"),  # real, perhaps of practical importance
         (Effect(value=1.00, low=0.91, high=1.10, p=0.9), "unclear"),
     ],
 )
@@ -160,7 +160,7 @@ def test_values_without_spread_say_as_much_as_their_order() -> None:
     assert few == Effect(value=2.0, low=None, high=None, p=0.1)
     assert many == Effect(value=2.0, low=2.0, high=2.0, p=pytest.approx(2 / 70))
     assert pairs is not None
-    assert pairs.p == 2**-5  # though logarithms are rounded
+    assert pairs.p == 2**-5  # although logarithms are rounded
     assert counted == Effect(value=2.0, low=2.0, high=2.0, p=0.0)
     assert difference([0.97] * 2, [0.97] * 2) == Effect(value=0.0, low=0.0, high=0.0, p=1.0)
 

@@ -1,4 +1,4 @@
-"""Reading rows, and the runs that they belong to."""
+"""Reading rows, and the runs to which they belong."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_every_column_of_the_schema_is_there_with_its_type(tmp_path: Path) -> No
     path.write_text("run_id,config_id,seed,compressor,collective,status,since_dropped\nr,c,3,none,native,ok,x\n")
     rows = load([path])
     assert list(rows.columns) == [column.name for column in METRICS]
-    assert rows["strategy"].to_list() == ["ddp"]  # there was no other when the file was written
+    assert rows["strategy"].to_list() == ["ddp"]  # there was no other strategy when the file was written
     assert str(rows["seed"].dtype) == "Int64"
     assert str(rows["replicas_in_sync"].dtype) == "boolean"
     assert rows["samples_per_s"].isna().all()
 
 
-# What `bench run` wrote before its options declared their columns.
+# The header that `bench run` wrote before its options declared their columns.
 OLD_HEADER = Path(__file__).with_name("old_metrics_header.csv").read_text(encoding="utf-8").strip().split(",")
 
 
@@ -82,7 +82,7 @@ def test_an_old_file_is_compared_with_a_new_one(tmp_path: Path) -> None:
     rows = load([tmp_path / "old.csv", tmp_path / "new"])
     assert rows["hosts"].to_list()[:3] == [2, 2, 2]
     assert rows["target_accuracy"].to_list()[:3] == [0.9, 0.9, 0.9]
-    assert rows["strategy"].to_list() == ["ddp"] * 6  # in a file without the column there was nothing else
+    assert rows["strategy"].to_list() == ["ddp"] * 6  # in a file without the column there was no other strategy
     assert rows["warmup_steps"].isna().to_list() == [True] * 3 + [False] * 3
     answer = invoke("compare", str(tmp_path / "old.csv"), str(tmp_path / "new"))
     assert answer.code == 0, answer.error
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_empty_cell_means_what_an_absent_column_means(tmp_path: Path) -> None:
-    """As in files that were put together of old and new ones."""
+    """This occurs in files concatenated from old and new ones."""
     path = tmp_path / "old.csv"
     path.write_text("run_id,config_id,seed,compressor,collective,status\nr,c,3,none,native,ok\n")
     write_run(tmp_path / "new", fake_row(accumulate=4))
@@ -201,7 +201,7 @@ def test_layers_of_another_program_are_left_out_with_a_warning(tmp_path: Path) -
 
 
 def test_rows_that_another_program_sorted_are_put_in_order_again(tmp_path: Path) -> None:
-    """By accuracy, say: the last line of the file is not the end of the run."""
+    """If rows are sorted by accuracy, for example, the last line of the file is not the end of the run."""
     rows = [
         fake_row(step=40, status="ok", test_accuracy=0.81),
         fake_row(step=20, status="running", test_accuracy=0.97),
@@ -284,7 +284,7 @@ def test_a_run_that_went_on_with_other_ranks_is_one_run(tmp_path: Path) -> None:
 
 
 def test_the_same_settings_of_another_version_are_the_same_run_of_a_group(tmp_path: Path) -> None:
-    """A version that knows one option more gives them another `config_id`."""
+    """A version with one more option computes another `config_id` for them."""
     rows = [
         fake_row(run_id="old", config_id="1", started_at="2026-03-01"),
         fake_row(run_id="new", config_id="2", started_at="2026-03-02"),

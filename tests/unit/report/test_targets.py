@@ -21,7 +21,7 @@ from tests.testing.fake_rows import fake_row, fake_seeds, stored
 
 
 def curve(seed: int, *accuracies: float, pace: float = 1.0, **values: Any) -> list[dict[str, Any]]:
-    """A run that is evaluated every 10 steps, which take ``pace`` seconds."""
+    """Return a run that is evaluated every 10 steps, which take ``pace`` seconds."""
     given = {"run_id": f"{values.get('compressor')}-{seed}", "target_accuracy": None, "time_to_target_s": None} | values
     return [
         fake_row(seed=seed, step=10 * i, train_time_s=pace * i, test_accuracy=accuracy, **given)
@@ -34,7 +34,7 @@ def group(tmp_path: Path, *rows: dict[str, Any]) -> RunGroup:
 
 
 def seeds(*amounts: float, budget: float = math.inf) -> list[Need]:
-    """One per amount; what is not below the budget was missed."""
+    """Return one need per amount; an amount that is not below the budget is a miss."""
     return [
         Need(seed=seed, amount=amount if amount < budget else None, budget=budget)
         for seed, amount in enumerate(amounts, start=1)
@@ -57,7 +57,7 @@ def test_the_first_evaluation_at_the_target_counts(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_gradients_and_state_up_to_the_target(tmp_path: Path) -> None:
     rows = curve(1, 0.5, 0.9, 0.95, payload_bytes_per_step=100.0, state_bytes_per_step=5.0)
-    rows[0]["payload_bytes_per_step"] = 1000.0  # warm-up sends more
+    rows[0]["payload_bytes_per_step"] = 1000.0  # the warm-up sends more
     assert needs(group(tmp_path, *rows), BYTES, Target(accuracy=0.9)) == [
         Need(seed=1, amount=10 * 1005.0 + 10 * 105.0, budget=10 * 1005.0 + 20 * 105.0)
     ]
@@ -97,7 +97,7 @@ def test_a_lower_bound_has_no_interval() -> None:
 
 def test_the_gain_is_paired_by_seed_up_to_the_smallest_budget() -> None:
     baseline, candidate = seeds(10.0, 12.0, 14.0, 25.0, budget=20.0), seeds(5.0, 6.5, 99.0, 8.0, budget=16.0)
-    effect = gain(baseline, candidate[::-1])  # the order does not matter, the seed does
+    effect = gain(baseline, candidate[::-1])  # seeds are matched regardless of their order
     logs = np.log([10.0, 12.0, 14.0, 16.0]) - np.log([5.0, 6.5, 16.0, 8.0])
     reference = stats.ttest_1samp(logs, 0.0)
     interval = reference.confidence_interval(0.95)
@@ -130,7 +130,7 @@ def test_who_reaches_the_target_less_often_is_never_called_faster(tmp_path: Path
     assert comparison.rows[1].verdict == "unclear"
     cells = heading_to_text(comparison, 1)
     assert cells["verdict"] == "unclear, miss"
-    assert cells["time to 90 % [95% CI]"] == "≥3.19 s (3/4)"  # 2.51, 2.52, 2.53 and, missed, 2 x 2.6
+    assert cells["time to 90 % [95% CI]"] == "≥3.19 s (3/4)"  # 2.51, 2.52, 2.53 and, for the miss, 2 x 2.6
     assert any("missed 90 %: topk (1 of 4 seeds)" in sentence for sentence in caveats(comparison))
 
 
@@ -178,7 +178,7 @@ def test_several_targets_stand_side_by_side(tmp_path: Path) -> None:
     )
     alone = compare(stored(tmp_path, rows), metric=TIME, targets=["0.8"])
     assert alone.rows[1].gain.p is not None
-    assert comparison.rows[1].gain.p == pytest.approx(2 * alone.rows[1].gain.p)  # looked at twice
+    assert comparison.rows[1].gain.p == pytest.approx(2 * alone.rows[1].gain.p)  # corrected for two targets
 
 
 def test_one_evaluation_says_little_of_the_time_to_another_target(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def diverged(seed: int, **values: Any) -> list[dict[str, Any]]:
-    """A run whose loss was none any more after 20 steps."""
+    """Return a run whose loss was NaN after 20 steps."""
     lost = {"status": "failed", "error": "the loss is nan at step 21; training has diverged: try a lower --lr"}
     rows = curve(seed, 0.1, 0.5, None, **values)  # type: ignore[arg-type]
     return [row | lost for row in rows[:2]] + [rows[2] | lost | {"train_time_s": None, "step": 21}]
@@ -232,7 +232,7 @@ def test_by_the_time_to_a_target_who_reached_it_more_often_stands_first(tmp_path
 
 
 def test_bytes_are_not_known_where_steps_were_counted_anew(tmp_path: Path) -> None:
-    """With fewer ranks there are more steps, with more ranks fewer: neither tells how many were made."""
+    """With fewer ranks there are more steps, with more ranks fewer: both times the number of steps made is unknown."""
     for step, ranks in ((15, 4), (30, 1)):
         rows = curve(1, 0.5, 0.95)
         rows[1] |= {"step": step, "world_size": ranks}

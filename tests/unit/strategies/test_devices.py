@@ -1,4 +1,4 @@
-"""A host and its devices as threads: what a step does, and that a step that must be left out changes nothing."""
+"""A host and its devices as threads: the work of a step, and skipped steps, which change nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train(
     merge: str,
     host_type: type[HostTraining] = HostTraining,
 ) -> tuple[list[bool], nn.Module, list[str]]:
-    """(what `steps` returned, the model after it, the devices' states at the end)."""
+    """Train, and return the results of `steps`, the model afterwards, and the final states of the devices."""
     models = [make() for _ in range(3)]
     placed = [plan.assign(model, "asic")[1] for model in models]
     states = ["", ""]
@@ -85,14 +85,14 @@ def one_step(host: HostTraining, index: int, *, spoilt: bool = False) -> bool:
     generator = torch.Generator().manual_seed(index)
     x = torch.randn(2 * BATCH, 3, 32, 32, generator=generator)
     if spoilt:
-        x[BATCH] = torch.nan  # on the second replica alone
+        x[BATCH] = torch.nan  # only on the second replica
     y = torch.randint(0, 10, (2 * BATCH,), generator=generator)
     step = Step(index=index, epoch=0, rank=0, world_size=2, seed=1, warmup=False)
     return host.train_step(Batch(x=x, y=y, step=step, lr=0.1)).skipped
 
 
 def expected_after(steps: list[int]) -> nn.Module:
-    """The model trained by one process on both mini-batches of these steps."""
+    """Return the model after one process trained on both mini-batches of these steps."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for index in steps:
@@ -132,7 +132,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_leaves_the_step_out_on_all(
 
 
 def test_residuals_are_dropped_with_the_step(plan: Plan) -> None:
-    """With error feedback, a dropped step must not leave its mark on what is sent later."""
+    """With error feedback, a dropped step must not affect later messages."""
     config, compressor = make_config(batch_size=BATCH), TopK(ratio=0.1, min_numel=0)
     runs = [
         train(config, plan, lambda host: [one_step(host, i, spoilt=i == 2) for i in range(4)], compressor, "devices"),
@@ -150,7 +150,7 @@ def test_a_run_may_ask_to_stop_at_such_a_gradient(plan: Plan) -> None:
 
 def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: Plan) -> None:
     class Forgetful(HostTraining):
-        """A host that sends mini-batches before it loads."""
+        """A host that sends mini-batches before it loads the model."""
 
         def load(self) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Which operation of a network goes to which device."""
+"""The assignment of a network's operations to devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_rest_stays_beside_what_makes_its_input_and_the_input_where_it_is_us
     traced = trace(SmallCnn().build(10))
     device_of = assign(traced, ALL).device_of
     assert [device_of[name] for name in ("input_1", "_0", "_1", "_2")] == ["fpga0", "fpga0", "fpga0", "asic0"]
-    assert device_of["_12"] == "asic0"  # flattening what an activation made
+    assert device_of["_12"] == "asic0"  # flattens the output of an activation
 
 
 def test_activations_may_alternate_between_two_roles() -> None:
@@ -85,14 +85,14 @@ def test_a_traced_network_shares_its_parameters_and_works_on_nothing_in_place() 
 
 
 class Branching(nn.Module):
-    """Goes another way for bright images."""
+    """A network whose operations depend on the brightness of the images."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x
 
 
 class Splitting(nn.Module):
-    """Takes its input apart."""
+    """A network that splits its input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         left, right = x.chunk(2, dim=2)
@@ -110,7 +110,7 @@ def test_a_network_whose_operations_hand_on_several_tensors_is_refused() -> None
 
 
 class Changing(nn.Module):
-    """Changes in place what it also holds by another name."""
+    """A network that changes a tensor in place while another name refers to it."""
 
     def __init__(self, what: str) -> None:
         super().__init__()

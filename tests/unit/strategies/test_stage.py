@@ -1,4 +1,4 @@
-"""A network on several devices trains bit for bit as in one process, and sends what its graph says."""
+"""A network on several devices trains bit for bit as in one process, and sends the edges of its graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TWO_OF_A_KIND = (*pool_of("gpu", "asic"), Device(name="gpu1", role="gpu", kind="
 
 
 class Diamond(nn.Module):
-    """One value with three users on two devices, the order of whose gradients matters."""
+    """A value with three users on two devices, for which the order of the gradients matters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Diamond(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Uses what it changed in place by its old name: a method's, a module's and a function's."""
+    """Uses the old name of tensors changed in place by a method, a module and a function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class InPlace(nn.Module):
 
 
 class Shared(nn.Module):
-    """Two layers with one weight, whose turns come on different devices."""
+    """Two layers with one weight that are placed on different devices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ History = list[dict[str, torch.Tensor]]
 
 
 def in_one_process(model: nn.Module, num_steps: int) -> tuple[list[float], History]:
-    """Losses, and the gradients of every step by name."""
+    """Return the losses, and the gradients of every step by name."""
     losses, gradients = [], []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     for x, y in batches(num_steps):
@@ -105,8 +105,8 @@ def in_one_process(model: nn.Module, num_steps: int) -> tuple[list[float], Histo
 def on_devices(
     models: list[nn.Module], pool: tuple[Device, ...], num_steps: int, activations: ActivationPolicy
 ) -> tuple[list[float], History, list[dict[str, torch.Tensor]], dict[tuple[int, int], int]]:
-    """Losses, gradients, buffers, and the bytes sent by (from, to)."""
-    graphs = [trace(model) for model in models]  # tracing patches torch for a moment, so no two threads may
+    """Return losses, gradients, buffers, and the bytes sent by (from, to)."""
+    graphs = [trace(model) for model in models]  # tracing patches torch temporarily, so threads must not trace at once
     index_of = {device.name: index for index, device in enumerate(pool)}
 
     def work(transport: MemoryTransport) -> tuple[list[float], History, dict[str, torch.Tensor], dict[int, int]]:
@@ -176,7 +176,7 @@ def test_losses_gradients_and_statistics_are_those_of_one_process(
 
 
 def edges(model: nn.Module, pool: tuple[Device, ...]) -> dict[tuple[int, int], int]:
-    """Bytes per step from device to device, counted by the graph alone."""
+    """Return the bytes per step from device to device, counted from the graph alone."""
     traced = fx.symbolic_trace(model)
     ShapeProp(traced).propagate(torch.zeros(BATCH, 3, 32, 32))
     placed = assign(traced, pool, "turns").device_of
@@ -192,7 +192,7 @@ def edges(model: nn.Module, pool: tuple[Device, ...]) -> dict[tuple[int, int], i
             if (node, there) not in told:
                 told.add((node, there))
                 bytes_of[here, there] += size[node.name]
-            if node.op != "placeholder":  # nobody wants the gradient of the input
+            if node.op != "placeholder":  # the gradient of the input is not needed
                 bytes_of[there, here] += size[node.name]
     return dict(bytes_of)
 

@@ -1,4 +1,4 @@
-"""How ranks on a CPU share its cores."""
+"""Sharing of a CPU's cores among ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from bench.train import worker
 
-# sched_getattr(2) has the number after sched_setattr's; a slice of 0 is an old kernel's answer.
+# The number of sched_getattr(2) follows that of sched_setattr; an old kernel answers with a slice of 0.
 TAKE_TURNS = """
 import ctypes, os, platform, threading
 from bench.train import worker

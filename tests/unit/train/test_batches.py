@@ -1,4 +1,4 @@
-"""Mini-batches: a rank that goes on gets the ones that were to come, and accumulated ones are the same samples."""
+"""Mini-batches: a resumed rank continues with the next ones, and accumulated ones have the same samples."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def batches(**changes: object) -> Batches:
 
 @pytest.mark.parametrize("used", [0, 1, 4, 5, 6, 10])
 def test_a_rank_that_goes_on_gets_the_batches_that_were_to_come(used: int) -> None:
-    """Five batches are an epoch."""
+    """An epoch has five batches."""
     whole = batches()
     for _ in range(used):
         next(whole)
     resumed = batches()
-    next(resumed)  # as in a rehearsal
+    next(resumed)  # as after a rehearsal
     resumed.load_state_dict(whole.state_dict())
     for _ in range(7):
         (x, y), (again, labels) = next(whole), next(resumed)
@@ -51,7 +51,7 @@ def test_accumulated_batches_are_those_of_one_larger_batch() -> None:
 @pytest.mark.parametrize("used", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_size: int, used: int) -> None:
-    """Two ranks of five batches per epoch become more, or fewer."""
+    """Two ranks with five batches per epoch become more, or fewer."""
     before, states = [], []
     for rank in range(2):
         old = Batches(make_config(batch_size=4, augment=False), DATASET, TRAIN, rank, torch.device("cpu"))
@@ -68,7 +68,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
         places.append(state["counts"]["step"])
         left = per_epoch - state["counts"]["step"] % per_epoch if state["counts"]["step"] % per_epoch else 0
         after += [label for _ in range(left) for label in next(new)[1].tolist()]
-        assert len(next(new)[1]) == 4  # of the next epoch, in which all samples are dealt
+        assert len(next(new)[1]) == 4  # in the next epoch, which uses all samples
     assert len(set(places)) == 1
     assert len({*before, *after}) == len(before) + len(after) > 40 - 4 * world_size
 
@@ -91,7 +91,7 @@ def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been()
         zero = torch.zeros(2)
         residuals = [exchange["reducer"]["residuals"].get(0, zero) for exchange in exchanges]
         assert float(torch.stack(residuals).mean(dim=0)[0]) == mean
-        for state in (exchange["collective"] for exchange in exchanges):  # each begins with all of it
+        for state in (exchange["collective"] for exchange in exchanges):  # each rank begins with all of it
             assert [float(residual) for residual in state["residuals"].values()] == served
             assert state["keepers"] == dict.fromkeys(state["residuals"], EVERY_RANK)
         assert [exchange["reducer"]["memory"]["q"][0] for exchange in exchanges] == [0, 1, 0]

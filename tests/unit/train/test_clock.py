@@ -1,4 +1,4 @@
-"""Times of steps, of some of which it is known what they waited for."""
+"""Times of steps, for some of which the waiting time is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's compiler is imported by the ranks that compile something, and by no others."""
+"""torch's compiler is imported only by ranks that compile something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation: the same samples each time, the weights as they are, and nothing of it in the training."""
+"""Evaluation: the same samples each time, unchanged weights, and no effect on the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept gradients: nothing of them is sent, and one rank's NaN is everybody's."""
+"""Kept gradients: they are not sent, and a NaN on one rank affects all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.testing.memory_transport import MemoryTransport, run_threads
 
 
 class Averaging(torch.optim.Optimizer):
-    """Takes the mean over ranks of every gradient in its step."""
+    """An optimizer that averages every gradient over the ranks in its step."""
 
     def __init__(self, model: nn.Module, channel: CompressedCommunicator) -> None:
         super().__init__(model.parameters(), {"lr": 1.0})
@@ -36,7 +36,7 @@ class Averaging(torch.optim.Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GivenGradient(Batch):
-    """A batch whose gradient is known."""
+    """A batch with a given gradient."""
 
     gradient: torch.Tensor
 
@@ -82,7 +82,7 @@ def test_what_the_optimizer_sends_is_part_of_the_step() -> None:
         strategy = replicas(transport, "skip", "sync")
         for index in range(2):
             report = train_step(strategy, index, transport.rank, torch.ones(1, 2))
-            assert strategy.traffic["control"].nbytes == (index + 1) * 9  # a vote, and a word of the trigger
+            assert strategy.traffic["control"].nbytes == (index + 1) * 9  # a vote, and a message of the trigger
             assert report.exposed_s is not None
             assert report.update_s > report.update_exposed_s > 0
             assert report.exposed_s > report.update_exposed_s

@@ -1,4 +1,4 @@
-"""Overlap of index sets: by hand, and sampled as it is over a model."""
+"""Overlap of index sets: computed by hand, and sampled as over a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_small_model_is_looked_at_whole() -> None:
 
 
 def test_what_some_rank_sends_whole_is_left_out() -> None:
-    ranks = [{(0,): sparse(9, 0, 1)}, {(0,): sparse(9, 1), (1,): sparse(4, 0)}]  # the first sends layer 1 whole
+    ranks = [{(0,): sparse(9, 0, 1)}, {(0,): sparse(9, 1), (1,): sparse(4, 0)}]  # the first rank sends layer 1 whole
     assert sampled_overlap([sample_index_sets(rank, 13) for rank in ranks]) == pytest.approx(2 * 1 / (2 + 1))
     assert sampled_overlap([{}, {}]) is None
 
@@ -55,6 +55,6 @@ def test_a_large_model_is_sampled_alike_on_all_ranks() -> None:
     both, one, other = order[: kept // 2], order[kept // 2 : kept], order[kept : kept + kept // 2]
     ranks = [{(0,): sparse(numel, *torch.cat([both, own]).sort().values.tolist())} for own in (one, other)]
     samples = [sample_index_sets(rank, numel) for rank in ranks]
-    assert sampled_overlap(samples) == pytest.approx(0.5, abs=0.03)  # 10 000 entries fall into the sample
-    assert len(next(iter(samples[0].values()))) < MAX_POSITIONS / 8 / 2  # sparse bits compress
+    assert sampled_overlap(samples) == pytest.approx(0.5, abs=0.03)  # the sample contains 10 000 entries
+    assert len(next(iter(samples[0].values()))) < MAX_POSITIONS / 8 / 2  # sparse bits are compressed
     assert sampled_overlap([samples[0], samples[0]]) == 1

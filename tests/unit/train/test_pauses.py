@@ -1,4 +1,4 @@
-"""What a rank waits for when training pauses: in training time, and before the pause begins."""
+"""The waits of a rank when training pauses: within the training time, and before the pause begins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def paused() -> tuple[MagicMock, MagicMock]:
-    """A trainer after its steps, and what its clock and its strategy see."""
+    """Return a trainer after its steps, and the calls of its clock and strategy."""
     trainer, seen = MagicMock(), MagicMock()
     trainer.configure_mock(step=STEPS, _losses=[], device=torch.device("cpu"))
     seen.attach_mock(trainer.clock.running.return_value, "running")

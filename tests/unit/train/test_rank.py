@@ -1,4 +1,4 @@
-"""What a rank does around its work."""
+"""The set-up and clean-up of a rank around its work."""
 
 from __future__ import annotations
 

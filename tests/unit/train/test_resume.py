@@ -1,4 +1,4 @@
-"""A rank that goes on: what it does before its first step."""
+"""A resumed rank: its actions before its first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of which only the least, the mean and the largest are kept."""
+"""Numbers of which only minimum, mean and maximum are kept."""
 
 from __future__ import annotations
 

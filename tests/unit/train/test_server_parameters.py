@@ -1,4 +1,4 @@
-"""The parameters at the server: what one push of several workers' is worth, and what nobody pushed."""
+"""The parameters at the server: the weight of one of several workers' pushes, and layers without a push."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def values(parameters: ServerParameters) -> list[torch.Tensor]:
 
 
 def pair() -> nn.ModuleList:
-    """Two layers of three elements, all ones."""
+    """Return two layers of three elements, all ones."""
     return nn.ModuleList([nn.Linear(3, 1, bias=False), nn.Linear(3, 1, bias=False)]).apply(
         lambda module: nn.init.ones_(module.weight) if isinstance(module, nn.Linear) else None
     )
@@ -56,7 +56,7 @@ def test_a_push_alone_is_the_nth_part_of_a_step(optimizer: str) -> None:
     for parameters in (alone, among_four):
         parameters.apply([push(0, {0: Dense(torch.full((3,), 2.0)), 1: Dense(torch.ones(3))})], 1)
     for whole, part in zip(values(alone), values(among_four), strict=True):
-        torch.testing.assert_close(1 - part, (1 - whole) / 4)  # adam too, which does not see a gradient's scale
+        torch.testing.assert_close(1 - part, (1 - whole) / 4)  # also adam, which ignores a gradient's scale
 
 
 def test_a_layer_that_nobody_pushed_stays_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Shards are disjoint, cover the set, and batches follow seed, rank and epoch alone."""
+"""Shards are disjoint and cover the set, and batches depend only on seed, rank and epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that is slow on purpose: how it is asked for, and how long it sleeps."""
+"""A deliberately slow rank: its options, and the time that it sleeps."""
 
 from __future__ import annotations
 

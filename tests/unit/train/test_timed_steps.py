@@ -1,4 +1,4 @@
-"""Which steps are timed: those behind the first steps of all ranks together, whoever made them."""
+"""The steps that are timed: those after the first steps of all ranks together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART = ImageSet(images=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), labels=tor
 
 
 class Among:
-    """A strategy that computes nothing; while this rank makes a step, all of them together make so many."""
+    """A strategy that computes nothing; in a step of this rank, all ranks together make `steps_of_all` steps."""
 
     def __init__(self, steps_of_all: int) -> None:
         self._each, self._done = steps_of_all, 0
@@ -39,8 +39,8 @@ class Among:
     ("steps_of_all", "profile", "timed"),
     [
         pytest.param(1, 0, 9, id="ranks-in-step"),
-        pytest.param(4, 0, 3, id="a-slow-rank"),  # its second step is the eighth
-        pytest.param(8, 1, 0, id="a-slow-rank-that-is-looked-at"),  # until its ninth step
+        pytest.param(4, 0, 3, id="a-slow-rank"),  # its second step is the eighth of all
+        pytest.param(8, 1, 0, id="a-slow-rank-that-is-looked-at"),  # the profiler runs until its ninth step
     ],
 )
 def test_a_slow_rank_is_timed_from_the_step_of_all_on(

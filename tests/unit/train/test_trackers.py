@@ -1,4 +1,4 @@
-"""Rows as TensorBoard and MLflow show them."""
+"""Rows in TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_tensorboard_shows_the_measured_numbers_at_their_steps(folder: RunFolder
     assert [(event.step, event.value) for event in events.Scalars("payload_bytes_per_step")] == [(5, 8.0)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own libraries
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from its own libraries
 def test_mlflow_has_the_run_with_its_options_in_a_local_store(folder: RunFolder) -> None:
     mlflow = pytest.importorskip("mlflow")
     config = make_config(track="mlflow")
@@ -87,7 +87,7 @@ def test_a_run_that_begins_again_before_its_first_checkpoint_shows_each_step_onc
     assert [(event.step, event.value) for event in events.Scalars("test_accuracy")] == [(5, 0.5), (9, 0.75)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own libraries
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from its own libraries
 def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_in_mlflow(folder: RunFolder) -> None:
     mlflow = pytest.importorskip("mlflow")
     show("mlflow", folder, ROWS)
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_one_run_in_mlflow(folder: RunFo
     assert [metric.step for metric in history] == [5, 9, 12]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own libraries
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from its own libraries
 def test_a_run_that_begins_again_before_its_first_checkpoint_is_one_run_in_mlflow(folder: RunFolder) -> None:
     mlflow = pytest.importorskip("mlflow")
     show("mlflow", folder, ROWS[:1])

@@ -1,4 +1,4 @@
-"""Curves of accuracy and the Pareto front, against numbers worked by hand."""
+"""Curves of accuracy and the Pareto front, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_point_is_on_the_front_unless_one_beats_it_in_everything() -> None:
 
 
 def test_bytes_are_not_drawn_where_steps_were_counted_anew(tmp_path: Path) -> None:
-    """A run that went on with twice as many ranks has half as many steps."""
+    """A run that continued with twice as many ranks has half as many steps."""
     rows = fake_run([0.5, 0.9, 0.95], payload_bytes_per_step=100.0)
     rows[1] |= {"step": 6, "world_size": 4}
     rows[2] |= {"step": 12, "world_size": 4}

@@ -54,7 +54,7 @@ def test_the_words_name_what_is_drawn(name: str, full: Results) -> None:
 @pytest.mark.parametrize(
     ("name", "suffix"),
     [
-        # What is drawn is the same in every format, and each is written alike whatever is drawn.
+        # The picture is the same in every format, and writing a format does not depend on the picture.
         pytest.param(name, suffix, marks=[] if suffix == ".svg" or name == "target" else pytest.mark.long)
         for name, suffix in itertools.product(KINDS, SUFFIXES)
     ],
@@ -96,7 +96,7 @@ def test_rows_that_do_not_allow_it_are_named(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pareto", "scaling", "bandwidth"])
 def test_seeds_that_agree_are_drawn_although_their_mean_is_rounded(name: str, tmp_path: Path) -> None:
-    """Three times 0.7 has the mean 0.6999999999999998, below the lowest seed."""
+    """The mean of three times 0.7 is 0.6999999999999998, below the lowest seed."""
     methods = itertools.product((("none", 100.1), ("topk", 200.1)), (2, 4), (1e7, 1e8), (1, 2, 3))
     rows = [
         row
@@ -145,7 +145,7 @@ def test_an_axis_of_accuracies_ends_at_100_percent(name: str, full: Results) -> 
 
 
 def test_a_method_has_one_colour_in_all_pictures_of_the_same_rows(tmp_path: Path) -> None:
-    """Whichever other methods a picture leaves out, and however many curves the method has in it."""
+    """The colour depends neither on other methods in a picture nor on the number of the method's curves."""
     rows, layers = everything()
     failed = fake_row(compressor="bf16", status="failed", error="a rank was lost")
     of_all = results(tmp_path, [failed, *rows], layers)

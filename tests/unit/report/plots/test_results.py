@@ -1,4 +1,4 @@
-"""How runs are grouped and named for pictures."""
+"""Grouping and naming of runs for pictures."""
 
 from __future__ import annotations
 

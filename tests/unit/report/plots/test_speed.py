@@ -1,4 +1,4 @@
-"""Speed over links and ranks, against numbers worked by hand."""
+"""Speed over links and ranks, against numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a step, against numbers worked by hand."""
+"""The parts of a step, against numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all pictures share."""
+"""The common style of all pictures."""
 
 from __future__ import annotations
 

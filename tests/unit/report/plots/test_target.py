@@ -1,4 +1,4 @@
-"""Kaplan-Meier curves and performance profiles, against numbers worked by hand."""
+"""Kaplan-Meier curves and performance profiles, against numbers computed by hand."""
 
 from __future__ import annotations
 
