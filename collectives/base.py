@@ -58,7 +58,7 @@ class Collective(Options, abc.ABC):
     Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not change. A collective that adds
     payloads on their way only has to define `rounds`; others also define what they accept, send and return.
 
-    Class facts:
+    Attributes:
         carries_wires: element-wise payloads travel as bare wire tensors, whose length and dtype all ranks know.
         leaves_terms: other payloads come back as a list of terms that are not added yet.
         decodes: other payloads come back decoded, or encoded again, instead of as a sum of the same payload kind.

@@ -47,7 +47,7 @@ class Compressor(Options, abc.ABC):
     The dataclass fields of a subclass are its options. It is registered under its class argument `name`, or under its
     file's name where the two agree (`TopK` in `topk.py`).
 
-    Class facts:
+    Attributes:
         sends: type of the payloads at full compression, if it is the same for all layers and options.
         biased: under default options, the expectation of the decoded payload differs from the gradient.
         granularity: "layer" treats each layer by itself; "bucket" treats the concatenated layers of a bucket, in model
@@ -166,7 +166,7 @@ class PerLayer(Compressor):
 
     A subclass defines `sends`, `encode` and `expected_nbytes`. The other methods have defaults.
 
-    Class facts:
+    Attributes:
         notices_nonfinite: `encode_sum` raises `NonFiniteSum`, so the caller need not check its input.
         averages: the update is the mean over ranks; set to False in a subclass that defines `finish`.
     """

@@ -212,7 +212,7 @@ class Int8(LossyCompressor, name="int8"):
 class SharedScale(LossyCompressor):
     """Base of the methods that can send integer levels with one scale per layer for all ranks.
 
-    Class facts:
+    Attributes:
         combine: how the ranks' scales become the shared one.
     """
 

@@ -81,8 +81,9 @@ class ImageSet:
 class Dataset(Options, abc.ABC):
     """Base of all data sets of square colour images with labels. A subclass is named after its file.
 
-    Class facts:
-        mean, std: mean and standard deviation per channel, of pixel values scaled to [0, 1], for normalisation.
+    Attributes:
+        mean: of each channel, of pixel values scaled to [0, 1], for normalisation.
+        std: standard deviation, likewise.
         mirror: augmentation may flip images, because a mirrored image keeps its label (photographs, but not digits).
     """
 

@@ -45,7 +45,7 @@ class CifarArchive(Dataset):
 
     Base of the components `cifar10` and `cifar100`.
 
-    Class facts:
+    Attributes:
         archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
         whole: (training samples, test samples).
         timeout_s: longest wait for the server's next bytes, in seconds.

@@ -25,7 +25,7 @@ from bench.models.base import Model
 class CifarResNet(Model):
     """Base of the components `resnet20`, `resnet32` and `resnet56`.
 
-    Class facts:
+    Attributes:
         blocks_per_stage: n; the network has 6n + 2 layers with weights.
     """
 
@@ -124,7 +124,7 @@ class ResNet56(CifarResNet, name="resnet56"):
 class TorchvisionResNet(Model):
     """Base of the components `resnet18`, `resnet34` and `resnet50`.
 
-    Class facts:
+    Attributes:
         network: torchvision's function that builds the network.
     """
 

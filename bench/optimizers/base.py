@@ -41,7 +41,7 @@ class HandedOver:
 class Optimizer(Options, abc.ABC):
     """Base of all optimizers. A subclass is named after its file.
 
-    Class facts:
+    Attributes:
         default_lr: the learning rate if the user gives none.
     """
 

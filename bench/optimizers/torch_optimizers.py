@@ -18,7 +18,7 @@ from collectives.options import OptionError, Positive, PositiveOrZero
 class TorchOptimizer(Optimizer):
     """Base of the components that build one of torch's optimizers.
 
-    Class facts:
+    Attributes:
         torch_class: torch's class, whose parameters have the names of the options; betas are (beta1, beta2).
         implementation: the fastest implementation that torch has.
     """

@@ -98,7 +98,9 @@ class CompressionHook(CompressedCommunicator):
 
     Attributes:
         layers: every parameter that DDP reduces.
-        reducer, collective, transport: only the communication thread uses these during a step.
+        reducer: compresses; only the communication thread uses it, `collective` and `transport` during a step.
+        collective: sums the payloads.
+        transport: connects the ranks.
     """
 
     def __init__(
@@ -185,10 +187,12 @@ class CompressionHook(CompressedCommunicator):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
         return {"step": self._index, **super().state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole state by what `state_dict` returned; load the model's weights first."""
         self._index = state["step"]
         super().load_state_dict(state)
 

@@ -112,7 +112,7 @@ class CommandOption(Option):
 class Configuration:
     """Base of every command's configuration; values are checked against their declarations when it is created.
 
-    Class facts:
+    Attributes:
         panels: headings of the command's help, in order; the command has no options of other panels.
 
     Raises:
