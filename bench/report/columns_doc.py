@@ -54,7 +54,8 @@ import pandas as pd
 ids = {{"digest": str, "config_id": str}}  # some look like numbers
 runs = pd.concat(pd.read_csv(path, dtype=ids) for path in Path("results/runs").glob("*/metrics.csv"))
 last = runs[runs["status"] == "ok"].groupby("run_id").last()
-print(last.groupby(["compressor", "collective"])[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
+of_methods = last.groupby(["compressor", "collective"])
+print(of_methods[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
 ```
 
 `bench compare` adds intervals, a baseline and warnings; `bench compare --format csv` writes raw numbers.
@@ -99,11 +100,11 @@ def _sections(columns: tuple[Column, ...]) -> str:
 
 
 def _table(columns: tuple[Column, ...]) -> str:
-    lines = ["| Column | Type | Unit | Better | Repeats | Meaning |", "| :--- | :--- | :--- | :--- | :--- | :--- |"]
+    lines = ["| Column | Meaning | Unit | Better | Repeats | Type |", "| :--- | :--- | :--- | :--- | :--- | :--- |"]
     for column in columns:
         repeats = "yes" if column.deterministic else ""
         meaning = column.meaning.replace("|", r"\|")
-        cells = (f"`{column.name}`", column.type.__name__, column.unit, column.better, repeats, meaning)
+        cells = (f"`{column.name}`", meaning, column.unit, column.better, repeats, column.type.__name__)
         lines.append("|".join(["", *(f" {cell} " if cell else " " for cell in cells), ""]))
     return "\n".join(lines) + "\n"
 

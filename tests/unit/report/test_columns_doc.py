@@ -16,4 +16,4 @@ def test_the_committed_page_is_what_the_schema_says() -> None:
 def test_every_column_has_its_line() -> None:
     lines = document().splitlines()
     for column in (*METRICS, *LAYERS, *COLLECTIVES, *COMPRESSORS):
-        assert any(line.startswith(f"| `{column.name}` |") and line.endswith(f"| {column.meaning} |") for line in lines)
+        assert any(line.startswith(f"| `{column.name}` | {column.meaning} |") for line in lines)
