@@ -19,7 +19,7 @@ TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 SHOWN = re.findall(r"Put this file into `([\w/]+)/(\w+)\.py`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [
     (line.strip(), output.splitlines())
-    for block in re.findall(r"^```text\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+    for block in re.findall(r"^```console\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     for line, output in re.findall(r"^\$ (bench (?:run|data) .*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
 ]
 
