@@ -14,6 +14,7 @@ import array
 import codecs
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -58,9 +59,9 @@ class Trace:
         Raises:
             UsageError: it cannot be read, or is not a trace.
         """
-        opportunities = _read(path)
+        opportunities, digest = _read(path)
         mean_bps = 8 * FRAME_BYTES * len(opportunities) / (1e-3 * opportunities[-1])
-        return cls(path=str(path.absolute()), digest=_digest(opportunities), mean_bps=mean_bps)
+        return cls(path=str(path.absolute()), digest=digest, mean_bps=mean_bps)
 
     def opportunities(self) -> array.array[int]:
         """Read the file and return the millisecond of each opportunity, ascending, as unsigned 32-bit numbers.
@@ -68,8 +69,8 @@ class Trace:
         Raises:
             UsageError: the file cannot be read, or has changed.
         """
-        opportunities = _read(Path(self.path))
-        if _digest(opportunities) != self.digest:
+        opportunities, digest = _read(Path(self.path))
+        if digest != self.digest:
             raise UsageError(f"the trace {self.path} has changed since the run was configured; restore the old file")
         return opportunities
 
@@ -79,7 +80,8 @@ class Trace:
         return f"{Path(self.path).name} ({self.digest})"
 
 
-def _read(path: Path) -> array.array[int]:
+def _read(path: Path) -> tuple[array.array[int], str]:
+    """Return a trace's milliseconds and their digest."""
     check_regular(path)
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("ascii").splitlines()
@@ -89,25 +91,17 @@ def _read(path: Path) -> array.array[int]:
         raise UsageError(
             f"{path} is not a trace: it holds more than numbers; give one with a whole number of milliseconds a line"
         ) from None
-    opportunities = array.array("I")
-    last = 0
-    for number, line in enumerate(lines, start=1):
-        text = line.strip()
-        moment = int(text) if text.isdecimal() and len(text) < 12 else -1
-        if not last <= moment <= _LAST_MS:
+    texts = [line.strip() for line in lines]
+    moments = [int(text) if text.isdecimal() and len(text) < 12 else -1 for text in texts]
+    for number, (before, moment) in enumerate(itertools.pairwise([0, *moments]), start=1):
+        if not before <= moment <= _LAST_MS:
             raise UsageError(
-                f"{path}, line {number}: '{text[:20]}' is not a delivery opportunity; write milliseconds as whole"
-                " numbers, one on each line, none below the one before"
+                f"{path}, line {number}: '{texts[number - 1][:20]}' is not a delivery opportunity; write milliseconds"
+                " as whole numbers, one on each line, none below the one before"
             )
-        opportunities.append(moment)
-        last = moment
-    if last == 0:
+    if not any(moments):
         raise UsageError(f"{path} is not a trace: it needs a delivery opportunity after millisecond 0")
-    return opportunities
-
-
-def _digest(opportunities: array.array[int]) -> str:
-    return hashlib.sha256(" ".join(map(str, opportunities)).encode()).hexdigest()[:10]
+    return array.array("I", moments), hashlib.sha256(" ".join(map(str, moments)).encode()).hexdigest()[:10]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,11 +271,6 @@ class Cluster:
         }
 
     @property
-    def impaired(self) -> bool:
-        """Return True if any host's link delays or loses frames."""
-        return any(host.impaired for host in self.hosts)
-
-    @property
     def traces(self) -> list[Trace]:
         """Return all traces in use, host by host, each uplink before the downlink."""
         return [trace for host in self.hosts for trace in host.traces if trace is not None]
@@ -318,12 +307,12 @@ class Cluster:
             UsageError: the values are not a cluster's.
         """
         try:
-            hosts = []
-            for host in values["hosts"]:
-                traces = {name: Trace(**host[name]) for name in ("uplink_trace", "downlink_trace") if host.get(name)}
-                hosts.append(HostLink(**{**host, **traces}))
-            return cls(**{**values, "hosts": tuple(hosts)})
-        except (TypeError, KeyError) as error:
+            hosts = tuple(
+                HostLink(**host | {key: Trace(**value) for key, value in host.items() if isinstance(value, dict)})
+                for host in values["hosts"]
+            )
+            return cls(**{**values, "hosts": hosts})
+        except (TypeError, KeyError, AttributeError) as error:
             raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
 
 

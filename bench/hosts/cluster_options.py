@@ -7,7 +7,6 @@ All three use the same words: `network`, `bandwidth` (both directions), `uplink`
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,32 +18,30 @@ from bench.core.units import parse_duration, parse_rate
 from bench.hosts.cluster import MAX_HOSTS, Cluster, HostLink, Trace
 from collectives.options import did_you_mean
 
-
-def _preset(name: str, uplink: str, downlink: str, latency: str) -> HostLink:
-    return HostLink(
-        name=name,
-        uplink_bps=parse_rate(uplink),
-        downlink_bps=parse_rate(downlink),
-        latency_s=parse_duration(latency),
-    )
-
-
 # No preset has loss: wireless links repeat lost frames themselves, so that TCP sees delay instead.
 PRESETS: Mapping[str, HostLink] = {
     # ADSL2+ (ITU-T G.992.5, at most 1.4 up and 24 down), 2 km of line
-    "adsl": _preset("adsl", "1mbit", "16mbit", "12ms"),
+    "adsl": HostLink(name="adsl", uplink_bps=1e6, downlink_bps=16e6, latency_s=12e-3),
     # LTE category 4 in a busy cell; round trip 50 ms between two phones
-    "4g": _preset("4g", "10mbit", "30mbit", "25ms"),
+    "4g": HostLink(name="4g", uplink_bps=10e6, downlink_bps=30e6, latency_s=25e-3),
     # 802.11ac through a wall, the rate that TCP reaches
-    "wifi": _preset("wifi", "100mbit", "100mbit", "2ms"),
+    "wifi": HostLink(name="wifi", uplink_bps=100e6, downlink_bps=100e6, latency_s=2e-3),
     # gigabit Ethernet; its 50 us come from the virtual switch
-    "1gbe": _preset("1gbe", "1gbit", "1gbit", "0ms"),
+    "1gbe": HostLink(name="1gbe", uplink_bps=1e9, downlink_bps=1e9),
     # 10-gigabit Ethernet; most machines cannot reach it
-    "10gbe": _preset("10gbe", "10gbit", "10gbit", "0ms"),
+    "10gbe": HostLink(name="10gbe", uplink_bps=10e9, downlink_bps=10e9),
 }
 
 _RATES = {"bandwidth": ("uplink", "downlink"), "uplink": ("uplink",), "downlink": ("downlink",)}
-_LINK_KEYS = ("network", *_RATES, *(f"{key}_trace" for key in _RATES), "latency", "jitter", "loss")
+_TRACES = {f"{key}_trace": directions for key, directions in _RATES.items()}
+# Options that are texts, each with an example of its value.
+_EXAMPLE = (
+    {"network": "wifi"}
+    | dict.fromkeys(_RATES, "20mbit")
+    | dict.fromkeys(_TRACES, "cell.trace")
+    | {"latency": "5ms", "jitter": "1ms"}
+)
+_LINK_KEYS = (*_EXAMPLE, "loss")
 _HOST_KEYS = ("name", "count", *_LINK_KEYS, "cpu_share")
 _FILE_KEYS = ("ranks_per_host", "host")
 
@@ -117,7 +114,8 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         raise UsageError(f"{where}cpu_share={share!r} is not a number; write it like cpu_share = 0.5")
     texts = {key: table[key] for key in _LINK_KEYS if key in table}
-    link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=_as_float(share))
+    # Through a text, because a whole number larger than any float then becomes infinity.
+    link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=float(str(share)))
     if count == 1:
         return [link]
     prefix = name if "name" in table else "host"
@@ -142,9 +140,15 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
         UsageError: options contradict each other, or a value is not a rate, delay or share.
     """
     for key, text in texts.items():
-        if key != "loss" and not isinstance(text, str):
+        if key in _EXAMPLE and not isinstance(text, str):
             raise UsageError(f'{where}{key}={text!r} is not a text; write it like {key} = "{_EXAMPLE[key]}"')
-    _refuse_two_rates(texts, where)
+    set_by: dict[str, str] = {}  # by direction: the option with its rate or trace
+    for key in sorted(texts):
+        for direction in (_RATES | _TRACES).get(key, ()):
+            if direction in set_by:
+                both = [_flag(each) if where == "--" else where + each for each in (set_by[direction], key)]
+                raise UsageError(f"{both[0]} and {both[1]} both set the {direction}; give one of them")
+            set_by[direction] = key
     base, network = HostLink(name="host"), texts.get("network")
     if network is not None:
         if network not in PRESETS:
@@ -152,13 +156,11 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
             raise UsageError(f"there is no network '{network}'{did_you_mean(network, PRESETS)}; known are {known}")
         base = PRESETS[network]
     figures: dict[str, Any] = {}
-    for key, directions in _RATES.items():
-        for direction in directions:
-            if key in texts:
-                figures[f"{direction}_bps"] = parse_rate(texts[key])
-            if f"{key}_trace" in texts:
-                trace = Trace.of(folder / texts[f"{key}_trace"])
-                figures |= {f"{direction}_bps": None, f"{direction}_trace": trace}
+    for direction, key in set_by.items():
+        if key in _TRACES:
+            figures |= {f"{direction}_bps": None, f"{direction}_trace": Trace.of(folder / texts[key])}
+        else:
+            figures[f"{direction}_bps"] = parse_rate(texts[key])
     for key, field, parse in (
         ("latency", "latency_s", parse_duration),
         ("jitter", "jitter_s", parse_duration),
@@ -169,48 +171,14 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
     return dataclasses.replace(base, **figures)
 
 
-def _refuse_two_rates(texts: Mapping[str, Any], where: str) -> None:
-    """Raise UsageError if a direction has two rates, two traces, or both a rate and a trace."""
-    setting: dict[str, str] = {}
-    for key, directions in _RATES.items():
-        for word in (key, f"{key}_trace"):
-            for direction in directions if word in texts else ():
-                if direction in setting:
-                    both = [_flag(each) if where == "--" else where + each for each in (setting[direction], word)]
-                    raise UsageError(f"{both[0]} and {both[1]} both set the {direction}; give one of them")
-                setting[direction] = word
-
-
 def _flag(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-_EXAMPLE = (
-    dict.fromkeys(_RATES, "20mbit")
-    | {f"{key}_trace": "cell.trace" for key in _RATES}
-    | {
-        "network": "wifi",
-        "latency": "5ms",
-        "jitter": "1ms",
-    }
-)
-
-
-def _as_float(value: float) -> float:
-    """Convert to float; a whole number larger than any float becomes infinity."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 def _parse_share(value: object) -> float:
     """Parse a share such as ``1%``, ``"0.01"`` or 0.01."""
+    text = str(value).strip()
     try:
-        if isinstance(value, str) and value.strip().endswith("%"):
-            return float(value.strip()[:-1]) / 100
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return float(value) if isinstance(value, str) else _as_float(value)
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01") from None
-    raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01")

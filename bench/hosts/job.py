@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import pydantic
 
 from bench.core import processes
 from bench.core.counters import WIRE_HEADERS_VARIABLE
@@ -36,16 +37,14 @@ from bench.hosts.supervisor import Instructions
 from bench.hosts.support import UNSHARE, search_path
 
 # Port of the rendezvous on host 0; the network is private, so the port is always free.
-PORT = 29500
-INSTRUCTIONS_FILE = "hosts.json"
-
+_PORT = 29500
 _READY_WITHIN_S = 600.0
 _KILL_GRACE_S = 2.0
 
 CommandFor = Callable[[int], tuple[Sequence[str], Mapping[str, str]]]
 
 
-class HostsJob:
+class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
     """A running job with one command per host, used like `subprocess.Popen`; it ends when all commands have ended.
 
     The job ends with the process that created this object. Its exit code is that of the first command that failed.
@@ -112,9 +111,6 @@ class HostsJob:
         self.kill()
         self.wait()
         self._status.close()
-
-    def __enter__(self) -> HostsJob:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -185,67 +181,57 @@ def start_hosts(
             raise UsageError(f"{what} is {needed}, and /run is hidden from virtual hosts; use another place")
     cluster = support.check_and_choose_backend(cluster)
     commands = [command_for(index) for index in range(len(cluster.hosts))]
-    shared = {WIRE_HEADERS_VARIABLE: cluster.wire_headers}
     instructions = Instructions(
         cluster=cluster,
         commands=tuple(tuple(map(str, arguments)) for arguments, _ in commands),
-        environments=tuple({**shared, **variables} for _, variables in commands),
+        environments=tuple({WIRE_HEADERS_VARIABLE: cluster.wire_headers, **variables} for _, variables in commands),
         run_dir=run_dir.resolve(),
         grace_s=grace_s,
         seed=seed,
     )
-    path = run_dir.resolve() / INSTRUCTIONS_FILE
-    path.write_text(instructions.to_json(), encoding="utf-8")
+    path = run_dir.resolve() / "hosts.json"
+    path.write_bytes(pydantic.TypeAdapter(Instructions).dump_json(instructions, indent=2))
     status_out, status_in = os.pipe()
-    status = os.fdopen(status_out, "rb", buffering=0)
-    supervisor = [sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)]
-    try:
-        unshare = subprocess.Popen(
-            [*UNSHARE, "--kill-child=SIGUSR1", *supervisor],
-            env=os.environ | import_variables() | {"PATH": search_path()},
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
-            pass_fds=(status_in,),
-            start_new_session=True,  # Ctrl-C reaches only the launcher, which then stops the job in order
-        )
-    except BaseException:
-        status.close()
-        raise
-    finally:
-        os.close(status_in)
-    job = HostsJob(unshare, status, cluster)
-    try:
+    with contextlib.ExitStack() as undo:
+        status = undo.enter_context(os.fdopen(status_out, "rb", buffering=0))
+        with os.fdopen(status_in, "wb"):  # the supervisor keeps its own copy
+            unshare = subprocess.Popen(
+                [
+                    *(*UNSHARE, "--kill-child=SIGUSR1"),
+                    *(sys.executable, "-m", "bench.hosts.supervisor", str(path), str(status_in)),
+                ],
+                env=os.environ | import_variables() | {"PATH": search_path()},
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
+                pass_fds=(status_in,),
+                start_new_session=True,  # Ctrl-C reaches only the launcher, which then stops the job in order
+            )
+        job = HostsJob(unshare, status, cluster)
+        undo.callback(job.wait)
+        undo.callback(job.kill)
         job.wait_until_ready()
         report = NetworkReport.read(RunFolder(run_dir))
         if report is None:
             raise RunFailed(f"the measurements of the virtual hosts are missing in {run_dir}; run it again")
         job.network = report
-    except BaseException:
-        job.kill()
-        job.wait()
-        status.close()
-        raise
+        undo.pop_all()
     return job
 
 
-def torchrun_arguments(
-    host_index: int, cluster: Cluster, ranks_per_host: int | None = None, port: int = PORT
-) -> tuple[list[str], dict[str, str]]:
+def torchrun_arguments(host_index: int, cluster: Cluster) -> tuple[list[str], dict[str, str]]:
     """Return the rendezvous arguments and environment variables of this host's torchrun, as on real machines.
 
     The rendezvous is static, so host i holds ranks i x `ranks_per_host` and up. torchrun's `c10d` rendezvous would
     compare host names, which all virtual hosts share, and assign ranks in the order of arrival.
     """
-    if ranks_per_host is None:
-        ranks_per_host = cluster.ranks_per_host
     arguments = [
         f"--nnodes={len(cluster.hosts)}",
         f"--node-rank={host_index}",
-        f"--nproc-per-node={ranks_per_host}",
+        f"--nproc-per-node={cluster.ranks_per_host}",
         "--rdzv-backend=static",
-        f"--rdzv-endpoint={cluster.address(0)}:{port}",
+        f"--rdzv-endpoint={cluster.address(0)}:{_PORT}",
         f"--local-addr={cluster.address(host_index)}",
     ]
     # gloo would look up the machine's name, which is not an address of the private network.

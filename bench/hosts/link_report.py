@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from bench.core.counters import WireHeaders
 from bench.core.run_folder import RunFolder, read_json, write_json
@@ -79,10 +79,8 @@ _RTT_TOLERANCE_S = 1e-3
 # Tolerated standard deviations: random losses exceed the expected number by more than this once in 16 000 times.
 _CHANCE = 4
 
-MeasureAlone = Callable[[Flow], Flow]
 
-
-def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) -> list[str]:
+def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow], Flow]) -> list[str]:
     """Return what the user must know about these links before reading results, one sentence each.
 
     Args:
@@ -90,85 +88,64 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) 
         flows: what was measured while all hosts sent at the same time.
         alone: measures one flow again while all others are silent, to tell a wrong link from a slow machine.
     """
-    warnings = [_rate_warning(flows, alone)]
-    # TCP's window needs several round trips to open, so with latency or losses a short message is slow in any case.
-    if not cluster.impaired:
-        warnings.append(_burst_warning(cluster, flows, alone))
-    warnings += [_rtt_warning(cluster, flows), _loss_warning(cluster, flows)]
-    return [warning for warning in warnings if warning]
-
-
-def _rate_warning(flows: Sequence[Flow], alone: MeasureAlone) -> str | None:
-    worst = _furthest_off(flows, [flow.long_bps for flow in flows])
-    if worst is None:
-        return None
-    flow, configured_bps = worst
-    what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(configured_bps)}"
-    again = alone(flow)
-    if _is_near(again.long_bps, configured_bps):
-        return (
-            f"{what} while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors"
-            " are the limit; use fewer hosts or a slower link"
-        )
-    return f"{what}, and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"
-
-
-def _burst_warning(cluster: Cluster, flows: Sequence[Flow], alone: MeasureAlone) -> str | None:
-    worst = _furthest_off(flows, [flow.short_bps for flow in flows])
-    if worst is None:
-        return None
-    flow, configured_bps = worst
-    # 100 kB take 8 ms at 100 Mbit/s, so one pause of this machine looks like a slow link; a second try excludes that.
-    again = alone(flow)
-    if _is_near(again.short_bps, configured_bps):
-        return None
-    sentence = (
-        f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
-        f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}"
-    )
-    if cluster.wire_headers == "estimated" and again.short_bps > configured_bps:
-        return f"{sentence}: above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"
-    return f"{sentence}; short messages may look faster or slower than on a real link"
-
-
-def _furthest_off(flows: Sequence[Flow], reached: Sequence[float]) -> tuple[Flow, float] | None:
-    """Return the flow whose rate is furthest from its configured rate, and that rate; None if all are near."""
-    off = [
-        (abs(rate / flow.configured_bps - 1), flow, flow.configured_bps)
-        for flow, rate in zip(flows, reached, strict=True)
-        if flow.configured_bps is not None and not _is_near(rate, flow.configured_bps)
-    ]
-    return max(off, key=lambda item: item[0])[1:] if off else None
-
-
-def _is_near(reached_bps: float, configured_bps: float) -> bool:
-    return abs(reached_bps / configured_bps - 1) <= _TOLERANCE
-
-
-def _rtt_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
-    if cluster.traces:  # how long a message waits depends on the trace at that moment
-        return None
+    warnings = []
     hosts = {host.name: host for host in cluster.hosts}
-    for flow in flows:
-        ends = hosts[flow.sender], hosts[flow.receiver]
-        asked_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
-        if asked_s and abs(flow.rtt_s - asked_s) > max(_TOLERANCE * asked_s, _RTT_TOLERANCE_S) + jitter_s:
-            return (
-                f"{flow.sender} to {flow.receiver} and back took {format_seconds(flow.rtt_s)} where the latencies add"
-                f" up to {format_seconds(asked_s)}; read the results as those of the measured round trip"
+
+    if worst := _furthest_off(flows, "long_bps"):
+        flow, configured_bps = worst
+        again = alone(flow)
+        what = f"{flow.sender} to {flow.receiver} reached {format_rate(flow.long_bps)} of {format_rate(configured_bps)}"
+        if _furthest_off([again], "long_bps"):
+            what += f", and {format_rate(again.long_bps)} alone; read the results as those of the measured rate"
+        else:
+            what += (
+                f" while all hosts sent at once, and {format_rate(again.long_bps)} alone: this machine's processors are"
+                " the limit; use fewer hosts or a slower link"
             )
-    return None
+        warnings.append(what)
 
+    # TCP's window needs several round trips to open, so with latency or losses a short message is slow in any case.
+    if not any(host.impaired for host in cluster.hosts) and (worst := _furthest_off(flows, "short_bps")):
+        flow, configured_bps = worst
+        # 100 kB take 8 ms at 100 Mbit/s: one pause of this machine looks like a slow link; a second try excludes that.
+        again = alone(flow)
+        if _furthest_off([again], "short_bps"):
+            what = "; short messages may look faster or slower than on a real link"
+            if cluster.wire_headers == "estimated" and again.short_bps > configured_bps:
+                what = ": above 300 Mbit/s up to 1 ms of traffic passes at once, so short messages look too fast"
+            warnings.append(
+                f"{flow.sender} to {flow.receiver}: {SHORT_MESSAGE_BYTES // 1000} kB after a silence passed at"
+                f" {format_rate(again.short_bps)} instead of the configured {format_rate(configured_bps)}{what}"
+            )
 
-def _loss_warning(cluster: Cluster, flows: Sequence[Flow]) -> str | None:
-    """Compare the losses of all hosts together, because one host's datagrams are too few."""
-    losses = {host.name: host.loss for host in cluster.hosts}
+    for flow in flows if not cluster.traces else ():  # with a trace, how long a message waits depends on the moment
+        ends = hosts[flow.sender], hosts[flow.receiver]
+        latency_s, jitter_s = sum(host.latency_s for host in ends), sum(host.jitter_s for host in ends)
+        if latency_s and abs(flow.rtt_s - latency_s) > max(_TOLERANCE * latency_s, _RTT_TOLERANCE_S) + jitter_s:
+            warnings.append(
+                f"{flow.sender} to {flow.receiver} and back took {format_seconds(flow.rtt_s)} where the latencies add"
+                f" up to {format_seconds(latency_s)}; read the results as those of the measured round trip"
+            )
+            break
+
+    # The losses of all hosts together, because one host's datagrams are too few.
     num_sent = sum(flow.num_sent for flow in flows)
-    expected = sum(losses[flow.sender] * flow.num_sent for flow in flows)
+    expected = sum(hosts[flow.sender].loss * flow.num_sent for flow in flows)
     lost = num_sent - sum(flow.num_received for flow in flows)
-    if abs(lost - expected) <= _TOLERANCE * expected + _CHANCE * math.sqrt(expected):
-        return None
-    return (
-        f"{lost} of {num_sent} datagrams were lost where {expected:.0f} were expected; read the results as those of a"
-        f" loss of {lost / num_sent:.3g}"
-    )
+    if abs(lost - expected) > _TOLERANCE * expected + _CHANCE * math.sqrt(expected):
+        warnings.append(
+            f"{lost} of {num_sent} datagrams were lost where {expected:.0f} were expected; read the results as those"
+            f" of a loss of {lost / num_sent:.3g}"
+        )
+    return warnings
+
+
+def _furthest_off(flows: Sequence[Flow], rate: Literal["long_bps", "short_bps"]) -> tuple[Flow, float] | None:
+    """Return the flow whose rate is furthest from the configured one, and the latter; None if all are near."""
+    limited = [
+        (abs(getattr(flow, rate) / flow.configured_bps - 1), flow, flow.configured_bps)
+        for flow in flows
+        if flow.configured_bps is not None
+    ]
+    off = [entry for entry in limited if entry[0] > _TOLERANCE]
+    return max(off, key=lambda entry: entry[0])[1:] if off else None

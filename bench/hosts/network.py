@@ -70,8 +70,7 @@ def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> 
     if rate_bps is None:
         return []
     burst = burst_bytes(rate_bps, real_frames=real_frames)
-    queue = queue_bytes(rate_bps) + burst
-    tbf = ["tbf", "rate", f"{round(rate_bps)}bit", "burst", str(burst), "limit", str(queue)]
+    tbf = ["tbf", "rate", f"{round(rate_bps)}bit", "burst", str(burst), "limit", str(queue_bytes(rate_bps) + burst)]
     return [["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", *tbf]]
 
 
@@ -103,34 +102,18 @@ def namespace(index: int) -> str:
     return f"bench{index}"
 
 
-def port(index: int) -> str:
-    """Return the name of the switch's end of a host's link; what it sends is what the host receives."""
-    return f"port{index}"
-
-
-def namespace_commands(cluster: Cluster) -> list[list[str]]:
-    """Return the commands that make the namespaces, in order: argument lists of `mount` and `ip`."""
-    return [
-        # `ip netns` keeps its names in /run/netns, which on the machine itself only root may create.
-        ["mount", "-t", "tmpfs", "none", "/run"],
-        ["ip", "link", "set", "lo", "up"],
-        *(["ip", "netns", "add", namespace(index)] for index in range(len(cluster.hosts))),
-    ]
-
-
 def link_commands(cluster: Cluster) -> list[list[str]]:
     """Return the commands that make interfaces, addresses and links, in order: argument lists of `ip` and `tc`.
 
     Delay is set at the sender, so only the rate of what a host receives is limited at the switch.
     """
-    indices = range(len(cluster.hosts))
-    if cluster.forwarded:
-        return [command for index in indices for command in _tap_commands(cluster, index)]
-    return [
+    of_host = _tap_commands if cluster.forwarded else _pair_commands
+    switch = [
         ["ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0"],
         ["ip", "link", "set", _SWITCH, "addrgenmode", "none", "up"],
-        *(command for index in indices for command in _pair_commands(cluster, index)),
     ]
+    links = [command for index in range(len(cluster.hosts)) for command in of_host(cluster, index)]
+    return links if cluster.forwarded else switch + links
 
 
 def ethernet_address(index: int) -> str:
@@ -138,29 +121,30 @@ def ethernet_address(index: int) -> str:
     return f"02:00:00:00:{(index + 1) >> 8:02x}:{(index + 1) & 255:02x}"
 
 
-def inside(index: int, argv: list[str]) -> list[str]:
-    """Return the command that runs `argv` on a virtual host."""
-    return ["ip", "netns", "exec", namespace(index), *argv]
-
-
 def name_lines(cluster: Cluster) -> str:
     """Return the hosts' names as lines of /etc/hosts, also for the IPv6 forms of addresses that torch looks up."""
-    named = [(cluster.address(index), host.name) for index, host in enumerate(cluster.hosts)]
-    return "".join(f"\n{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in named) + "\n"
+    return (
+        "".join(
+            f"\n{prefix}{cluster.address(index)} {host.name}"
+            for prefix in ("", "::ffff:")
+            for index, host in enumerate(cluster.hosts)
+        )
+        + "\n"
+    )
 
 
 def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
-    host, name, far_end = cluster.hosts[index], namespace(index), port(index)
-    offload, own_offload = offload_arguments(cluster), own_offload_arguments(cluster, host)
+    host = cluster.hosts[index]
+    port = f"port{index}"  # the switch's end of the link; what it sends is what the host receives
     real_frames = cluster.wire_headers == "exact"
     return [
-        ["ip", "link", "add", far_end, "type", "veth", "peer", "name", INTERFACE, "netns", name],
+        ["ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", namespace(index)],
         # No link-local addresses: the counters would include their discovery traffic.
-        ["ip", "link", "set", far_end, "addrgenmode", "none"],
-        ["ip", "link", "set", far_end, "master", _SWITCH, *offload, "up"],
-        *_interface_commands(cluster, index, own_offload),
-        *_on(name, uplink_commands(INTERFACE, host, real_frames=real_frames)),
-        *rate_commands(far_end, host.downlink_bps, real_frames=real_frames),
+        ["ip", "link", "set", port, "addrgenmode", "none"],
+        ["ip", "link", "set", port, "master", _SWITCH, *offload_arguments(cluster), "up"],
+        *_interface_commands(cluster, index, own_offload_arguments(cluster, host)),
+        *_on(namespace(index), uplink_commands(INTERFACE, host, real_frames=real_frames)),
+        *rate_commands(port, host.downlink_bps, real_frames=real_frames),
     ]
 
 
@@ -208,8 +192,7 @@ def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
             libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
             with Path("/run/netns", namespace).open("rb") as file:
                 if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code), namespace)
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)
             outcome.set_result(fn())
         except BaseException as error:  # noqa: BLE001 - raised by the future's `result`
             outcome.set_exception(error)

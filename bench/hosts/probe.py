@@ -140,9 +140,11 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
     num_hosts = len(cluster.hosts)
     # One direction of the ring is enough if all links are equal; with two hosts, it already includes the other.
     steps = (1,) if cluster.is_uniform or num_hosts == 2 else (1, num_hosts - 1)
-    flows: list[Flow] = []
-    for step in steps:
-        flows += measure_flows(cluster, [(host, (host + step) % num_hosts) for host in range(num_hosts)])
+    flows = [
+        flow
+        for step in steps
+        for flow in measure_flows(cluster, [(host, (host + step) % num_hosts) for host in range(num_hosts)])
+    ]
     num_datagrams = sum(flow.num_sent for flow in flows)
     num_received = sum(flow.num_received for flow in flows)
     names = [host.name for host in cluster.hosts]
@@ -169,7 +171,7 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     """
     in_step = threading.Barrier(2 * len(pairs), timeout=_TIMEOUT_S)
     one_at_a_time = threading.Lock()
-    running: list[tuple[_Lane, Future[tuple[float, float]], Future[_Seen]]] = []
+    running: list[tuple[_Lane, Future[tuple[float, float]], Future[tuple[int, float, float, float]]]] = []
     for sender, receiver in pairs:
         lane = _lane(cluster, sender, receiver)
         listening: Future[None] = Future()
@@ -179,47 +181,31 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
         received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
         sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening))
         running.append((lane, sent, received))
-    flows, problems = [], []
+    names = [host.name for host in cluster.hosts]
     for lane, sent, received in running:
-        names = cluster.hosts[lane.sender].name, cluster.hosts[lane.receiver].name
-        errors = [error for error in (sent.exception(), received.exception()) if error is not None]
-        if errors:
-            problems += [(*names, error) for error in errors if not isinstance(error, threading.BrokenBarrierError)]
-            continue
-        seen, (rtt_s, short_start_s) = received.result(), sent.result()
+        for error in (sent.exception(), received.exception()):
+            if error is not None and not isinstance(error, threading.BrokenBarrierError):
+                raise RunFailed(
+                    f"virtual host {names[lane.sender]} cannot reach {names[lane.receiver]}: "
+                    f"{error or type(error).__name__}"
+                )
+    flows = []
+    for lane, sent, received in running:
+        rtt_s, short_start_s = sent.result()
+        num_received, long_bps, short_end_s, short_bytes = received.result()
         flows.append(
             Flow(
-                sender=names[0],
-                receiver=names[1],
+                sender=names[lane.sender],
+                receiver=names[lane.receiver],
                 configured_bps=lane.configured_bps,
-                long_bps=seen.long_bps,
-                short_bps=8 * seen.short_bytes / (seen.short_end_s - short_start_s),
+                long_bps=long_bps,
+                short_bps=8 * short_bytes / (short_end_s - short_start_s),
                 rtt_s=rtt_s,
                 num_sent=lane.datagrams.number if lane.datagrams else 0,
-                num_received=seen.num_received,
+                num_received=num_received,
             )
         )
-    if problems:
-        sender_name, receiver_name, error = problems[0]
-        raise RunFailed(f"virtual host {sender_name} cannot reach {receiver_name}: {error or type(error).__name__}")
     return flows
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """The receiver's measurements.
-
-    Attributes:
-        num_received: datagrams received; 0 if none were used.
-        long_bps: rate of the long message.
-        short_end_s: time at which the short message was complete.
-        short_bytes: bytes of the short message's frames.
-    """
-
-    num_received: int
-    long_bps: float
-    short_end_s: float
-    short_bytes: float
 
 
 def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
@@ -242,8 +228,13 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     )
 
 
-def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> _Seen:
-    """Receive the long and the short message and measure them."""
+def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> tuple[int, float, float, float]:
+    """Receive the long and the short message and measure them.
+
+    Returns:
+        (datagrams received, or 0 if none were used; the long message's rate in bits per second; the time at which the
+        short message was complete; bytes of its frames)
+    """
     try:
         with (
             socket.create_server((lane.address, _PORT)) as server,
@@ -268,7 +259,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
                 _read(connection, SHORT_MESSAGE_BYTES)
                 ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
                 connection.sendall(b".")
-                return _Seen(*long, ended, num_bytes)
+                return *long, ended, num_bytes
     except BaseException:
         in_step.abort()
         raise
@@ -279,17 +270,13 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
 
 def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
     """Receive a long message over TCP; return 0, for no datagrams, and the rate of its second half."""
-    counted_at = namespace(lane.sender if lane.sender_is_slower else lane.receiver)
-    with contextlib.closing(start_in(counted_at, partial(Counters, lane.headers)).result()) as counters:
-
-        def passed() -> float:
-            return counters.read().sent if lane.sender_is_slower else counters.read().received
-
+    host, passed = (lane.sender, "sent") if lane.sender_is_slower else (lane.receiver, "received")
+    with contextlib.closing(start_in(namespace(host), partial(Counters, lane.headers)).result()) as counters:
         half = lane.long_bytes // 2
         _read(connection, half)
-        bytes_before, began = passed(), time.perf_counter()
+        bytes_before, began = getattr(counters.read(), passed), time.perf_counter()
         _read(connection, lane.long_bytes - half)
-        ended, num_bytes = time.perf_counter(), passed() - bytes_before
+        ended, num_bytes = time.perf_counter(), getattr(counters.read(), passed) - bytes_before
     return 0, 8 * num_bytes / (ended - began)
 
 

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+import pydantic
 
 from bench.core.counters import FORWARDER_VARIABLE
 from bench.core.errors import BenchError, RunFailed
@@ -70,26 +73,20 @@ class SlowHost:
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and folder.name != str(os.getpid()):
-                try:
-                    inode = (folder / "ns" / "net").stat().st_ino
-                except OSError:  # the process has ended
-                    continue
-                if inode == self._namespace_inode:
-                    found.append(int(folder.name))
+                with contextlib.suppress(OSError):  # the process has ended
+                    if (folder / "ns" / "net").stat().st_ino == self._namespace_inode:
+                        found.append(int(folder.name))
         return found
 
 
-def _signal(processes: list[int], number: signal.Signals) -> None:
+def _signal(processes: Iterable[int], number: signal.Signals) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
-        except ProcessLookupError:
-            continue
 
 
 _POLL_S = 0.05
 _ALONE = 137
-_NAMES = Path("/etc/hosts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,24 +109,6 @@ class Instructions:
     grace_s: float
     seed: int
 
-    def to_json(self) -> str:
-        """Return the instructions as JSON text."""
-        values = {**vars(self), "cluster": self.cluster.to_dict(), "run_dir": str(self.run_dir)}
-        return json.dumps(values, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        return cls(
-            cluster=Cluster.from_dict(values["cluster"]),
-            commands=tuple(tuple(command) for command in values["commands"]),
-            environments=tuple(values["environments"]),
-            run_dir=Path(values["run_dir"]),
-            grace_s=values["grace_s"],
-            seed=values["seed"],
-        )
-
 
 def main(path: str, status_fd: str) -> int:
     """Follow the instructions; return the exit code of the first command that failed, 0 if none did."""
@@ -140,7 +119,7 @@ def main(path: str, status_fd: str) -> int:
     stop_requested = threading.Event()
     threading.Thread(target=_listen, args=(stop_requested, status), daemon=True).start()
     try:
-        instructions = Instructions.from_json(Path(path).read_text(encoding="utf-8"))
+        instructions = pydantic.TypeAdapter(Instructions).validate_json(Path(path).read_bytes())
         try:
             forwarder = _prepare(instructions)
         except (BenchError, OSError) as error:
@@ -156,19 +135,24 @@ def main(path: str, status_fd: str) -> int:
 def _prepare(instructions: Instructions) -> Forwarder | None:
     """Build and measure the network; return its forwarder, or None if the kernel forwards frames."""
     cluster = instructions.cluster
-    run_commands(network.namespace_commands(cluster))
+    # `ip netns` keeps its names in /run/netns, which on the machine itself only root may create.
+    run_commands([["mount", "-t", "tmpfs", "none", "/run"], ["ip", "link", "set", "lo", "up"]])
+    run_commands([["ip", "netns", "add", network.namespace(index)] for index in range(len(cluster.hosts))])
     network.disable_packet_filters()
     forwarder = None
     if cluster.forwarded:
-        names = map(network.namespace, range(len(cluster.hosts)))
-        taps = [start_in(name, partial(open_tap, network.INTERFACE)).result() for name in names]
+        taps = [
+            start_in(network.namespace(index), partial(open_tap, network.INTERFACE)).result()
+            for index in range(len(cluster.hosts))
+        ]
         forwarder = Forwarder(cluster.hosts, taps, seed=instructions.seed)
     run_commands(network.link_commands(cluster))
-    if _NAMES.exists():
+    names = Path("/etc/hosts")
+    if names.exists():
         # torch looks up names of the addresses that it connects to, and there is no name server in the namespace.
         own = Path("/run/hosts")
-        own.write_text(_NAMES.read_text(encoding="utf-8") + network.name_lines(cluster), encoding="utf-8")
-        run_commands([["mount", "--bind", str(own), str(_NAMES)]])
+        own.write_text(names.read_text(encoding="utf-8") + network.name_lines(cluster), encoding="utf-8")
+        run_commands([["mount", "--bind", str(own), str(names)]])
     congestion_control = network.set_congestion_control(cluster)
     probe.measure(cluster, congestion_control).write(RunFolder(instructions.run_dir))
     return forwarder
@@ -188,9 +172,9 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             said = done.stderr.strip().replace("\n", "; ")
-            tried = " ".join(command)
             raise RunFailed(
-                f"the virtual network could not be set up (bench doctor says what it needs): `{tried}` said: {said}"
+                "the virtual network could not be set up (bench doctor says what it needs): "
+                f"`{' '.join(command)}` said: {said}"
             )
 
 
@@ -213,21 +197,32 @@ class _Hosts:
     def __init__(
         self, instructions: Instructions, stop_requested: threading.Event, forwarder: Forwarder | None
     ) -> None:
-        self._instructions = instructions
+        self._grace_s = instructions.grace_s
         self._stop_requested = stop_requested
         self._exit_code = 0
-        self._kill_at: float | None = None
-        self._stop_at: float | None = None
+        self._stop_at = self._kill_at = math.inf
         signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
         self._slowed = [
             SlowHost(network.namespace(index), host.cpu_share)
             for index, host in enumerate(instructions.cluster.hosts)
             if host.cpu_share < 1
         ]
-        self._forwarder_task = {FORWARDER_VARIABLE: forwarder.task} if forwarder else {}
+        variables: dict[str, str] = {}
         if forwarder:
             forwarder.restart()
-        self._alive = {self._start(index): host.name for index, host in enumerate(instructions.cluster.hosts)}
+            variables = {FORWARDER_VARIABLE: forwarder.task}
+        self._alive: dict[int, str] = {}  # name of the host, by process
+        for index, host in enumerate(instructions.cluster.hosts):
+            process = os.posix_spawnp(
+                "ip",
+                ["ip", "netns", "exec", network.namespace(index), *instructions.commands[index]],
+                os.environ | variables | instructions.environments[index],
+                file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
+                setpgroup=0,
+                setsigmask=[],
+                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
+            )
+            self._alive[process] = host.name
 
     def run(self) -> int:
         """Wait for all commands; return the exit code of the first one that failed."""
@@ -237,23 +232,11 @@ class _Hosts:
                 self._stop()
             self._reap()
             now = time.monotonic()
-            if self._stop_at is not None and now >= self._stop_at:
+            if now >= self._stop_at:
                 self._stop()
-            if self._kill_at is not None and now >= self._kill_at:
-                self._signal(signal.SIGKILL)
+            if now >= self._kill_at:
+                _signal(self._alive, signal.SIGKILL)
         return self._exit_code
-
-    def _start(self, index: int) -> int:
-        command = network.inside(index, list(self._instructions.commands[index]))
-        return os.posix_spawnp(
-            command[0],
-            command,
-            os.environ | self._forwarder_task | self._instructions.environments[index],
-            file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
-            setpgroup=0,
-            setsigmask=[],
-            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
-        )
 
     def _reap(self) -> None:
         """Collect ended processes; as process 1, also those whose parent ended before them."""
@@ -264,24 +247,19 @@ class _Hosts:
             if process in self._alive:
                 host = self._alive.pop(process)
                 code = os.waitstatus_to_exitcode(status)
-                if code < 0 and self._kill_at is None:  # killed, and not by this process
+                if code < 0 and self._kill_at == math.inf:  # killed, and not by this process
                     print(killed_by(f"torchrun on {host}", -code), flush=True)
                 if code != 0 and self._exit_code == 0:
                     self._exit_code = code if code > 0 else 128 - code
-                    self._stop_at = time.monotonic() + self._instructions.grace_s
+                    self._stop_at = time.monotonic() + self._grace_s
 
     def _stop(self) -> None:
         """Send every command SIGTERM; those that have not ended after `STOP_GRACE_S` are killed."""
-        self._stop_at = None
-        if self._kill_at is None:
-            self._kill_at = time.monotonic() + STOP_GRACE_S
+        self._stop_at = math.inf
+        self._kill_at = min(self._kill_at, time.monotonic() + STOP_GRACE_S)
         for slowed in self._slowed:
             slowed.release()
-        self._signal(signal.SIGTERM)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._alive:  # not reaped yet, so no other process can have the id
-            os.kill(process, number)
+        _signal(self._alive, signal.SIGTERM)
 
 
 if __name__ == "__main__":

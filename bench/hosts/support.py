@@ -46,7 +46,7 @@ echo node; test -c /dev/net/tun
 echo open; : <> /dev/net/tun
 echo tap; ip tuntap add dev tap0 mode tap
 """
-_TRIAL_NETEM = "ip link add port0 type veth peer name port1; tc qdisc add dev port0 root netem delay 1ms"
+_TRIAL_NETEM = "echo netem; ip link add port0 type veth peer name port1; tc qdisc add dev port0 root netem delay 1ms"
 
 _REASONS = {
     "tmpfs": "a private /run cannot be mounted; a container must be allowed to mount (for Docker: --privileged)",
@@ -58,6 +58,7 @@ _REASONS = {
     "node": "the kernel has no TAP devices; load them with `sudo modprobe tun`",
     "open": "TAP devices are forbidden here; allow them with `sudo chmod 666 /dev/net/tun`",
     "tap": "TAP devices cannot be made; load them with `sudo modprobe tun`",
+    "netem": "the kernel has no network emulator; load it with `sudo modprobe sch_netem`",
     "exec": "a command cannot be started in a network namespace; a container must be allowed to mount /sys",
 }
 
@@ -75,19 +76,13 @@ def hosts_supported() -> tuple[bool, str]:
     for tool, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2")):
         if shutil.which(tool, path=search_path()) is None:
             return False, f"`{tool}` is not installed; install it, for example with `sudo apt-get install {package}`"
-    steps, complaint = _try(_TRIAL)
-    if not complaint:
-        return True, ""
-    return False, f"{_REASONS[steps[-1]]} ({complaint})" if steps else _why_not_private(complaint)
+    return _try(_TRIAL)
 
 
 @functools.cache
 def netem_supported() -> tuple[bool, str]:
     """Return (True, "") if the kernel can delay and lose packets, else (False, why); needs `hosts_supported`."""
-    _, complaint = _try(_TRIAL_NETEM)
-    if not complaint:
-        return True, ""
-    return False, f"the kernel has no network emulator; load it with `sudo modprobe sch_netem` ({complaint})"
+    return _try(_TRIAL_NETEM)
 
 
 @functools.cache
@@ -95,12 +90,11 @@ def forwarder_supported() -> tuple[bool, str]:
     """Return (True, "") if the forwarder can connect virtual hosts, else (False, why); needs `hosts_supported`."""
     if found().handle is None:
         return False, f"the forwarder is missing ({found().finding}); run `make setup` in the checkout"
-    steps, complaint = _try(_TRIAL_TUN)
-    return (True, "") if not complaint else (False, f"{_REASONS[steps[-1]]} ({complaint})")
+    return _try(_TRIAL_TUN)
 
 
-def _try(script: str) -> tuple[list[str], str]:
-    """Run a trial; return the steps it began, and the message of the one that failed or an empty string."""
+def _try(script: str) -> tuple[bool, str]:
+    """Run a trial; return (True, "") if it ended well, else (False, what its last step needs)."""
     done = subprocess.run(
         [*UNSHARE, "--kill-child", "sh", "-c", script],
         env=os.environ | {"PATH": search_path()},
@@ -109,11 +103,14 @@ def _try(script: str) -> tuple[list[str], str]:
         check=False,
         timeout=30,
     )
+    if done.returncode == 0:
+        return True, ""
+    steps = done.stdout.split()
     complaint = "; ".join(done.stderr.strip().splitlines()) or f"exit code {done.returncode}"
-    return done.stdout.split(), complaint if done.returncode != 0 else ""
+    return False, f"{_REASONS[steps[-1]] if steps else _why_not_private()} ({complaint})"
 
 
-def _why_not_private(complaint: str) -> str:
+def _why_not_private() -> str:
     """Return the setting that makes `unshare` fail."""
     for setting, forbidding, remedy in (
         ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
@@ -126,11 +123,8 @@ def _why_not_private(complaint: str) -> str:
     ):
         path = _SETTINGS / setting
         if path.exists() and path.read_text(encoding="ascii").strip() == forbidding:
-            return f"private namespaces are forbidden here; allow them with `{remedy}` ({complaint})"
-    return (
-        "private namespaces are forbidden here; a container must be allowed to make them (for Docker: --privileged)"
-        f" ({complaint})"
-    )
+            return f"private namespaces are forbidden here; allow them with `{remedy}`"
+    return "private namespaces are forbidden here; a container must be allowed to make them (for Docker: --privileged)"
 
 
 # Largest latency plus jitter: hosts resolve addresses over these links too, and the kernel waits 3 s for the answer.
@@ -143,8 +137,8 @@ def check_and_choose_backend(cluster: Cluster) -> Cluster:
     Raises:
         UsageError: virtual hosts, or the settings of their links, are not possible here.
     """
-    supported, reason = hosts_supported()
-    if not supported:
+    is_supported, reason = hosts_supported()
+    if not is_supported:
         raise UsageError(f"virtual hosts do not work here: {reason}")
     return choose_backend(cluster)
 
@@ -161,25 +155,18 @@ def choose_backend(cluster: Cluster) -> Cluster:
             f"with a latency of {slowest_s:g} s, including jitter, virtual hosts do not find each other; choose "
             f"{MOST_LATENCY_S:g} s at most"
         )
-    return dataclasses.replace(cluster, forwarded=cluster.forwarded or _needs_forwarder(cluster))
-
-
-def _needs_forwarder(cluster: Cluster) -> bool:
-    """Return True if the links need more than the kernel's rate limiter and network emulator provide here."""
     wanted = {
         "latency": any(host.latency_s for host in cluster.hosts),
         "jitter": any(host.jitter_s for host in cluster.hosts),
         "loss": any(host.loss for host in cluster.hosts),
         "traces": bool(cluster.traces),
     }
-    settings = [name for name, is_wanted in wanted.items() if is_wanted]
-    if not settings:
-        return False
+    if cluster.forwarded or not any(wanted.values()):
+        return cluster
     by_kernel, no_netem = (False, "") if wanted["jitter"] or wanted["traces"] else netem_supported()
-    if by_kernel:
-        return False
-    works, no_forwarder = forwarder_supported()
-    if works:
-        return True
-    reasons = "; and ".join(reason for reason in (no_forwarder, no_netem) if reason)
-    raise UsageError(f"{' and '.join(settings)} cannot be set here: {reasons}; or leave them out")
+    by_forwarder, no_forwarder = (False, "") if by_kernel else forwarder_supported()
+    if not by_kernel and not by_forwarder:
+        reasons = "; and ".join(reason for reason in (no_forwarder, no_netem) if reason)
+        settings = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
+        raise UsageError(f"{settings} cannot be set here: {reasons}; or leave them out")
+    return dataclasses.replace(cluster, forwarded=by_forwarder)

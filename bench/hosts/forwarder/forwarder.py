@@ -52,9 +52,8 @@ _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 _UNLIMITED_QUEUE_BYTES = 256_000_000
 
 
+# The structs of forwarder.c.
 class _Direction(ctypes.Structure):
-    """The struct `Direction` of forwarder.c."""
-
     _fields_ = (
         ("bytes_per_ns", ctypes.c_double),
         ("trace", ctypes.c_void_p),
@@ -64,8 +63,6 @@ class _Direction(ctypes.Structure):
 
 
 class _Host(ctypes.Structure):
-    """The struct `Host` of forwarder.c."""
-
     _fields_ = (
         ("fd", ctypes.c_int32),
         ("loss", ctypes.c_uint32),
@@ -80,8 +77,6 @@ class _Host(ctypes.Structure):
 
 
 class _Network(ctypes.Structure):
-    """The struct `Network` of forwarder.c."""
-
     _fields_ = (
         ("hosts", ctypes.POINTER(_Host)),
         ("num_hosts", ctypes.c_int32),
@@ -116,13 +111,11 @@ class LinkDirection:
             UsageError: its file cannot be read, or has changed.
         """
         self._opportunities = trace.opportunities() if trace else array.array("I")
-        address, length = self._opportunities.buffer_info()
         mean_bps = trace.mean_bps if trace else rate_bps
         self.native = _Direction(
-            bytes_per_ns=(rate_bps or 0.0) / 8e9,
-            trace=address,
-            trace_length=length,
-            queue_bytes=queue_bytes(mean_bps) if mean_bps else _UNLIMITED_QUEUE_BYTES,
+            (rate_bps or 0.0) / 8e9,
+            *self._opportunities.buffer_info(),
+            queue_bytes(mean_bps) if mean_bps else _UNLIMITED_QUEUE_BYTES,
         )
 
     def departures(self, arrivals_ns: Sequence[int], lengths: Sequence[int]) -> list[int]:
@@ -149,12 +142,23 @@ class Forwarder:
         Raises:
             UsageError: a trace's file cannot be read, or has changed.
         """
-        self._descriptors = list(descriptors)
         self._up = [LinkDirection(None, link.uplink_trace) for link in links]
         self._down = [LinkDirection(link.downlink_bps, link.downlink_trace) for link in links]
-        self._hosts = (_Host * len(links))(*map(_host, links, descriptors, self._up, self._down))
+        self._hosts = (_Host * len(links))(
+            *(
+                _Host(
+                    fd=descriptor,
+                    loss=min(round(link.loss * 2**32), 2**32 - 1),
+                    up=up.native,
+                    down=down.native,
+                    latency_ns=round(link.latency_s * 1e9),
+                    jitter_ns=round(link.jitter_s * 1e9),
+                )
+                for link, descriptor, up, down in zip(links, descriptors, self._up, self._down, strict=True)
+            )
+        )
         stop, self._stop = os.pipe()
-        self._descriptors.append(stop)
+        self._descriptors = [*descriptors, stop]
         self._network = _Network(self._hosts, len(links), stop, seed, time.monotonic_ns())
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         self._thread.start()
@@ -182,17 +186,6 @@ class Forwarder:
     def _run(self) -> None:
         if library().forward(ctypes.byref(self._network)) != 0:
             raise MemoryError("the forwarder has no memory")
-
-
-def _host(link: HostLink, descriptor: int, up: LinkDirection, down: LinkDirection) -> _Host:
-    return _Host(
-        fd=descriptor,
-        loss=min(round(link.loss * 2**32), 2**32 - 1),
-        up=up.native,
-        down=down.native,
-        latency_ns=round(link.latency_s * 1e9),
-        jitter_ns=round(link.jitter_s * 1e9),
-    )
 
 
 def open_tap(interface: str) -> int:

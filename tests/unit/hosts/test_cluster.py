@@ -60,7 +60,7 @@ def test_options_replace_figures_of_a_preset() -> None:
     assert cluster is not None
     host = cluster.hosts[0]
     assert (host.uplink_bps, host.downlink_bps, host.latency_s) == (20e6, PRESETS["wifi"].downlink_bps, 0.0)
-    assert not cluster.impaired
+    assert not any(host.impaired for host in cluster.hosts)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -78,7 +78,8 @@ def test_a_file_describes_uneven_hosts(tmp_path: Path) -> None:
         name="edge", uplink_bps=20e6, downlink_bps=50e6, latency_s=0.005, jitter_s=0.001, loss=0.01, cpu_share=0.5
     )
     assert tuple(cluster.columns().values())[:-1] == (20e6, 50e6, None, 0.005, 0.001, 0.01, 0.5)
-    assert (cluster.ranks_per_host, cluster.is_uniform, cluster.impaired) == (2, False, True)
+    assert (cluster.ranks_per_host, cluster.is_uniform) == (2, False)
+    assert [host.impaired for host in cluster.hosts] == [False, False, False, True]
 
 
 def test_unnamed_hosts_are_numbered_by_place(tmp_path: Path) -> None:

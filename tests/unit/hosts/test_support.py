@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from ctypes import CDLL
 from pathlib import Path
@@ -20,7 +21,8 @@ netem_supported = support.netem_supported.__wrapped__
 def trial_ends(monkeypatch: pytest.MonkeyPatch, steps: list[str], complaint: str) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(shutil, "which", lambda tool, path: f"/usr/bin/{tool}")
-    monkeypatch.setattr(support, "_try", lambda script: (steps, complaint))
+    done = subprocess.CompletedProcess([], 1 if complaint else 0, stdout="\n".join(steps), stderr=complaint)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
 
 
 def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def test_all_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_network_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    trial_ends(monkeypatch, [], "Specified qdisc kind is unknown")
+    trial_ends(monkeypatch, ["netem"], "Specified qdisc kind is unknown")
     works, reason = netem_supported()
     assert not works
     assert "modprobe sch_netem" in reason
