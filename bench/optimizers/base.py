@@ -22,21 +22,6 @@ from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HandedOver:
-    """The momentum that a compressor with momentum correction takes over from the optimizer.
-
-    Attributes:
-        optimizer: the remaining optimizer without momentum.
-        coefficient: share of the last velocity that is kept, in [0, 1).
-        nesterov: look ahead along the velocity.
-    """
-
-    optimizer: Optimizer
-    coefficient: float
-    nesterov: bool
-
-
 @dataclasses.dataclass(kw_only=True)
 class Optimizer(Options, abc.ABC):
     """Base of all optimizers. A subclass is named after its file.
@@ -79,8 +64,12 @@ class Optimizer(Options, abc.ABC):
         """
         return self.build(model.parameters(), lr)
 
-    def hand_over_momentum(self) -> HandedOver:
+    def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
         """Return this optimizer without its momentum, for a compressor that applies momentum before selection.
+
+        Returns:
+            (the remaining optimizer; share of the last velocity that is kept, in [0, 1); whether to look ahead along
+            the velocity)
 
         Raises:
             OptionError: "adam has no momentum to hand over to momentum_correction; use sgd".

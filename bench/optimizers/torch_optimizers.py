@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Lt
 from typing_extensions import Doc, override
 
-from bench.optimizers.base import HandedOver, Optimizer
+from bench.optimizers.base import Optimizer
 from collectives.options import OptionError, Positive, PositiveOrZero
 
 
@@ -60,10 +60,10 @@ class Sgd(TorchOptimizer, name="sgd"):
         if self.nesterov and self.momentum == 0:
             raise OptionError(f"{self.component_name}: nesterov=true needs momentum above 0; leave one of them out")
 
-    def hand_over_momentum(self) -> HandedOver:
+    def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
         """Return SGD without momentum, in which only the weight decay keeps a velocity."""
         remaining = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
-        return HandedOver(optimizer=remaining, coefficient=self.momentum, nesterov=self.nesterov)
+        return remaining, self.momentum, self.nesterov
 
 
 @dataclasses.dataclass(kw_only=True)

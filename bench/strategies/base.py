@@ -28,7 +28,7 @@ from torch import nn
 from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective, Key
-from collectives.options import Options
+from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor, TorchHook
@@ -64,9 +64,8 @@ class Setup:
         """Return this rank's reducer and optimizer; if the reducer applies momentum, the optimizer has none."""
         if not self.compressor.owns_momentum:
             return reducer_for(self.compressor), self.optimizer
-        handed_over = self.optimizer.hand_over_momentum()
-        reducer = reducer_for(self.compressor, momentum=handed_over.coefficient, nesterov=handed_over.nesterov)
-        return reducer, handed_over.optimizer
+        optimizer, momentum, nesterov = self.optimizer.hand_over_momentum()
+        return reducer_for(self.compressor, momentum=momentum, nesterov=nesterov), optimizer
 
     def open_channel(self) -> CompressedCommunicator:
         """Open a channel with its own process group for what the optimizer exchanges; every rank must call."""
@@ -126,6 +125,17 @@ class Strategy(Options, abc.ABC):
     @abc.abstractmethod
     def bind(self, setup: Setup) -> BoundStrategy | CommandedRank:
         """Return the object that trains, or one that computes for a rank that trains; every rank must call."""
+
+
+def refuse(*obstacles: tuple[bool, str]) -> None:
+    """Raise Incompatible with the first sentence that applies.
+
+    Args:
+        obstacles: (whether it applies, a sentence that names what would work).
+    """
+    for applies, sentence in obstacles:
+        if applies:
+            raise Incompatible(sentence)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

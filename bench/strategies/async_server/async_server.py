@@ -21,9 +21,9 @@ from typing_extensions import Doc, override
 from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server.training import AsyncTraining
-from bench.strategies.base import BoundStrategy, Setup, Strategy
+from bench.strategies.base import BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective
-from collectives.options import CountOrZero, Incompatible, OptionError
+from collectives.options import CountOrZero, OptionError
 from collectives.parameter_server.server import BoundedStaleness, OnArrival, Parameters, ParameterServer
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.hook import OwnHook
@@ -63,7 +63,7 @@ class AsyncServer(Strategy):
     ) -> None:
         name, method = self.component_name, compressor.component_name
         is_server = collective.component_name == "server" and not collective.option_texts(only_changed=True)
-        obstacles = (
+        refuse(
             (
                 not is_server,
                 f"{name} pushes to a server of its own and sums nothing; leave out --collective {config.collective}",
@@ -109,9 +109,6 @@ class AsyncServer(Strategy):
                 "the server steps; use --strategy ddp",
             ),
         )
-        for applies, sentence in obstacles:
-            if applies:
-                raise Incompatible(sentence)
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:

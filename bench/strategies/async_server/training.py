@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,10 @@ from collectives.server import added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.communicator import Nonfinite
+from compressors.ddp.communicator import Nonfinite, zero_nonfinite_
 from compressors.ddp.reducer import PerLayerReducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
-
-T = TypeVar("T")
 
 
 class ServerParameters:
@@ -60,18 +58,15 @@ class ServerParameters:
         world_size: int,
         seed: int,
     ) -> None:
-        weights = [
-            nn.Parameter(layer.weight.detach().float().contiguous().clone())
-            for layer in layers
-            if layer.weight is not None
+        self._weights = [
+            nn.Parameter(cast(torch.Tensor, layer.weight).detach().float().contiguous().clone()) for layer in layers
         ]
         self._layers = [
-            dataclasses.replace(layer, weight=weight) for layer, weight in zip(layers, weights, strict=True)
+            dataclasses.replace(layer, weight=weight) for layer, weight in zip(layers, self._weights, strict=True)
         ]
-        self._weights = weights
-        self._gradients = [torch.zeros_like(weight) for weight in weights]
+        self._gradients = [torch.zeros_like(weight) for weight in self._weights]
         self._reducer = PerLayerReducer(cast(PerLayer, compressor))
-        self._optimizer = optimizer.build(weights, lr)
+        self._optimizer = optimizer.build(self._weights, lr)
         self._world_size = world_size
         self._seed = seed
 
@@ -179,18 +174,16 @@ class AsyncWorker:
         nonfinite: Nonfinite,
     ) -> None:
         self.reducer = reducer
+        # A worker keeps nothing from step to step beside its reducer; the server's state is the server's.
+        self.state_dict, self.load_state_dict = reducer.state_dict, reducer.load_state_dict
+        self.residual_norms = reducer.residual_norms
         self._server = server
         self._links = list(links)
         self._nonfinite = nonfinite
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        self._jobs: list[Future[None]] = []
-        self._step: Step | None = None
-        self._lr = 0.0
-        self._reset()
         for layer in layers:
             if layer.numel:
-                parameter = cast(nn.Parameter, layer.weight)
-                parameter.register_post_accumulate_grad_hook(
+                cast(nn.Parameter, layer.weight).register_post_accumulate_grad_hook(
                     lambda _, layer=layer: self._jobs.append(self._thread.submit(self._push, layer))
                 )
 
@@ -206,21 +199,20 @@ class AsyncWorker:
         """Return what this rank encoded in its last step, by the ids of the layers in each payload."""
         return self.reducer.last_encoded
 
-    def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of each layer's residual, by layer id."""
-        return self.reducer.residual_norms()
-
     def start_step(self, step: Step, lr: float) -> None:
         """Begin a step; call before the forward pass."""
         self._step, self._lr = step, lr
-        self._reset()
+        self._jobs: list[Future[None]] = []
+        self._saw_nonfinite = False
+        self._encode_s = self._exchange_s = 0.0
+        self._encoded: list[EncodedLayer] = []
 
     def finish_step(self) -> StepReport:
         """Wait for all pushes and for the next step's parameters. Raises what failed in the thread."""
         backward_ended = time.perf_counter()
         for job in self._jobs:
             job.result()
-        self.answer = self._in_thread(self._end_clock)
+        self.answer = self._thread.submit(self._end_clock).result()
         return StepReport(
             skipped=self._saw_nonfinite,
             encode_s=self._encode_s,
@@ -233,40 +225,17 @@ class AsyncWorker:
 
     def synchronize(self) -> Answer:
         """Wait until the server has applied every push. See `ServerClient.synchronize`."""
-        return self._in_thread(self._server.synchronize)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what this worker keeps from step to step, without the server's state."""
-        return self.reducer.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.reducer.load_state_dict(state)
+        return self._thread.submit(self._server.synchronize).result()
 
     def close(self) -> None:
         """Disconnect from the server and end the thread."""
-        self._in_thread(self._server.disconnect)
+        self._thread.submit(self._server.disconnect).result()
         self._thread.shutdown()
 
-    def _in_thread(self, function: Callable[[], T]) -> T:
-        return self._thread.submit(function).result()
-
-    def _reset(self) -> None:
-        self._jobs = []
-        self._saw_nonfinite = False
-        self._encode_s = self._exchange_s = 0.0
-        self._encoded: list[EncodedLayer] = []
-
     def _push(self, layer: Layer) -> None:
-        assert self._step is not None
-        assert layer.weight is not None
         started = time.perf_counter()
-        gradient = cast(torch.Tensor, layer.weight.grad)
-        if not bool(torch.isfinite(gradient).all()):
-            if self._nonfinite == "zero":
-                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-            else:
-                self._saw_nonfinite = True
+        gradient = cast(torch.Tensor, cast(nn.Parameter, layer.weight).grad)
+        self._saw_nonfinite |= zero_nonfinite_(gradient, self._nonfinite)
         if not self._saw_nonfinite:  # after a non-finite layer, no other is encoded in this step
             bucket = Bucket(layers=[layer], gradients=[gradient.flatten()], step=self._step)
             payload = self.reducer.message(bucket)
@@ -277,7 +246,6 @@ class AsyncWorker:
         self._exchange_s += time.perf_counter() - started
 
     def _end_clock(self) -> Answer:
-        assert self._step is not None
         started = time.perf_counter()
         if self._saw_nonfinite:
             self.reducer.drop()
@@ -293,9 +261,6 @@ class AsyncWorker:
 # Workers wait longer than the server: the server's timeout message can name the rank that it waits for.
 WORKER_TIMEOUT_FACTOR = 1.2
 
-# Makes the server from (parameters, number of workers, timeout in seconds).
-MakeServer = Callable[[ServerParameters, int, float], ParameterServer]
-
 
 class AsyncTraining(BoundStrategy):
     """Run this rank's worker and, on the rank `root`, also the server with its threads.
@@ -303,10 +268,12 @@ class AsyncTraining(BoundStrategy):
     Args:
         setup: what this rank trains with; only the server uses the optimizer.
         root: the rank that is also the server.
-        make_server: makes the server; called on `root` only.
+        make_server: makes the server from (parameters, number of workers, timeout in seconds); called on `root` only.
     """
 
-    def __init__(self, setup: Setup, *, root: int, make_server: MakeServer) -> None:
+    def __init__(
+        self, setup: Setup, *, root: int, make_server: Callable[[ServerParameters, int, float], ParameterServer]
+    ) -> None:
         config, layers = setup.config, layers_of(setup.model)
         reducer, optimizer = setup.make_reducer()
         assert isinstance(reducer, PerLayerReducer)  # other compressors are refused
@@ -376,7 +343,4 @@ class AsyncTraining(BoundStrategy):
     @torch.no_grad()
     def _take(self, answer: Answer) -> None:
         for layer, packed in zip(self.layers, answer.parameters, strict=True):
-            weights = unpack(packed)
-            assert layer.weight is not None
-            assert isinstance(weights, Dense)
-            layer.weight.copy_(weights.values.view(layer.shape))
+            cast(nn.Parameter, layer.weight).copy_(unpack(packed).to_dense().view(layer.shape))

@@ -21,9 +21,8 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy
+from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
 from collectives.base import Collective
-from collectives.options import Incompatible
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import (
@@ -35,7 +34,7 @@ from compressors.ddp.communicator import (
 )
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.report import EncodedLayer, StepReport
-from compressors.layer import Layer, Step, layers_of
+from compressors.layer import Step, layers_of
 
 # Bucket size in MiB that exceeds any model: all layers go into one bucket.
 WHOLE_MODEL_MB = 2.0**20
@@ -63,36 +62,39 @@ class Ddp(Strategy):
     def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> None:
-        if isinstance(compressor, TorchHook) and config.trigger == "sync":
-            raise Incompatible(f"{compressor.component_name} starts its own sends; leave --trigger at async")
-        if isinstance(compressor, TorchHook) and optimizer.keeps_gradients:
-            raise Incompatible(
-                f"{compressor.component_name} is PyTorch's own communication hook of gradients, and "
-                f"{optimizer.component_name} exchanges something in their place; use another compressor"
-            )
-        if isinstance(compressor, OwnHook) and optimizer.exchanges:
-            raise Incompatible(
-                f"{compressor.component_name} tries ways to send gradients, and {optimizer.component_name} sends "
-                "something else as well; use another compressor or optimizer"
-            )
-        if config.accumulate > 1 and optimizer.watches_layers:
-            raise Incompatible(
-                f"{optimizer.component_name} takes its factors from one batch's forward and backward, and --accumulate "
-                f"{config.accumulate} makes a step of several; leave one of them out"
-            )
-        if config.bucket_mb is not None and optimizer.keeps_gradients:
-            raise Incompatible(
-                f"--bucket-mb has no meaning with {optimizer.component_name}, which sends no gradients; leave it out"
-            )
+        method, stepping = compressor.component_name, optimizer.component_name
+        refuse(
+            (
+                isinstance(compressor, TorchHook) and config.trigger == "sync",
+                f"{method} starts its own sends; leave --trigger at async",
+            ),
+            (
+                isinstance(compressor, TorchHook) and optimizer.keeps_gradients,
+                f"{method} is PyTorch's own communication hook of gradients, and {stepping} exchanges something in "
+                "their place; use another compressor",
+            ),
+            (
+                isinstance(compressor, OwnHook) and optimizer.exchanges,
+                f"{method} tries ways to send gradients, and {stepping} sends something else as well; use another "
+                "compressor or optimizer",
+            ),
+            (
+                config.accumulate > 1 and optimizer.watches_layers,
+                f"{stepping} takes its factors from one batch's forward and backward, and --accumulate "
+                f"{config.accumulate} makes a step of several; leave one of them out",
+            ),
+            (
+                config.bucket_mb is not None and optimizer.keeps_gradients,
+                f"--bucket-mb has no meaning with {stepping}, which sends no gradients; leave it out",
+            ),
+        )
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
         channel = setup.open_channel() if setup.optimizer.exchanges else None
         if channel is not None and setup.optimizer.keeps_gradients:
-            optimizer = setup.optimizer.bind(setup.model, setup.config.lr, channel)
-            return OwnGradients(
-                setup.model, channel, optimizer, trigger=setup.config.trigger, nonfinite=setup.config.nonfinite
-            )
+            config, optimizer = setup.config, setup.optimizer.bind(setup.model, setup.config.lr, channel)
+            return OwnGradients(setup.model, channel, optimizer, trigger=config.trigger, nonfinite=config.nonfinite)
         return SharedGradients(setup, channel)
 
 
@@ -328,8 +330,18 @@ class DdpExchange(Exchange):
 
         The gradient is equal on all ranks, so they need no vote.
         """
-        world_size = dist.get_world_size()
-        encoded = [self._encoded(layer) for layer in self._layers]
+        world_size, hook = dist.get_world_size(), self._torch_hook
+        compressor = hook if hook is not None and not hook.is_dense_at(self._step_index) else None
+        encoded = [
+            EncodedLayer(
+                layer=layer,
+                payload="Dense",
+                nbytes=4.0 * layer.numel if compressor is None else compressor.expected_nbytes(layer) or 0,
+                num_entries=layer.numel if compressor is None else compressor.num_entries(layer),
+                seconds=0.0,
+            )
+            for layer in self._layers
+        ]
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         return StepReport(skipped=self._is_skipped(), exposed_s=self._exposed_s(), encoded=encoded)
 
@@ -347,18 +359,9 @@ class DdpExchange(Exchange):
     def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
-    def _encoded(self, layer: Layer) -> EncodedLayer:
-        nbytes: float = 4 * layer.numel
-        num_entries = layer.numel
-        if self._torch_hook is not None and not self._torch_hook.is_dense_at(self._step_index):
-            nbytes = self._torch_hook.expected_nbytes(layer) or 0
-            num_entries = self._torch_hook.num_entries(layer)
-        return EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=0.0)
-
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm(gradients))
-        if bool(torch.isfinite(norms).all()):
+        if bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
             return False
         if self._torch_hook is not None:
             self._torch_hook.forget(self._torch_state)
@@ -375,6 +378,4 @@ class DdpExchange(Exchange):
         self._ddp.logger.set_runtime_stats_and_log()  # otherwise the timers are those of the previous step
         timers = self._ddp._get_ddp_logging_data()
         ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
-        if not ended or not computed:
-            return None
-        return max(0, int(ended) - int(computed)) * 1e-9
+        return max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None

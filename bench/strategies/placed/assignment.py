@@ -20,7 +20,11 @@ Work = Literal["matrix", "convolution", "activation", "other"]
 
 # Modules are recognised by class, functions and methods by name: `leaky_relu` does what `LeakyReLU` does.
 _ACTIVATIONS = tuple(name for name in nn.modules.activation.__all__ if name != "MultiheadAttention")
-_ACTIVATION_MODULES = tuple(getattr(nn, name) for name in _ACTIVATIONS)
+_MODULES: Mapping[Work, tuple[type[nn.Module], ...]] = {
+    "matrix": (nn.Linear, nn.Bilinear),
+    "convolution": (nn.modules.conv._ConvNd,),
+    "activation": tuple(getattr(nn, name) for name in _ACTIVATIONS),
+}
 _ACTIVATION_NAMES = frozenset(name.lower() for name in _ACTIVATIONS)
 _MATRIX_NAMES = frozenset(["linear", "bilinear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "einsum"])
 
@@ -29,19 +33,13 @@ def work_of(node: fx.Node, traced: fx.GraphModule) -> Work:
     """Return the kind of work of a node in a traced network."""
     if node.op == "call_module":
         module = traced.get_submodule(str(node.target))
-        if isinstance(module, (nn.Linear, nn.Bilinear)):
-            return "matrix"
-        if isinstance(module, nn.modules.conv._ConvNd):
-            return "convolution"
-        return "activation" if isinstance(module, _ACTIVATION_MODULES) else "other"
+        return next((work for work, classes in _MODULES.items() if isinstance(module, classes)), "other")
     if node.op not in ("call_function", "call_method"):
         return "other"
     name = getattr(node.target, "__name__", str(node.target)).strip("_").replace("_", "")
-    if name in _MATRIX_NAMES:
-        return "matrix"
     if name.startswith("conv"):
         return "convolution"
-    return "activation" if name in _ACTIVATION_NAMES else "other"
+    return "matrix" if name in _MATRIX_NAMES else "activation" if name in _ACTIVATION_NAMES else "other"
 
 
 # Key in a node's `meta`: the input that the original code changed in place there.
@@ -56,8 +54,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
     Raises:
         UsageError: the network cannot be traced, for example because it branches on its input's values.
     """
-    parameters = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    shared = copy.deepcopy(model, memo=dict(parameters))  # modules are copied, tensors are not
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    shared = copy.deepcopy(model, memo=dict(tensors))  # modules are copied, tensors are not
     in_place = {name for name, module in shared.named_modules() if getattr(module, "inplace", False)}
     for name in in_place:
         setattr(shared.get_submodule(name), "inplace", False)  # noqa: B010 - modules in general declare no such attribute
@@ -297,34 +295,29 @@ class Plan:
     """Map ranks to devices: rank 0 is the host, and the devices follow in the order of the topology.
 
     Attributes:
-        pools: the devices of each replica; devices at the same index hold the same part of it.
-        ranks: the ranks of these devices, in the same order.
-        host: name of the host that sends the data.
+        names: of the host and the devices, by rank.
+        pool: the devices of the first replica.
+        ranks: the ranks of each replica's devices; devices at the same index hold the same part of it.
     """
 
-    pools: tuple[tuple[Device, ...], ...]
-    ranks: tuple[tuple[int, ...], ...]
-    host: str
+    names: Mapping[int, str]
+    pool: Sequence[Device]
+    ranks: Sequence[Sequence[int]]
 
     @classmethod
     def of(cls, topology: Topology, by: Split) -> Plan:
         """Return the plan: one replica over all devices (type), one per device (data), or one per pool (both)."""
         devices = topology.devices
-        match by:
-            case "type":
-                pools = [devices]
-            case "data":
-                pools = [(device,) for device in devices]
-            case "both":
-                pools = topology.pools()
+        whole = [devices] if by == "type" else [(device,) for device in devices]
+        pools = topology.pools() if by == "both" else whole
+        names = dict(enumerate([topology.host, *(device.name for device in devices)], start=HOST_RANK))
         rank_of = {device.name: rank for rank, device in enumerate(devices, start=HOST_RANK + 1)}
-        ranks = tuple(tuple(rank_of[device.name] for device in pool) for pool in pools)
-        return cls(pools=tuple(pools), ranks=ranks, host=topology.host)
+        return cls(names=names, pool=pools[0], ranks=[[rank_of[device.name] for device in pool] for pool in pools])
 
     @property
     def num_replicas(self) -> int:
         """Return the number of replicas, which is also the number of mini-batches per step."""
-        return len(self.pools)
+        return len(self.ranks)
 
     @property
     def device_ranks(self) -> list[int]:
@@ -346,7 +339,7 @@ class Plan:
             UsageError: the model cannot be traced.
         """
         traced = trace(model)
-        assignment = assign(traced, self.pools[0], activations)
-        index_of = {device.name: index for index, device in enumerate(self.pools[0])}
+        assignment = assign(traced, self.pool, activations)
+        index_of = {device.name: index for index, device in enumerate(self.pool)}
         device_of = {node: index_of[name] for node, name in assignment.device_of.items()}
         return assignment, [Route(traced=traced, device_of=device_of, ranks=ranks) for ranks in self.ranks]

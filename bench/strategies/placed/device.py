@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,19 @@ from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import CommandedRank, SaveState
-from bench.strategies.placed.messages import HOST_RANK, as_dicts, hear, receive_all_, receive_tensor, send_all, tell
+from bench.strategies.placed.messages import (
+    HOST_RANK,
+    as_dicts,
+    from_dicts,
+    hear,
+    receive_all_,
+    receive_tensor,
+    send_all,
+    tell,
+)
 from bench.strategies.placed.stage import Stage
 from collectives.pool import BoundPool
-from collectives.transport.base import Traffic, Transport
+from collectives.transport.base import Transport
 from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -38,14 +47,14 @@ from compressors.layer import Step
 
 DeviceState = Literal["idle", "loaded", "compute", "done", "reduce", "updated", "wait"]
 
-_NEXT: Mapping[DeviceState, tuple[DeviceState, ...]] = {
-    "idle": ("loaded",),
-    "loaded": ("compute",),
-    "compute": ("done",),
-    "done": ("reduce",),
-    "reduce": ("updated",),
-    "updated": ("wait",),
-    "wait": ("compute",),
+_NEXT: Mapping[DeviceState, DeviceState] = {
+    "idle": "loaded",
+    "loaded": "compute",
+    "compute": "done",
+    "done": "reduce",
+    "reduce": "updated",
+    "updated": "wait",
+    "wait": "compute",
 }
 
 
@@ -105,16 +114,18 @@ class DeviceProcess(CommandedRank):
                     self._restore()
                     self._enter("loaded")
                 case "checkpoint":
-                    state = {
-                        "parameters": self._parameters,
-                        "buffers": self._buffers,
-                        "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
-                        "channel": self._channel.state_dict(),
-                        "num_steps": self._num_steps,
-                        "traffic": as_dicts(self._transport.traffic),
-                        "links": dict(self._stage.sent_bytes),
-                    }
-                    save(self._num_steps, state)
+                    save(
+                        self._num_steps,
+                        {
+                            "parameters": self._parameters,
+                            "buffers": self._buffers,
+                            "optimizer": self._optimizer.state_dict() if self._optimizer is not None else {},
+                            "channel": self._channel.state_dict(),
+                            "num_steps": self._num_steps,
+                            "traffic": as_dicts(self._transport.traffic),
+                            "links": dict(self._stage.sent_bytes),
+                        },
+                    )
                 case "batch":
                     step = Step(rank=self._replica, world_size=self._config.replicas, **message["step"])
                     self._train(step, message["lr"])
@@ -128,29 +139,29 @@ class DeviceProcess(CommandedRank):
 
     @override
     def close(self) -> None:
-        """Release the collective's resources, together with all other processes."""
-        dist.barrier()
+        dist.barrier()  # all processes close together
         self._channel.close()
         dist.barrier()
 
     @torch.no_grad()
     def _restore(self) -> None:
         """Apply a restored state, including the traffic counted until the checkpoint."""
-        if self._restored is None:
+        state = self._restored
+        if state is None:
             return
-        state, self._restored = self._restored, None
-        for own, saved in ((self._parameters, state["parameters"]), (self._buffers, state["buffers"])):
-            for tensor, value in zip(own, saved, strict=True):
-                tensor.copy_(value)
+        self._restored = None
+        saved = [*state["parameters"], *state["buffers"]]
+        for tensor, value in zip([*self._parameters, *self._buffers], saved, strict=True):
+            tensor.copy_(value)
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         self._channel.load_state_dict(state["channel"])
         self._num_steps = state["num_steps"]
-        self._transport.traffic.update({purpose: Traffic(**entry) for purpose, entry in state["traffic"].items()})
+        self._transport.traffic.update(from_dicts(state["traffic"]))
         self._stage.sent_bytes.update(state["links"])
 
     def _enter(self, state: DeviceState) -> None:
-        if state not in _NEXT[self.state]:
+        if state != _NEXT[self.state]:
             raise RuntimeError(f"a device that is in state {self.state} cannot go to {state}")
         self.state = state
 
@@ -169,7 +180,12 @@ class DeviceProcess(CommandedRank):
         reduced_s, exposed_before_s = time.perf_counter() - computed, self._channel.exposed_s
         self._enter("updated")
         if self._optimizer is not None:
-            self._update(outcome, lr)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            if not outcome.skipped:
+                self._optimizer.step()
+                outcome.add(self._channel.finish_step())
+            self._optimizer.zero_grad(set_to_none=self._in_pool is None)
         outcome.exposed_s = reduced_s + self._channel.exposed_s - exposed_before_s  # includes the optimizer's waiting
         report = {name: getattr(outcome, name) or 0.0 for name in ("encode_s", "exchange_s", "exposed_s")}
         encoded = [vars(part) | {"layer": part.layer.id} for part in outcome.encoded if self._replica == 0]
@@ -186,12 +202,8 @@ class DeviceProcess(CommandedRank):
         x = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.takes_input else None
         y = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.makes_result else None
 
-        def loss_of(logits: torch.Tensor) -> torch.Tensor:
-            assert y is not None
-            return nn.functional.cross_entropy(logits, y)
-
         started, waited_before = time.perf_counter(), self._transport.traffic["activation"].seconds
-        loss = self._stage.forward(x, loss_of)
+        loss = self._stage.forward(x, lambda logits: nn.functional.cross_entropy(logits, cast(torch.Tensor, y)))
         if loss is not None:
             tell(self._transport, HOST_RANK, {"loss": float(loss)})
         self._stage.backward()
@@ -200,11 +212,10 @@ class DeviceProcess(CommandedRank):
 
     def _reduce(self, step: Step) -> StepReport:
         """Replace every parameter's gradient by its mean over replicas, and learn from the host whether to skip."""
-        gradients = []
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         nonfinite = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
         if self._in_pool is not None:
             self._channel.average_(self._in_pool)
@@ -214,30 +225,21 @@ class DeviceProcess(CommandedRank):
         skipped = hear(self._transport, HOST_RANK)["skip"]
         if skipped:
             self._channel.drop()
-            if self._config.nonfinite == "raise":
-                raise NonFiniteGradient(f"a gradient was not finite at step {step.index}")
+        if skipped and self._config.nonfinite == "raise":
+            raise NonFiniteGradient(f"a gradient was not finite at step {step.index}")
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=0.0)
-
-    def _update(self, outcome: StepReport, lr: float) -> None:
-        assert self._optimizer is not None
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        if not outcome.skipped:
-            self._optimizer.step()
-            outcome.add(self._channel.finish_step())
-        self._optimizer.zero_grad(set_to_none=self._in_pool is None)
 
     def _gradients_in_pool(self) -> torch.Tensor | None:
         """Place all gradients in pool memory, which other devices read without a copy.
 
         Return it as one flat tensor; None if gradients are sent compressed or by another collective.
         """
-        pool, compressor = self._channel.collective, self._channel.reducer.compressor
-        if not isinstance(pool, BoundPool) or compressor.component_name != "none":
+        pool = self._channel.collective
+        if not isinstance(pool, BoundPool) or self._channel.reducer.compressor.component_name != "none":
             return None
-        flat = pool.buffer(sum(parameter.numel() for parameter in self._parameters))
-        parts = flat.split([parameter.numel() for parameter in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
+        sizes = [parameter.numel() for parameter in self._parameters]
+        flat = pool.buffer(sum(sizes))
+        for parameter, part in zip(self._parameters, flat.split(sizes), strict=True):
             parameter.grad = part.view_as(parameter)
         return flat
 
@@ -251,8 +253,8 @@ class DeviceProcess(CommandedRank):
             "cpu_s_per_step": statistics.fmean(self._cpu_s) if self._cpu_s else None,
             "peak_rss_bytes": peak_rss_bytes(),
         }
-        self._cpu_s.clear()
         tell(self._transport, HOST_RANK, figures)
+        self._cpu_s.clear()
         if self._replica == 0:
             send_all(self._transport, HOST_RANK, list(self._parameters))
         send_all(self._transport, HOST_RANK, self._buffers)

@@ -18,7 +18,16 @@ from typing_extensions import override
 from bench.core.config.run import RunConfig
 from bench.strategies.base import Batch, BoundStrategy
 from bench.strategies.placed.assignment import Plan
-from bench.strategies.placed.messages import HOST_RANK, as_dicts, hear, receive_all_, send_all, send_tensor, tell
+from bench.strategies.placed.messages import (
+    HOST_RANK,
+    as_dicts,
+    from_dicts,
+    hear,
+    receive_all_,
+    send_all,
+    send_tensor,
+    tell,
+)
 from bench.strategies.placed.stage import Stage
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, unpack
@@ -55,22 +64,16 @@ class HostTraining(BoundStrategy):
         self._plan = plan
         self._stages = stages
         self._transport = transport
-        self._names = {
-            rank: device.name
-            for ranks, pool in zip(plan.ranks, plan.pools, strict=True)
-            for rank, device in zip(ranks, pool, strict=True)
-        }
         self._is_loaded = False
         self._reports: dict[int, dict[str, Any]] = {}
-        self._counted: dict[int, dict[Purpose, Traffic]] = {rank: _nothing() for rank in self._names}
+        self._counted: dict[int, dict[Purpose, Traffic]] = {rank: _nothing() for rank in plan.device_ranks}
         self._links_counted: dict[tuple[int, int], int] = {}
-        self._batch_bytes: dict[int, int] = dict.fromkeys(self._names, 0)
+        self._batch_bytes = dict.fromkeys(plan.device_ranks, 0)
 
     @property
     @override
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return what the host sent; `replica_figures` returns what the devices sent."""
-        return self._transport.traffic
+        return self._transport.traffic  # of the host; `replica_figures` returns what the devices sent
 
     @override
     def residual_norms(self) -> dict[int, float]:
@@ -89,19 +92,21 @@ class HostTraining(BoundStrategy):
         """
         if not self._is_loaded:  # only now, because devices first look for a checkpoint
             self.load()
-            self._is_loaded = True
+        self._is_loaded = True
         ranks, size = self._plan.device_ranks, self._config.batch_size
         step = {name: getattr(batch.step, name) for name in ("index", "epoch", "seed", "warmup")}
         for rank in ranks:
             tell(self._transport, rank, {"command": "batch", "step": step, "lr": batch.lr})
         for replica, x, y in zip(self._plan.ranks, batch.x.split(size), batch.y.split(size), strict=True):
             for rank in replica:
-                if self._stages[rank].takes_input:
-                    self._send(x, rank)
-                if self._stages[rank].makes_result:
-                    self._send(y, rank)
-        makers = [rank for rank in ranks if self._stages[rank].makes_result]
-        batch.on_loss(torch.tensor([hear(self._transport, rank)["loss"] for rank in makers]).mean())
+                for tensor, is_needed in ((x, self._stages[rank].takes_input), (y, self._stages[rank].makes_result)):
+                    if is_needed:
+                        with self._transport.counted_as("activation"):
+                            pendings, nbytes = send_tensor(self._transport, tensor, rank)
+                            wait_all(pendings)
+                        self._batch_bytes[rank] += nbytes
+        losses = [hear(self._transport, rank)["loss"] for rank in ranks if self._stages[rank].makes_result]
+        batch.on_loss(torch.tensor(losses).mean())
         if self._config.trigger == "sync":
             for rank in ranks:
                 hear(self._transport, rank)
@@ -112,13 +117,16 @@ class HostTraining(BoundStrategy):
             tell(self._transport, rank, {"skip": skip})
         reports = self._hear_all()
         layers = {layer.id: layer for layer in self.layers}
-        encoded = [part | {"layer": layers[part["layer"]]} for report in reports for part in report["encoded"]]
         return StepReport(
             skipped=skip,
             encode_s=max(report["encode_s"] for report in reports),
             exchange_s=max(report["exchange_s"] for report in reports),
             exposed_s=statistics.mean(report["exposed_s"] for report in reports),
-            encoded=[EncodedLayer(**part) for part in encoded],
+            encoded=[
+                EncodedLayer(**part | {"layer": layers[part["layer"]]})
+                for report in reports
+                for part in report["encoded"]
+            ],
         )
 
     def load(self) -> None:
@@ -140,12 +148,6 @@ class HostTraining(BoundStrategy):
                 serve_sum(self._transport, ranks, messages)
             reports += messages
         return reports
-
-    def _send(self, tensor: torch.Tensor, rank: int) -> None:
-        with self._transport.counted_as("activation"):
-            pendings, nbytes = send_tensor(self._transport, tensor, rank)
-            wait_all(pendings)
-        self._batch_bytes[rank] += nbytes
 
     @override
     def synchronize(self) -> None:
@@ -185,10 +187,7 @@ class HostTraining(BoundStrategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what the host has counted; devices restore their own states."""
         self._reports = state["reports"]
-        self._counted = {
-            rank: {purpose: Traffic(**entry) for purpose, entry in traffic.items()}
-            for rank, traffic in state["counted"].items()
-        }
+        self._counted = {rank: from_dicts(traffic) for rank, traffic in state["counted"].items()}
         self._links_counted = dict(state["links_counted"])
         self._batch_bytes = state["batch_bytes"]
 
@@ -204,7 +203,7 @@ class HostTraining(BoundStrategy):
             reports = [self._reports[rank] for rank in ranks]
             sent = _nothing()
             for rank, report in zip(ranks, reports, strict=True):
-                now = {purpose: Traffic(**entry) for purpose, entry in report["traffic"].items()}
+                now = from_dicts(report["traffic"])
                 for purpose in sent:
                     sent[purpose] += now[purpose].since(self._counted[rank][purpose])
                 self._counted[rank] = now
@@ -227,8 +226,8 @@ class HostTraining(BoundStrategy):
         totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._batch_bytes.items() if nbytes}
         for rank, report in self._reports.items():
             totals |= {(rank, int(to)): nbytes for to, nbytes in report["links"].items()}
-        names = {HOST_RANK: self._plan.host} | self._names
         before, self._links_counted = self._links_counted, totals
+        names = self._plan.names
         return [
             {
                 "source": names[source],
@@ -240,7 +239,6 @@ class HostTraining(BoundStrategy):
 
     @override
     def close(self) -> None:
-        """Stop the devices."""
         self.stop()
         super().close()
 

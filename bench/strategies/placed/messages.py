@@ -32,7 +32,7 @@ def hear(transport: Transport, source: int) -> Any:
     Raises:
         TransportError: the sender is lost, or the message is not one of `tell`.
     """
-    length = _LENGTH.unpack(_receive(transport, source, _LENGTH.size))[0]
+    (length,) = _LENGTH.unpack(_receive(transport, source, _LENGTH.size))
     if length > _LONGEST:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a command", name)
@@ -44,14 +44,15 @@ def as_dicts(traffic: Mapping[Purpose, Traffic]) -> dict[Purpose, dict[str, Any]
     return {purpose: dataclasses.asdict(entry) for purpose, entry in traffic.items()}
 
 
+def from_dicts(values: Mapping[Purpose, Mapping[str, Any]]) -> dict[Purpose, Traffic]:
+    """Return the traffic of `as_dicts`."""
+    return {purpose: Traffic(**entry) for purpose, entry in values.items()}
+
+
 def send_all(transport: Transport, to: int, tensors: list[torch.Tensor]) -> None:
     """Send tensors whose shapes and types the receiver knows, such as a part of a replica."""
     with transport.counted_as("replicas"):
-        pendings: list[Pending] = []
-        for tensor in tensors:
-            if tensor.numel():
-                pendings.append(transport.send(_bytes(tensor.detach().cpu().contiguous()), to))
-        wait_all(pendings)
+        wait_all([transport.send(_bytes(tensor), to) for tensor in tensors if tensor.numel()])
 
 
 @torch.no_grad()
@@ -65,7 +66,7 @@ def receive_all_(transport: Transport, source: int, tensors: list[torch.Tensor])
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def _receive(transport: Transport, source: int, nbytes: int) -> bytes:
@@ -105,11 +106,11 @@ def send_tensor(
     if len(shape) > 7 or (tensor is not None and tensor.dtype not in _TYPES):
         raise TypeError(f"a tensor of type {getattr(tensor, 'dtype', None)} and shape {list(shape)} cannot be sent")
     type_code = 0 if tensor is None else _TYPES.index(tensor.dtype)
-    sizes = [*shape, *[0] * (7 - len(shape))]
-    header = torch.frombuffer(bytearray(_HEADER.pack(type_code, len(shape), flags, 0, *sizes)), dtype=torch.uint8)
+    packed = _HEADER.pack(type_code, len(shape), flags, 0, *shape, *[0] * (7 - len(shape)))
+    header = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     sends = [(header, to)]
     if tensor is not None and tensor.numel():
-        sends.append((tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), to))
+        sends.append((_bytes(tensor), to))
     return transport.post(sends, []), sum(part.nbytes for part, _ in sends)
 
 
@@ -119,9 +120,7 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
     Raises:
         TransportError: the sender is lost, or the message is not one of `send_tensor`.
     """
-    header = torch.empty(_HEADER.size, dtype=torch.uint8)
-    transport.receive_into(header, source).wait()
-    code, dimensions, flags, zero, *sizes = _HEADER.unpack(header.numpy().tobytes())
+    code, dimensions, flags, zero, *sizes = _HEADER.unpack(_receive(transport, source, _HEADER.size))
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a tensor", name)
@@ -129,5 +128,5 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
         return None, False
     tensor = torch.empty(sizes[:dimensions], dtype=_TYPES[code])
     if tensor.numel():
-        transport.receive_into(tensor.view(-1).view(torch.uint8), source).wait()
+        transport.receive_into(_bytes(tensor), source).wait()
     return tensor.to(device), bool(flags & _WANTS_GRADIENT)

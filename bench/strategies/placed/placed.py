@@ -28,14 +28,13 @@ from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy, refuse
 from bench.strategies.placed.assignment import ActivationPolicy, Plan, Split, check_values
 from bench.strategies.placed.device import DeviceProcess
 from bench.strategies.placed.host import HostSum, HostTraining
 from bench.strategies.placed.messages import HOST_RANK
 from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
-from collectives.options import Incompatible
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
@@ -100,7 +99,7 @@ class Placed(Strategy):
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> None:
         name, method = self.component_name, compressor.component_name
-        obstacles = (
+        refuse(
             (
                 config.cluster is not None or config.nnodes > 1,
                 f"{name} connects processes by the memory of one machine; leave out virtual hosts and --nnodes",
@@ -161,9 +160,6 @@ class Placed(Strategy):
                 f"{optimizer.component_name} watches whole layers, which {name} splits up; use --strategy ddp",
             ),
         )
-        for applies, sentence in obstacles:
-            if applies:
-                raise Incompatible(sentence)
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from bench.strategies.placed.messages import receive_tensor, send_tensor
 from collectives.transport.base import Pending, Transport, wait_all
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Done:
     """One operation that has run forward.
 
@@ -61,6 +61,9 @@ class Stage:
         self._users = {node.name: route.users(node) for node in self._nodes}
         self._elsewhere = {node.name: route.elsewhere(node) for node in self._nodes}
         self._messages = {peer: route.messages(peer, own) for peer in set(route.device_of.values()) - {own}}
+        # What other devices still send in this step, in their order, and what has arrived and is not yet used.
+        self._expected: dict[int, list[Edge]] = {}
+        self._arrived: dict[Edge, tuple[torch.Tensor | None, bool]] = {}
         self._transport = transport
         self.device = device
         self._pending: list[Pending] = []
@@ -90,19 +93,18 @@ class Stage:
         Returns:
             The detached loss; None if another device makes the result.
         """
-        self._inbox = _Inbox(self._transport, self._route.ranks, self._messages, self.device)
+        self._expected, self._arrived = {peer: list(edges) for peer, edges in self._messages.items()}, {}
         self._loss = None
         values: dict[str, tuple[Any, bool]] = {}  # by node: its output, and whether that wants a gradient
         for node in self._nodes:
             inputs, leaves = {}, {}
             for made in node.all_input_nodes:
                 if made.name not in values:
-                    values[made.name] = self._inbox.take((made.name, ""), self._route.device_of[made.name])
+                    values[made.name] = self._receive((made.name, ""), self._route.device_of[made.name])
                 inputs[made], wants_gradient = values[made.name]
                 if wants_gradient:
                     inputs[made] = leaves[made.name] = inputs[made].detach().requires_grad_()
-            done = _Done(out=x if node.op == "placeholder" else self._run(node, inputs), leaves=leaves)
-            self._done[node.name] = done
+            self._done[node.name] = done = _Done(self._run(node, inputs, x), leaves)
             values[node.name] = (done.out, done.wants_gradient)
             for home in self._elsewhere[node.name]:
                 self._send(done.out, home, wants_gradient=done.wants_gradient)
@@ -119,13 +121,13 @@ class Stage:
             loss, logits = self._loss
             loss.backward()
             parts[self._route.result.name, LOSS] = logits.grad
-        self._inbox.expect_no_gradients({name for name, done in self._done.items() if not done.wants_gradient})
+        without_gradient = {name for name, done in self._done.items() if not done.wants_gradient}
+        for peer, edges in self._expected.items():
+            self._expected[peer] = [edge for edge in edges if edge[1] == "" or edge[0] not in without_gradient]
         for node in reversed(self._nodes):
             done = self._done.pop(node.name)
-            if done.wants_gradient:
-                gradient = self._summed(node, parts)
-                if gradient is not None:
-                    torch.autograd.backward([done.out], [gradient])
+            if done.wants_gradient and (gradient := self._summed(node, parts)) is not None:
+                torch.autograd.backward([done.out], [gradient])
             for made, leaf in done.leaves.items():
                 home = self._route.device_of[made]
                 if home == self._own:
@@ -136,14 +138,17 @@ class Stage:
             wait_all(self._pending)
         self._pending = []
 
-    def _run(self, node: fx.Node, inputs: Mapping[fx.Node, Any]) -> Any:
-        args = fx.node.map_arg(node.args, inputs.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, inputs.__getitem__)
-        if node.op == "call_module":
-            return self._route.traced.get_submodule(str(node.target))(*args, **kwargs)
-        if node.op == "get_attr":
-            return attribute(self._route.traced, str(node.target))
-        function = node.target if callable(node.target) else getattr(torch.Tensor, node.target)
+    def _run(self, node: fx.Node, inputs: Mapping[fx.Node, Any], x: torch.Tensor | None) -> Any:
+        match node.op:
+            case "placeholder":
+                return x
+            case "get_attr":
+                return attribute(self._route.traced, str(node.target))
+            case "call_module":
+                function: Any = self._route.traced.get_submodule(str(node.target))
+            case _:
+                function = node.target if callable(node.target) else getattr(torch.Tensor, node.target)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
         return function(*args, **kwargs)
 
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
@@ -151,7 +156,7 @@ class Stage:
         total = None
         for user in self._users[node.name]:
             home, edge = self._route.home(user), (node.name, user)
-            part = parts.pop(edge) if home == self._own else self._inbox.take(edge, home)[0]
+            part = parts.pop(edge) if home == self._own else self._receive(edge, home)[0]
             if part is not None:
                 total = part if total is None else total + part
         return total
@@ -163,28 +168,10 @@ class Stage:
         self._pending += pending
         self.sent_bytes[rank] += nbytes
 
-
-class _Inbox:
-    """Receive what other devices send in one step, in their order, and return it in the order of use."""
-
-    def __init__(
-        self, transport: Transport, ranks: Sequence[int], messages: Mapping[int, list[Edge]], device: torch.device
-    ) -> None:
-        self._transport = transport
-        self._ranks = ranks
-        self._expected = {peer: collections.deque(edges) for peer, edges in messages.items()}
-        self._arrived: dict[Edge, tuple[torch.Tensor | None, bool]] = {}
-        self._device = device
-
-    def expect_no_gradients(self, made: set[str]) -> None:
-        """Expect no gradients of these values from other devices."""
-        for peer, edges in self._expected.items():
-            self._expected[peer] = collections.deque(edge for edge in edges if edge[1] == "" or edge[0] not in made)
-
-    def take(self, edge: Edge, peer: int) -> tuple[torch.Tensor | None, bool]:
+    def _receive(self, edge: Edge, peer: int) -> tuple[torch.Tensor | None, bool]:
         """Wait for an edge's value or gradient; return it, once, and whether the sender wants a gradient of it."""
         while edge not in self._arrived:
-            arriving = self._expected[peer].popleft()
+            arriving = self._expected[peer].pop(0)
             with self._transport.counted_as("activation"):
-                self._arrived[arriving] = receive_tensor(self._transport, self._ranks[peer], self._device)
+                self._arrived[arriving] = receive_tensor(self._transport, self._route.ranks[peer], self.device)
         return self._arrived.pop(edge)

@@ -95,10 +95,10 @@ def test_every_optimizer_moves_all_parameters_from_its_default_rate(name: str) -
 def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> None:
     """The compressor keeps the gradient's velocity, the optimizer that of the weight decay: the weights are equal."""
     whole = build(f"sgd:momentum=0.8,nesterov={str(nesterov).lower()},weight_decay=0.01")
-    handed_over = whole.hand_over_momentum()
-    assert (handed_over.coefficient, handed_over.nesterov) == (0.8, nesterov)
+    remaining, *momentum = whole.hand_over_momentum()
+    assert momentum == [0.8, nesterov]
     before, after = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    optimizers = [whole.build([before], 0.1), handed_over.optimizer.build([after], 0.1)]
+    optimizers = [whole.build([before], 0.1), remaining.build([after], 0.1)]
     velocity = torch.zeros(2)
     for index in range(50):
         gradient = torch.tensor([0.0, float(index % 3)])
