@@ -23,7 +23,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import ImageSet
-from bench.strategies.ddp.ddp import Ddp, wrap
+from bench.strategies.ddp import Ddp, wrap
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from compressors.auto.compressor import ChoosingHook

@@ -146,7 +146,7 @@ class Subject:
         from torch.nn.parallel import DistributedDataParallel
 
         from bench.core import spec
-        from bench.strategies.ddp.ddp import Ddp
+        from bench.strategies.ddp import Ddp
 
         torch.manual_seed(1)
         self.way, self.parts, self.per_turn = way, parts, plan["per_turn"]

@@ -206,7 +206,5 @@ def normalise(images: torch.Tensor, mean: Sequence[float], std: Sequence[float])
     Returns:
         float32, a new tensor of the same shape and device.
     """
-    per_channel = (len(mean), 1, 1)
-    offset = torch.tensor(mean, device=images.device).view(per_channel) * 255
-    scale = torch.tensor(std, device=images.device).view(per_channel) * 255
+    offset, scale = (torch.tensor(values, device=images.device).view(-1, 1, 1) * 255 for values in (mean, std))
     return images.to(torch.float32, copy=True).sub_(offset).div_(scale)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import http.client
 import socket
 import sys
 import tarfile
-import urllib.error
 import urllib.parse
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar
+from urllib.error import URLError
 
 import pydantic
 import torch
@@ -47,13 +45,11 @@ class CifarArchive(Dataset):
 
     Attributes:
         archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
-        whole: (training samples, test samples).
         timeout_s: longest wait for the server's next bytes, in seconds.
     """
 
     mirror: ClassVar[bool] = True
     archive: ClassVar[type[CIFAR10]]
-    whole: ClassVar[tuple[int, int]] = (50_000, 10_000)
     timeout_s: ClassVar[float] = 10.0
 
     url: Annotated[
@@ -64,18 +60,18 @@ class CifarArchive(Dataset):
 
     @override
     def sizes(self) -> tuple[int, int]:
-        return self.whole
+        return 50_000, 10_000
 
+    @override
     def status(self, data_dir: Path) -> str:
-        """Return "ready in data/cifar-10-batches-py", or what is missing or damaged and how to repair it."""
         if not self._folder(data_dir).exists():
             return self._wrong_archive(data_dir) or f"not prepared; run {self._prepare_command}"
         bad = self._bad_files(data_dir)
         return self._damage(bad) if bad else f"ready in {self._folder(data_dir)}"
 
+    @override
     def is_present(self, data_dir: Path) -> bool:
-        """Return True if every file exists and has the right checksum; reads all files, which takes half a second."""
-        return not self._bad_files(data_dir)
+        return not self._bad_files(data_dir)  # reads all files, which takes half a second
 
     def prepare(self, data_dir: Path) -> None:
         """Download, verify and extract the archive, as far as needed.
@@ -99,18 +95,13 @@ class CifarArchive(Dataset):
                 f"{self.component_name} could not be written to {data_dir}: {error.strerror or error}; make room or "
                 f"give another folder with --data-dir, then run {self._prepare_command}"
             ) from error
-        bad = self._bad_files(data_dir)
-        if bad:
+        if bad := self._bad_files(data_dir):
             raise DatasetError(self._damage(bad))
 
+    @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[ImageSet, ImageSet]:
-        """Verify and read both parts from the files that `prepare` wrote to `data_dir`; `seed` is ignored.
-
-        Raises:
-            DatasetError: the set is not prepared, a file is damaged, or more samples are requested than there are.
-        """
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         if not self._folder(data_dir).exists():
             raise DatasetError(
@@ -132,7 +123,7 @@ class CifarArchive(Dataset):
             UsageError: something that is not a regular file has its name.
             OSError: a disk problem.
         """
-        path = self._archive_in(data_dir)
+        path = data_dir / self.archive.filename
         check_regular(path)
         if problem := self._wrong_archive(data_dir):
             raise DatasetError(problem)
@@ -147,9 +138,10 @@ class CifarArchive(Dataset):
 
     def _download(self, data_dir: Path, path: Path) -> Path:
         url = self.url or self.archive.url
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(self.timeout_s)  # torchvision has no option for it
         try:
-            with _socket_timeout(self.timeout_s):
-                download_url(url, str(data_dir), path.name, self.archive.tgz_md5)
+            download_url(url, str(data_dir), path.name, self.archive.tgz_md5)
         except (OSError, http.client.HTTPException, RecursionError, ValueError) as error:
             if _is_disk_problem(error):
                 raise
@@ -165,13 +157,13 @@ class CifarArchive(Dataset):
                 f"what {url} sent has the MD5 checksum {checksum} instead of {self.archive.tgz_md5}, so it is damaged "
                 f"or another file and was not kept; run {self._prepare_command} again, or {_WITHOUT_NETWORK}"
             ) from error
+        finally:
+            socket.setdefaulttimeout(before)
         return path
 
     def _reason(self, error: Exception) -> str:
         """Return in a few words what went wrong on the network."""
-        cause = error
-        if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
-            cause = error.reason
+        cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
         if isinstance(cause, TimeoutError):
             return f"the server was silent for {self.timeout_s:g} s"
         return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -181,20 +173,18 @@ class CifarArchive(Dataset):
             # The published pickles contain a dtype of an old NumPy version, about which NumPy 2.4.0 to 2.4.4 warn.
             warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
             source = self.archive(str(data_dir), train=train)
-        images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
-        return ImageSet(images=images, labels=torch.tensor(source.targets, dtype=torch.int64))
+        return ImageSet(
+            images=torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous(),
+            labels=torch.tensor(source.targets, dtype=torch.int64),
+        )
 
     @property
     def _prepare_command(self) -> str:
         return f"`bench data prepare {self.component_name}`"
 
-    def _archive_in(self, data_dir: Path) -> Path:
-        name: str = self.archive.filename
-        return data_dir / name
-
     def _wrong_archive(self, data_dir: Path) -> str | None:
         """Return what to do about an existing archive with a wrong checksum; None if there is no such archive."""
-        path, published = self._archive_in(data_dir), self.archive.tgz_md5
+        path, published = data_dir / self.archive.filename, self.archive.tgz_md5
         if not path.is_file() or (found := calculate_md5(path)) == published:
             return None
         return (
@@ -203,39 +193,28 @@ class CifarArchive(Dataset):
         )
 
     def _folder(self, data_dir: Path) -> Path:
-        folder: str = self.archive.base_folder
-        return data_dir / folder
+        return data_dir / str(self.archive.base_folder)
 
     def _bad_files(self, data_dir: Path) -> list[Path]:
         """Return the files that are missing or have a wrong checksum."""
-        meta = (self.archive.meta["filename"], self.archive.meta["md5"])
-        files = [*self.archive.train_list, *self.archive.test_list, meta]
-        paths = ((self._folder(data_dir) / name, md5) for name, md5 in files)
-        return [path for path, md5 in paths if not check_integrity(path, md5)]
+        archive = self.archive
+        files = [*archive.train_list, *archive.test_list, (archive.meta["filename"], archive.meta["md5"])]
+        folder = self._folder(data_dir)
+        return [folder / name for name, md5 in files if not check_integrity(folder / name, md5)]
 
     def _damage(self, bad: list[Path]) -> str:
-        problem = "has a wrong checksum" if bad[0].exists() else "is missing"
+        problem, remedy = ("has a wrong checksum", "delete it and run") if bad[0].exists() else ("is missing", "run")
         others = f" (and {len(bad) - 1} more files are missing or damaged)" if len(bad) > 1 else ""
-        remedy = "delete it and run" if bad[0].exists() else "run"
         return f"{bad[0]} {problem}{others}; {remedy} {self._prepare_command}"
 
 
 def _is_disk_problem(error: Exception) -> bool:
     """Return True if an OSError comes from the archive's file and not from the network: then it has a file name."""
-    if isinstance(error, urllib.error.URLError) or not isinstance(error, OSError):
-        return False
-    return error.filename is not None or error.errno in _DISK_ERRORS
-
-
-@contextlib.contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Set a timeout for sockets opened in the block, because torchvision has no option for it."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)
+    return (
+        isinstance(error, OSError)
+        and not isinstance(error, URLError)
+        and (error.filename is not None or error.errno in _DISK_ERRORS)
+    )
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -37,14 +37,10 @@ class Digits(Dataset):
     def sizes(self) -> tuple[int, int]:
         return 1347, 450
 
+    @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[ImageSet, ImageSet]:
-        """Load both parts; `data_dir` and `seed` are ignored.
-
-        Raises:
-            DatasetError: more samples are requested than there are.
-        """
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         train, test = _parts()
         return train.subset(train_size), test.subset(test_size)
@@ -61,8 +57,10 @@ def _parts() -> tuple[ImageSet, ImageSet]:
     images = (large * (255 / _WHITE)).round().to(torch.uint8).repeat(1, 3, 1, 1)
     is_test = torch.zeros(len(labels), dtype=torch.bool)
     is_test[labels.argsort(stable=True)[::4]] = True
-    train = ImageSet(images=images[~is_test], labels=labels[~is_test])
-    return train, ImageSet(images=images[is_test], labels=labels[is_test])
+    return (
+        ImageSet(images=images[~is_test], labels=labels[~is_test]),
+        ImageSet(images=images[is_test], labels=labels[is_test]),
+    )
 
 
 def _source() -> tuple[torch.Tensor, torch.Tensor]:

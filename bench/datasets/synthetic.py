@@ -58,24 +58,21 @@ class Synthetic(Dataset):
     def image_size(self) -> int:
         return self.size
 
+    @override
     def sizes(self) -> tuple[int, int]:
-        """Return the sizes given as options; `load` can generate more."""
-        return self.train_size, self.test_size
+        return self.train_size, self.test_size  # `load` can generate more
 
+    @override
     def _resolve_size(self, part: str, wanted: int | None, whole: int) -> int:
         size = whole if wanted is None else wanted
         if size < 1:
             raise DatasetError(f"{self.component_name} makes at least one {part} sample, so {size} are not possible")
         return size
 
+    @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[ImageSet, ImageSet]:
-        """Generate both parts from `seed`, in about 0.1 ms per 32x32 image and core; `data_dir` is ignored.
-
-        Raises:
-            DatasetError: a size below 1.
-        """
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         return self._generate("train", train_size, seed), self._generate("test", test_size, seed)
 
@@ -86,7 +83,8 @@ class Synthetic(Dataset):
         at_once = max(1, _BLOCK * IMAGE_SIZE**2 // self.size**2)
         axes = _axes(math.ceil(self.classes / _NUM_TEXTURED)) if self.classes > _NUM_TEXTURED else None
         for start in range(0, size, rounds * self.classes):
-            generator = _generator(seed, part, start)
+            digest = hashlib.sha256(f"{seed}/{part}/{start}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
             # each class once in every round, in random order
             wanted = torch.rand(rounds, self.classes, generator=generator).argsort(dim=1).flatten()
             for first, some in zip(range(start, size, at_once), wanted.split(at_once), strict=False):
@@ -99,23 +97,16 @@ class Synthetic(Dataset):
     def _draw(self, labels: torch.Tensor, axes: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
         """Draw one image per label, int64 [n] -> uint8 [n, 3, size, size]."""
         n = len(labels)
-        shape, texture = labels % _NUM_SHAPES, labels // _NUM_SHAPES % 2
-        grid = _Grid(self.size)
-        x, y = grid.object_coordinates(n, generator)
+        x, y = _object_coordinates(n, self.size, generator)
         # the share of each pixel inside the shape, with a ramp of about one pixel at the outline
-        inside = (0.5 - _distance(x, y, shape) * (self.size / 4)).clamp_(0, 1).unsqueeze(1)
-        weight = grid.texture(texture, generator).unsqueeze(1)
+        inside = (0.5 - _distance(x, y, labels % _NUM_SHAPES) * (self.size / 4)).clamp_(0, 1).unsqueeze(1)
+        weight = _texture(labels // _NUM_SHAPES % 2, self.size, generator).unsqueeze(1)
         bright, dark = _two_colours(n, None if axes is None else axes[labels // _NUM_TEXTURED], generator)
         figure = dark + (bright - dark) * weight
         background = _blotches(n, self.size, generator)
         image = background + (figure - background) * inside
         image += self.noise * torch.randn(image.shape, generator=generator)
         return (image * 255).round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _generator(seed: int, part: str, start: int) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed}/{part}/{start}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def _axes(count: int) -> torch.Tensor:
@@ -131,36 +122,32 @@ def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> tor
     return torch.rand(n, 1, 1, generator=generator) * (high - low) + low
 
 
-class _Grid:
-    """Pixel centres from -1 to 1 across a square image, as x [1, size] and y [size, 1]."""
+def _rotated(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return pixel centres, from -1 to 1 across the image, rotated by -0.5 to 0.5 radians: two maps [n, size, size]."""
+    x = ((torch.arange(size) + 0.5) * (2 / size) - 1).view(1, -1)
+    y, angle = x.view(-1, 1), _uniform(n, -0.5, 0.5, generator)
+    return x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
 
-    def __init__(self, size: int) -> None:
-        centre = (torch.arange(size) + 0.5) * (2 / size) - 1
-        self.x, self.y = centre.view(1, -1), centre.view(-1, 1)
 
-    def rotated(self, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the grid rotated about the image's centre by -0.5 to 0.5 radians: two maps [n, size, size]."""
-        angle = _uniform(n, -0.5, 0.5, generator)
-        return self.x * angle.cos() + self.y * angle.sin(), self.y * angle.cos() - self.x * angle.sin()
+def _object_coordinates(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return pixel positions relative to a randomly moved, rotated and scaled shape: two maps [n, size, size].
 
-    def object_coordinates(self, n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return pixel positions relative to a randomly moved, rotated and scaled shape: two maps [n, size, size].
+    The unit is the shape's radius, which is 0.5 to 0.85 of half the image.
+    """
+    x, y = _rotated(n, size, generator)
+    radius = _uniform(n, 0.5, 0.85, generator)
+    return (x - _uniform(n, -0.25, 0.25, generator)) / radius, (y - _uniform(n, -0.25, 0.25, generator)) / radius
 
-        The unit is the shape's radius, which is 0.5 to 0.85 of half the image.
-        """
-        x, y = self.rotated(n, generator)
-        radius = _uniform(n, 0.5, 0.85, generator)
-        return (x - _uniform(n, -0.25, 0.25, generator)) / radius, (y - _uniform(n, -0.25, 0.25, generator)) / radius
 
-    def texture(self, texture: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return stripes (0) or checks (1) of random angle, phase and period, [n, size, size], from 0 to 1."""
-        n = len(texture)
-        u, v = self.rotated(n, generator)
-        frequency = _uniform(n, 8, 13, generator)  # radians per half image; with 32 pixels, periods of 8 to 13 pixels
-        waves = torch.sin(u * frequency + _uniform(n, 0, 2 * math.pi, generator))
-        across = torch.sin(v * frequency + _uniform(n, 0, 2 * math.pi, generator))
-        waves *= torch.where(texture.view(n, 1, 1) == 1, across, torch.ones(()))
-        return (waves * 3).clamp_(-1, 1) * 0.5 + 0.5
+def _texture(texture: torch.Tensor, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Return stripes (0) or checks (1) of random angle, phase and period, [n, size, size], from 0 to 1."""
+    n = len(texture)
+    u, v = _rotated(n, size, generator)
+    frequency = _uniform(n, 8, 13, generator)  # radians per half image; with 32 pixels, periods of 8 to 13 pixels
+    waves = torch.sin(u * frequency + _uniform(n, 0, 2 * math.pi, generator))
+    across = torch.sin(v * frequency + _uniform(n, 0, 2 * math.pi, generator))
+    waves *= torch.where(texture.view(n, 1, 1) == 1, across, torch.ones(()))
+    return (waves * 3).clamp_(-1, 1) * 0.5 + 0.5
 
 
 def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:

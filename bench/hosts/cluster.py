@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import codecs
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -177,15 +178,15 @@ class HostLink:
     @property
     def mean_rates(self) -> tuple[float | None, float | None]:
         """Return the rates of uplink and downlink in bits per second, of a trace its mean; None: not limited."""
-        rates = (self.uplink_bps, self.downlink_bps)
-        up, down = (trace.mean_bps if trace else rate for rate, trace in zip(rates, self.traces, strict=True))
-        return up, down
+        return (
+            self.uplink_trace.mean_bps if self.uplink_trace else self.uplink_bps,
+            self.downlink_trace.mean_bps if self.downlink_trace else self.downlink_bps,
+        )
 
     def figures(self) -> dict[str, Any]:
         """Return all settings except the name; a trace is represented by the digest of its contents."""
         figures = {name: value for name, value in vars(self).items() if name != "name" and "trace" not in name}
-        digests = {"traces": [trace and trace.digest for trace in self.traces]}
-        return figures | (digests if any(self.traces) else {})
+        return figures | ({"traces": [trace and trace.digest for trace in self.traces]} if any(self.traces) else {})
 
     def describe(self) -> str:
         """Return one readable line, for example ``up 20 Mbit/s, down 100 Mbit/s, latency 5 ms``."""
@@ -231,9 +232,8 @@ class Cluster:
         check_number_of_hosts(len(self.hosts))
         if self.ranks_per_host < 1:
             raise UsageError(f"{self.ranks_per_host} ranks per host are not possible; give at least 1")
-        names = [host.name for host in self.hosts]
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in collections.Counter(host.name for host in self.hosts).items():
+            if count > 1:
                 raise UsageError(f"two virtual hosts are named '{name}'; give each its own name")
 
     @classmethod
@@ -241,8 +241,10 @@ class Cluster:
         """Return equal hosts ``host0``, ``host1``, ... that all have the given link (None: not limited)."""
         check_number_of_hosts(num_hosts)
         link = link or HostLink(name="host")
-        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(num_hosts))
-        return cls(hosts=hosts, ranks_per_host=ranks_per_host)
+        return cls(
+            hosts=tuple(dataclasses.replace(link, name=f"host{index}") for index in range(num_hosts)),
+            ranks_per_host=ranks_per_host,
+        )
 
     @property
     def world_size(self) -> int:
@@ -323,5 +325,6 @@ def _slowest(rates: Iterable[float | None]) -> float | None:
 def has_real_frames(hosts: Sequence[HostLink]) -> bool:
     """Return True if every packet that the kernel carries between the hosts is one real frame."""
     rates = [rate for host in hosts for rate in (host.uplink_bps, host.downlink_bps)]
-    slow_enough = all(rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates)
-    return slow_enough or any(host.loss > 0 for host in hosts)
+    return any(host.loss > 0 for host in hosts) or all(
+        rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates
+    )

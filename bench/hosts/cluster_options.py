@@ -62,8 +62,9 @@ def cluster_from_options(options: RanksConfig) -> Cluster | None:
         return cluster_from_toml(Path(options.cluster_file))
     if options.hosts is None:
         if texts:
-            word = _flag(next(iter(texts)))
-            raise UsageError(f"{word} limits the link of virtual hosts; say how many with --hosts N")
+            raise UsageError(
+                f"{_flag(next(iter(texts)))} limits the link of virtual hosts; say how many with --hosts N"
+            )
         return None
     return Cluster.uniform(options.hosts, ranks_per_host=options.ranks_per_host or 1, link=link_of(texts))
 
@@ -96,10 +97,11 @@ def cluster_from_toml(path: Path) -> Cluster:
     refuse_unknown(content, _FILE_KEYS, where=str(path))
     hosts: list[HostLink] = []
     for number, table in enumerate(tables(content, "host", where=str(path)), start=1):
-        where = f"{path}, host {number}: "
-        hosts += _hosts_of_table(table, first_index=len(hosts), where=where, folder=path.parent)
-    ranks = whole_number(content.get("ranks_per_host", 1), where=f"{path}: ranks_per_host")
-    return Cluster(hosts=tuple(hosts), ranks_per_host=ranks)
+        hosts += _hosts_of_table(table, first_index=len(hosts), where=f"{path}, host {number}: ", folder=path.parent)
+    return Cluster(
+        hosts=tuple(hosts),
+        ranks_per_host=whole_number(content.get("ranks_per_host", 1), where=f"{path}: ranks_per_host"),
+    )
 
 
 def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, folder: Path) -> list[HostLink]:
@@ -118,8 +120,7 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
     link = dataclasses.replace(link_of(texts, where=where, folder=folder), name=name, cpu_share=float(str(share)))
     if count == 1:
         return [link]
-    prefix = name if "name" in table else "host"
-    start = 0 if "name" in table else first_index
+    prefix, start = (name, 0) if "name" in table else ("host", first_index)
     return [dataclasses.replace(link, name=f"{prefix}{start + offset}") for offset in range(count)]
 
 
@@ -152,8 +153,9 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
     base, network = HostLink(name="host"), texts.get("network")
     if network is not None:
         if network not in PRESETS:
-            known = ", ".join(PRESETS)
-            raise UsageError(f"there is no network '{network}'{did_you_mean(network, PRESETS)}; known are {known}")
+            raise UsageError(
+                f"there is no network '{network}'{did_you_mean(network, PRESETS)}; known are {', '.join(PRESETS)}"
+            )
         base = PRESETS[network]
     figures: dict[str, Any] = {}
     for direction, key in set_by.items():

@@ -47,21 +47,19 @@ def queue_bytes(rate_bps: float) -> int:
     return max(_MIN_QUEUE_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S))
 
 
-def offload_arguments(cluster: Cluster) -> list[str]:
-    """Return arguments of `ip link set` that make every packet one real frame; none if offload stays on."""
-    if cluster.wire_headers == "estimated":
-        return []
-    return ["gso_max_size", str(FRAME_BYTES), "gso_max_segs", "1"]
+def offload_arguments(cluster: Cluster, uplink_bps: float | None = None) -> list[str]:
+    """Return arguments of `ip link set` for the size of packets; none if offload stays on as it is.
 
-
-def own_offload_arguments(cluster: Cluster, host: HostLink) -> list[str]:
-    """Return arguments of `ip link set` for a host's own interface, whose packets must fit its rate limiter's bucket.
-
-    The limiter would split a larger packet into single frames, each of which costs as much CPU time as a packet.
+    Args:
+        cluster: hosts and links.
+        uplink_bps: rate of the limiter of a host's own interface, whose bucket its packets must fit: it would split a
+            larger packet into single frames, each of which costs as much CPU time as a packet.
     """
-    if cluster.wire_headers == "exact" or host.uplink_bps is None:
-        return offload_arguments(cluster)
-    frames = burst_bytes(host.uplink_bps, real_frames=False) // FRAME_BYTES
+    if cluster.wire_headers == "exact":  # every packet is one real frame
+        return ["gso_max_size", str(FRAME_BYTES), "gso_max_segs", "1"]
+    if uplink_bps is None:
+        return []
+    frames = burst_bytes(uplink_bps, real_frames=False) // FRAME_BYTES
     return ["gso_max_segs", str(frames)] if frames < _MAX_FRAMES_OFFLOADED else []
 
 
@@ -107,30 +105,19 @@ def link_commands(cluster: Cluster) -> list[list[str]]:
 
     Delay is set at the sender, so only the rate of what a host receives is limited at the switch.
     """
-    of_host = _tap_commands if cluster.forwarded else _pair_commands
-    switch = [
+    indices = range(len(cluster.hosts))
+    if cluster.forwarded:
+        return [command for index in indices for command in _tap_commands(cluster, index)]
+    return [
         ["ip", "link", "add", _SWITCH, "type", "bridge", "mcast_snooping", "0"],
         ["ip", "link", "set", _SWITCH, "addrgenmode", "none", "up"],
+        *(command for index in indices for command in _pair_commands(cluster, index)),
     ]
-    links = [command for index in range(len(cluster.hosts)) for command in of_host(cluster, index)]
-    return links if cluster.forwarded else switch + links
 
 
 def ethernet_address(index: int) -> str:
     """Return the Ethernet address by which the forwarder identifies a host."""
     return f"02:00:00:00:{(index + 1) >> 8:02x}:{(index + 1) & 255:02x}"
-
-
-def name_lines(cluster: Cluster) -> str:
-    """Return the hosts' names as lines of /etc/hosts, also for the IPv6 forms of addresses that torch looks up."""
-    return (
-        "".join(
-            f"\n{prefix}{cluster.address(index)} {host.name}"
-            for prefix in ("", "::ffff:")
-            for index, host in enumerate(cluster.hosts)
-        )
-        + "\n"
-    )
 
 
 def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
@@ -142,7 +129,7 @@ def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
         # No link-local addresses: the counters would include their discovery traffic.
         ["ip", "link", "set", port, "addrgenmode", "none"],
         ["ip", "link", "set", port, "master", _SWITCH, *offload_arguments(cluster), "up"],
-        *_interface_commands(cluster, index, own_offload_arguments(cluster, host)),
+        *_interface_commands(cluster, index, offload_arguments(cluster, host.uplink_bps)),
         *_on(namespace(index), uplink_commands(INTERFACE, host, real_frames=real_frames)),
         *rate_commands(port, host.downlink_bps, real_frames=real_frames),
     ]

@@ -39,44 +39,29 @@ _PERIOD_S = 0.01
 _SEARCH_EVERY_S = 0.25
 
 
-class SlowHost:
-    """Slow down every process of one network namespace, by stopping it periodically; runs in a daemon thread."""
+def limit_cpu(namespace: str, cpu_share: float, released: threading.Event) -> None:
+    """Slow down every process of a host, by stopping all of them periodically.
 
-    def __init__(self, namespace: str, cpu_share: float) -> None:
-        """Start limiting.
-
-        Args:
-            namespace: name of the host's network namespace for `ip netns`.
-            cpu_share: share of the time in which its processes may run, above 0 and below 1.
-        """
-        self._namespace_inode = Path("/run/netns", namespace).stat().st_ino
-        self._running_s = cpu_share * _PERIOD_S
-        self._released = threading.Event()
-        threading.Thread(target=self._limit, name=f"slow-{namespace}", daemon=True).start()
-
-    def release(self) -> None:
-        """Let the processes run freely from now on, so that they can handle a signal to end."""
-        self._released.set()
-
-    def _limit(self) -> None:
-        searched, processes = -_SEARCH_EVERY_S, list[int]()
-        while not self._released.is_set():
-            if time.monotonic() - searched >= _SEARCH_EVERY_S:
-                searched, processes = time.monotonic(), self._find()
-            _signal(processes, signal.SIGSTOP)
-            self._released.wait(_PERIOD_S - self._running_s)
-            _signal(processes, signal.SIGCONT)
-            time.sleep(self._running_s)
-
-    def _find(self) -> list[int]:
-        """Return the ids of the processes inside the namespace; the private /proc lists only this job's processes."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal() and folder.name != str(os.getpid()):
-                with contextlib.suppress(OSError):  # the process has ended
-                    if (folder / "ns" / "net").stat().st_ino == self._namespace_inode:
-                        found.append(int(folder.name))
-        return found
+    Args:
+        namespace: name of the host's network namespace for `ip netns`.
+        cpu_share: share of the time in which its processes may run, above 0 and below 1.
+        released: ends this, so that the processes can handle a signal to end.
+    """
+    inode = Path("/run/netns", namespace).stat().st_ino
+    running_s = cpu_share * _PERIOD_S
+    searched, processes = -_SEARCH_EVERY_S, list[int]()
+    while not released.is_set():
+        if time.monotonic() - searched >= _SEARCH_EVERY_S:
+            searched, processes = time.monotonic(), []
+            for folder in Path("/proc").iterdir():  # private, so it lists only this job's processes
+                if folder.name.isdecimal() and folder.name != str(os.getpid()):
+                    with contextlib.suppress(OSError):  # the process has ended
+                        if (folder / "ns" / "net").stat().st_ino == inode:
+                            processes.append(int(folder.name))
+        _signal(processes, signal.SIGSTOP)
+        released.wait(_PERIOD_S - running_s)
+        _signal(processes, signal.SIGCONT)
+        time.sleep(running_s)
 
 
 def _signal(processes: Iterable[int], number: signal.Signals) -> None:
@@ -127,7 +112,7 @@ def main(path: str, status_fd: str) -> int:
             _tell(status, {"error": str(error), "exit_code": code})
             return code
         _tell(status, {"ready": True})
-        return _Hosts(instructions, stop_requested, forwarder).run()
+        return _run_on_hosts(instructions, stop_requested, forwarder)
     finally:
         _tell(status, {"ended": True})
 
@@ -149,12 +134,14 @@ def _prepare(instructions: Instructions) -> Forwarder | None:
     run_commands(network.link_commands(cluster))
     names = Path("/etc/hosts")
     if names.exists():
-        # torch looks up names of the addresses that it connects to, and there is no name server in the namespace.
+        # torch looks up names of the addresses that it connects to, also of their IPv6 forms, and there is no name
+        # server in the namespace.
+        hosts = [(cluster.address(index), host.name) for index, host in enumerate(cluster.hosts)]
+        lines = [f"{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in hosts]
         own = Path("/run/hosts")
-        own.write_text(names.read_text(encoding="utf-8") + network.name_lines(cluster), encoding="utf-8")
+        own.write_text("\n".join([names.read_text(encoding="utf-8"), *lines, ""]), encoding="utf-8")
         run_commands([["mount", "--bind", str(own), str(names)]])
-    congestion_control = network.set_congestion_control(cluster)
-    probe.measure(cluster, congestion_control).write(RunFolder(instructions.run_dir))
+    probe.measure(cluster, network.set_congestion_control(cluster)).write(RunFolder(instructions.run_dir))
     return forwarder
 
 
@@ -191,75 +178,58 @@ def _end_alone(status: int) -> None:
     os._exit(_ALONE)
 
 
-class _Hosts:
-    """The running commands, one per host."""
+def _run_on_hosts(instructions: Instructions, stop_requested: threading.Event, forwarder: Forwarder | None) -> int:
+    """Run the commands, one per host; return the exit code of the first one that failed."""
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
+    released = threading.Event()
+    for index, host in enumerate(instructions.cluster.hosts):
+        if host.cpu_share < 1:
+            threading.Thread(
+                target=limit_cpu,
+                args=(network.namespace(index), host.cpu_share, released),
+                name=f"slow-{host.name}",
+                daemon=True,
+            ).start()
+    variables: dict[str, str] = {}
+    if forwarder:
+        forwarder.restart()
+        variables = {FORWARDER_VARIABLE: forwarder.task}
+    alive: dict[int, str] = {}  # name of the host, by process
+    for index, host in enumerate(instructions.cluster.hosts):
+        process = os.posix_spawnp(
+            "ip",
+            ["ip", "netns", "exec", network.namespace(index), *instructions.commands[index]],
+            os.environ | variables | instructions.environments[index],
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
+        )
+        alive[process] = host.name
 
-    def __init__(
-        self, instructions: Instructions, stop_requested: threading.Event, forwarder: Forwarder | None
-    ) -> None:
-        self._grace_s = instructions.grace_s
-        self._stop_requested = stop_requested
-        self._exit_code = 0
-        self._stop_at = self._kill_at = math.inf
-        signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
-        self._slowed = [
-            SlowHost(network.namespace(index), host.cpu_share)
-            for index, host in enumerate(instructions.cluster.hosts)
-            if host.cpu_share < 1
-        ]
-        variables: dict[str, str] = {}
-        if forwarder:
-            forwarder.restart()
-            variables = {FORWARDER_VARIABLE: forwarder.task}
-        self._alive: dict[int, str] = {}  # name of the host, by process
-        for index, host in enumerate(instructions.cluster.hosts):
-            process = os.posix_spawnp(
-                "ip",
-                ["ip", "netns", "exec", network.namespace(index), *instructions.commands[index]],
-                os.environ | variables | instructions.environments[index],
-                file_actions=[(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)],
-                setpgroup=0,
-                setsigmask=[],
-                setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
-            )
-            self._alive[process] = host.name
-
-    def run(self) -> int:
-        """Wait for all commands; return the exit code of the first one that failed."""
-        while self._alive:
-            if self._stop_requested.wait(_POLL_S):
-                self._stop_requested.clear()
-                self._stop()
-            self._reap()
-            now = time.monotonic()
-            if now >= self._stop_at:
-                self._stop()
-            if now >= self._kill_at:
-                _signal(self._alive, signal.SIGKILL)
-        return self._exit_code
-
-    def _reap(self) -> None:
-        """Collect ended processes; as process 1, also those whose parent ended before them."""
-        while self._alive:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if process == 0:
-                return
-            if process in self._alive:
-                host = self._alive.pop(process)
-                code = os.waitstatus_to_exitcode(status)
-                if code < 0 and self._kill_at == math.inf:  # killed, and not by this process
-                    print(killed_by(f"torchrun on {host}", -code), flush=True)
-                if code != 0 and self._exit_code == 0:
-                    self._exit_code = code if code > 0 else 128 - code
-                    self._stop_at = time.monotonic() + self._grace_s
-
-    def _stop(self) -> None:
-        """Send every command SIGTERM; those that have not ended after `STOP_GRACE_S` are killed."""
-        self._stop_at = math.inf
-        self._kill_at = min(self._kill_at, time.monotonic() + STOP_GRACE_S)
-        for slowed in self._slowed:
-            slowed.release()
-        _signal(self._alive, signal.SIGTERM)
+    exit_code, stop_at, kill_at = 0, math.inf, math.inf
+    while alive:
+        if stop_requested.wait(_POLL_S):
+            stop_requested.clear()
+            stop_at = time.monotonic()
+        # Collect ended processes; as process 1, also those whose parent ended before them.
+        while alive and (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            process, status = ended
+            code = os.waitstatus_to_exitcode(status) if process in alive else 0
+            if code < 0 and kill_at == math.inf:  # killed, and not by this process
+                print(killed_by(f"torchrun on {alive[process]}", -code), flush=True)
+            if code != 0 and exit_code == 0:
+                exit_code = code if code > 0 else 128 - code
+                stop_at = min(stop_at, time.monotonic() + instructions.grace_s)
+            alive.pop(process, None)
+        now = time.monotonic()
+        if now >= stop_at:
+            stop_at, kill_at = math.inf, min(kill_at, now + STOP_GRACE_S)
+            released.set()
+            _signal(alive, signal.SIGTERM)
+        if now >= kill_at:
+            _signal(alive, signal.SIGKILL)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
 
     `_check_together` then refuses that one with the reason.
     """
-    *rest, last = strategy.default_collectives(compressor)
+    *rest, last = strategy.default_collectives or compressor.default_collectives
     legal = (n for n in rest if not incompatibility(compressor.check_compatible, spec.build("collectives", n)))
     return next(legal, last)
 
@@ -326,7 +326,7 @@ def _gpus_needed(config: RunConfig, parts: Components) -> int:
 
     Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages there.
     """
-    from bench.strategies.ddp.ddp import is_plain
+    from bench.strategies.ddp import is_plain
     from compressors.base import TorchHook
 
     by_ddp = isinstance(parts.compressor, TorchHook) or is_plain(parts.compressor, parts.collective, config.trigger)

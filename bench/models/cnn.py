@@ -7,7 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 from torch import nn
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from bench.models.base import Model
 
@@ -29,10 +29,10 @@ class SmallCnn(Model, name="small_cnn"):
     ] = 16
     hidden: Annotated[int, Ge(1), Le(65536), Doc("units of the fully connected layer before the output")] = 128
 
+    @override
     def build(self, num_classes: int) -> nn.Module:
-        """Build the network: resolutions 32, 16, 8 and 4; torch's default initialisation."""
         width = self.width
-        return nn.Sequential(
+        return nn.Sequential(  # resolutions 32, 16, 8 and 4
             *_conv_bn_relu(3, width, stride=1),
             *_conv_bn_relu(width, 2 * width, stride=2),
             *_conv_bn_relu(2 * width, 4 * width, stride=2),
@@ -78,8 +78,8 @@ class Vgg11(Model, name="vgg11"):
     ] = 64
     hidden: Annotated[int, Ge(1), Le(65536), Doc("units of the two fully connected layers before the output")] = 4096
 
+    @override
     def build(self, num_classes: int) -> nn.Module:
-        """Build the network: resolutions 32, 16, 8, 4, 2 and 1; He's initialisation, which keeps signals' size."""
         layers: list[nn.Module] = []
         channels = 3
         for group in _CHANNELS:
@@ -96,7 +96,7 @@ class Vgg11(Model, name="vgg11"):
             nn.ReLU(inplace=True),
             nn.Linear(self.hidden, num_classes),
         )
-        for module in network.modules():
+        for module in network.modules():  # He's initialisation, which keeps signals' size
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         return network
@@ -109,6 +109,6 @@ class Linear(Model, name="linear"):
     Build the simplest model, a baseline for all others; 30 730 parameters for ten classes.
     """
 
+    @override
     def build(self, num_classes: int) -> nn.Module:
-        """Build one fully connected layer on the flattened image, with torch's default initialisation."""
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes))

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torchvision.models import ResNet, resnet18, resnet34, resnet50
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 from bench.models.base import Model
 
@@ -31,14 +31,14 @@ class CifarResNet(Model):
 
     blocks_per_stage: ClassVar[int]
 
+    @override
     def build(self, num_classes: int) -> nn.Module:
-        """Build a 3x3 stem, three stages of n blocks at resolutions 32, 16 and 8, average pooling, one linear layer."""
         n = self.blocks_per_stage
         network = nn.Sequential(
             _conv3x3(3, 16),
             nn.BatchNorm2d(16),
             nn.ReLU(inplace=True),
-            _stage(16, 16, n, stride=1),
+            _stage(16, 16, n, stride=1),  # at resolutions 32, 16 and 8
             _stage(16, 32, n, stride=2),
             _stage(32, 64, n, stride=2),
             nn.AdaptiveAvgPool2d(1),
@@ -70,14 +70,16 @@ class BasicBlock(nn.Module):
 
     def shortcut(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input, subsampled and zero-padded in channels if the shape changes (option A)."""
-        subsampled = x[:, :, :: self.stride, :: self.stride]
         # `pad` takes its pairs from the last dimension on: width, height, channels.
-        return functional.pad(subsampled, (0, 0, 0, 0, self.pad_channels, self.pad_channels))
+        padding = (0, 0, 0, 0, self.pad_channels, self.pad_channels)
+        return functional.pad(x[:, :, :: self.stride, :: self.stride], padding)
 
 
 def _stage(in_channels: int, out_channels: int, num_blocks: int, *, stride: int) -> nn.Sequential:
-    first = BasicBlock(in_channels, out_channels, stride)
-    return nn.Sequential(first, *(BasicBlock(out_channels, out_channels, 1) for _ in range(num_blocks - 1)))
+    return nn.Sequential(
+        BasicBlock(in_channels, out_channels, stride),
+        *(BasicBlock(out_channels, out_channels, 1) for _ in range(num_blocks - 1)),
+    )
 
 
 def _conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
@@ -124,6 +126,8 @@ class ResNet56(CifarResNet, name="resnet56"):
 class TorchvisionResNet(Model):
     """Base of the components `resnet18`, `resnet34` and `resnet50`.
 
+    Four stages (for 32x32 images: resolutions 32, 16, 8 and 4), average pooling and one linear layer.
+
     Attributes:
         network: torchvision's function that builds the network.
     """
@@ -135,19 +139,16 @@ class TorchvisionResNet(Model):
         Doc("small: a 3x3 convolution, for 32x32 images; imagenet: torchvision's 7x7 and max pooling, for 224x224"),
     ] = "small"
 
+    @override
     def build(self, num_classes: int) -> nn.Module:
-        """Build four stages (for 32x32 images: resolutions 32, 16, 8 and 4), average pooling and one linear layer."""
-        network: nn.Module
         if self.stem == "imagenet":
-            network = type(self).network(num_classes=num_classes)
-            return network
+            return cast(nn.Module, type(self).network(num_classes=num_classes))
         stem = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         # torchvision initialises all its convolutions like this
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
         network = type(self).network(num_classes=num_classes)
-        network.conv1 = stem
-        network.maxpool = nn.Identity()
-        return network
+        network.conv1, network.maxpool = stem, nn.Identity()
+        return cast(nn.Module, network)
 
 
 @dataclasses.dataclass(kw_only=True)

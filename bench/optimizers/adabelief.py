@@ -164,10 +164,15 @@ class Belief(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            by_age: dict[int, list[torch.nn.Parameter]] = {}
+            by_age: dict[int, list[torch.nn.Parameter]] = {}  # by the number of this step, from 1
             for parameter in group["params"]:
                 if parameter.grad is not None or self._exchange is not None:
-                    by_age.setdefault(self._aged(parameter), []).append(parameter)
+                    state = self.state[parameter]
+                    if not state:
+                        wide = _wide(parameter)
+                        state.update({name: torch.zeros_like(wide) for name in self._names} | {"step": 0})
+                    state["step"] += 1
+                    by_age.setdefault(int(state["step"]), []).append(parameter)
             for age, parameters in by_age.items():
                 self._step_together(parameters, age, group["lr"])
         return loss
@@ -179,16 +184,6 @@ class Belief(torch.optim.Optimizer):
         for index, saved in state_dict["state"].items():  # undo torch's cast to the parameter's type
             for name in self._names:
                 self.state[parameters[index]][name] = saved[name].to(parameters[index].device, copy=True)
-
-    def _aged(self, parameter: torch.nn.Parameter) -> int:
-        """Count a new step of the parameter and return its number, from 1."""
-        state = self.state[parameter]
-        if not state:
-            wide = _wide(parameter)
-            state.update({name: torch.zeros_like(wide) for name in self._names})
-            state["step"] = 0
-        state["step"] += 1
-        return int(state["step"])
 
     def _step_together(self, parameters: Sequence[torch.nn.Parameter], age: int, lr: float) -> None:
         theta = [_wide(parameter) for parameter in parameters]
@@ -291,18 +286,23 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = self.component_name
-        if self.mode == "gradient" and (self.reduce != "mean" or self.recursion != "local"):
-            raise OptionError(f"{name}: mode=gradient exchanges no moments; leave reduce and recursion out")
-        if self.recursion == "merged" and self.reduce == "sum":
-            raise OptionError(
-                f"{name}: recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every "
-                "step; use reduce=mean or recursion=local"
-            )
-        if self.recursion == "merged" and self.max_of == "previous":
-            raise OptionError(
-                f"{name}: max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out"
-            )
+        for contradicts, sentence in (
+            (
+                self.mode == "gradient" and (self.reduce != "mean" or self.recursion != "local"),
+                "mode=gradient exchanges no moments; leave reduce and recursion out",
+            ),
+            (
+                self.recursion == "merged" and self.reduce == "sum",
+                "recursion=merged with reduce=sum would multiply the maximum by the number of ranks in every step; use "
+                "reduce=mean or recursion=local",
+            ),
+            (
+                self.recursion == "merged" and self.max_of == "previous",
+                "max_of=previous keeps no maximum for recursion=merged to start from; leave one of them out",
+            ),
+        ):
+            if contradicts:
+                raise OptionError(f"{self.component_name}: {sentence}")
 
     @property
     @override

@@ -28,9 +28,11 @@ class Optimizer(Options, abc.ABC):
 
     Attributes:
         default_lr: the learning rate if the user gives none.
+        watches_layers: the optimizer observes every layer, in a single forward and backward per step.
     """
 
     default_lr: ClassVar[float]
+    watches_layers: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:
@@ -40,11 +42,6 @@ class Optimizer(Options, abc.ABC):
     @property
     def keeps_gradients(self) -> bool:
         """Return True if the optimizer exchanges something instead of gradients, so that ranks keep their own."""
-        return False
-
-    @property
-    def watches_layers(self) -> bool:
-        """Return True if the optimizer observes every layer, in a single forward and backward per step."""
         return False
 
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:

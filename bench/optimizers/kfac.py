@@ -28,33 +28,15 @@ class Preconditioner:
     """Keep the running averages of a model's factors, and precondition its gradients in place.
 
     Args:
+        options: the options of K-FAC. If gradients differ between ranks, `kl_clip` bounds the mean of their changes.
         capture: computes the moments of the model's layers.
         exchange: averages and factors the moments over ranks.
-        update_every: steps between two updates of the factors.
-        damping: added to the diagonal of both factors.
-        decay: share of the running averages that an update keeps.
-        kl_clip: bound of a step's predicted change; None: no bound.
-        own_gradients: True if gradients differ between ranks; the mean of the ranks' changes is then bounded.
     """
 
-    def __init__(
-        self,
-        capture: MomentCapture,
-        exchange: MomentExchange,
-        *,
-        update_every: int,
-        damping: float,
-        decay: float,
-        kl_clip: float | None,
-        own_gradients: bool = False,
-    ) -> None:
+    def __init__(self, options: Kfac, capture: MomentCapture, exchange: MomentExchange) -> None:
+        self._options = options
         self._capture = capture
         self._exchange = exchange
-        self._update_every = update_every
-        self._damping = damping
-        self._decay = decay
-        self._kl_clip = kl_clip
-        self._own_gradients = own_gradients
         self._averages = [
             torch.eye(size, device=layer.module.weight.device) for layer in capture.layers for size in layer.sizes
         ]
@@ -69,23 +51,28 @@ class Preconditioner:
         Args:
             lr: learning rate of the optimizer's next step.
         """
+        options = self._options
+        # The factors follow this step's moments, unless one of them is not finite.
         if self._capture.wanted and self._averages:
-            self._update()
+            means = self._exchange.mean(self._capture.moments())
+            if means is not None:
+                for average, mean in zip(self._averages, means, strict=True):
+                    average.mul_(options.decay).add_(mean, alpha=1 - options.decay)
+                self._factors = self._exchange.factors(self._averages, options.damping)
         self._steps += 1
-        self._capture.wanted = self._steps % self._update_every == 0
+        self._capture.wanted = self._steps % options.update_every == 0
         if not self._factors:
             return
-        layers = self._capture.layers
-        gradients = [layer.gradient for layer in layers]
+        gradients = [layer.gradient for layer in self._capture.layers]
         changed = [
             preconditioned(gradient, *self._factors[2 * index : 2 * index + 2])
             for index, gradient in enumerate(gradients)
         ]
         scale = 1.0
-        if self._kl_clip is not None:
+        if options.kl_clip is not None:
             change = predicted_change(gradients, changed, lr)
-            scale = kl_scale(self._exchange.mean_scalar(change) if self._own_gradients else change, self._kl_clip)
-        for layer, matrix in zip(layers, changed, strict=True):
+            scale = kl_scale(self._exchange.mean_scalar(change) if options.keeps_gradients else change, options.kl_clip)
+        for layer, matrix in zip(self._capture.layers, changed, strict=True):
             layer.replace_gradient(matrix * scale)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,16 +85,7 @@ class Preconditioner:
             average.copy_(saved)
         self._factors = [factor.clone() for factor in state["factors"]]
         self._steps = state["steps"]
-        self._capture.wanted = self._steps % self._update_every == 0
-
-    def _update(self) -> None:
-        """Update the averages with this step's moments and factor them again, unless a moment is not finite."""
-        means = self._exchange.mean(self._capture.moments())
-        if means is None:
-            return
-        for average, mean in zip(self._averages, means, strict=True):
-            average.mul_(self._decay).add_(mean, alpha=1 - self._decay)
-        self._factors = self._exchange.factors(self._averages, self._damping)
+        self._capture.wanted = self._steps % self._options.update_every == 0
 
 
 def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: torch.Tensor) -> torch.Tensor:
@@ -118,8 +96,7 @@ def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: 
         of_inputs: L [in, in] with L L^T = A.
         of_outputs: L [out, out] with L L^T = G.
     """
-    half = torch.cholesky_solve(gradient, of_outputs)
-    return torch.cholesky_solve(half.T, of_inputs).T
+    return torch.cholesky_solve(torch.cholesky_solve(gradient, of_outputs).T, of_inputs).T
 
 
 def predicted_change(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float) -> float:
@@ -169,6 +146,7 @@ class Kfac(Optimizer, name="kfac"):
     """
 
     default_lr: ClassVar[float] = 0.02
+    watches_layers: ClassVar[bool] = True
 
     inner: Annotated[str, Doc("optimizer that steps on the preconditioned gradients; give --lr to suit it")] = "sgd"
     update_every: Annotated[Count, Doc("steps between updates of the factors")] = 10
@@ -192,9 +170,8 @@ class Kfac(Optimizer, name="kfac"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stepping = cast(Optimizer, self._part("optimizers", "inner", self.inner))
-        self.summing: Collective | None = None
-        if self.collective is not None:
-            self.summing = cast(Collective, self._part("collectives", "collective", self.collective))
+        summing = self._part("collectives", "collective", self.collective) if self.collective is not None else None
+        self.summing = cast(Collective | None, summing)
 
     def _part(self, room: str, option: str, text: str) -> Options:
         if text.partition(":")[0] == self.component_name:  # would recurse without end
@@ -216,11 +193,6 @@ class Kfac(Optimizer, name="kfac"):
     def keeps_gradients(self) -> bool:
         return self.stepping.keeps_gradients
 
-    @property
-    @override
-    def watches_layers(self) -> bool:
-        return True
-
     @override
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         self.stepping.check_compatible(compressor, collective)
@@ -233,27 +205,16 @@ class Kfac(Optimizer, name="kfac"):
                 f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
             )
 
+    @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Build only the inner optimizer: without the model's layers there are no factors."""
-        return self.stepping.build(parameters, lr)
+        return self.stepping.build(parameters, lr)  # alone: without the model's layers there are no factors
 
     @override
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
         assert channel is not None  # because `exchanges` is True
-        preconditioner = Preconditioner(
-            MomentCapture(model),
-            MomentExchange(
-                channel,
-                channel.bind(self.summing or channel.collective.options),
-                self.transfer,
-                _DTYPES[self.precision],
-            ),
-            update_every=self.update_every,
-            damping=self.damping,
-            decay=self.decay,
-            kl_clip=self.kl_clip,
-            own_gradients=self.keeps_gradients,
-        )
+        collective = channel.bind(self.summing or channel.collective.options)
+        exchange = MomentExchange(channel, collective, self.transfer, _DTYPES[self.precision])
+        preconditioner = Preconditioner(self, MomentCapture(model), exchange)
         optimizer = self.stepping.bind(model, lr, channel if self.stepping.exchanges else None)
         optimizer.register_step_pre_hook(lambda step, *_: preconditioner.precondition_(step.param_groups[0]["lr"]))
         optimizer.register_state_dict_post_hook(lambda _, state: state | {"factors": preconditioner.state_dict()})

@@ -27,16 +27,15 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from collectives.base import BoundCollective
-from collectives.payloads.base import Payload
-from collectives.payloads.bundle import Bundle
+from collectives.payloads import Bundle, CholeskyFactor, Payload
 from collectives.payloads.symmetric import (
-    CholeskyFactor,
     Fallback,
     MatrixForm,
     encode_symmetric,
@@ -69,22 +68,16 @@ class KroneckerLayer:
     @property
     def sizes(self) -> tuple[int, int]:
         """Return the numbers of rows of A and of G."""
-        weight = self.module.weight
-        return weight[0].numel() + self.has_bias, weight.shape[0]
+        return self.module.weight[0].numel() + self.has_bias, self.module.weight.shape[0]
 
     def input_moment(self, x: torch.Tensor) -> torch.Tensor:
         """Return A of one batch of inputs, fp32 [in, in]."""
         if isinstance(self.module, nn.Linear):
             rows, positions = x.float().reshape(-1, x.shape[-1]), 1
         else:
-            convolution = self.module
-            assert not isinstance(convolution.padding, str)
+            module = self.module
             patches = functional.unfold(
-                x.float(),
-                convolution.kernel_size,
-                dilation=convolution.dilation,
-                padding=convolution.padding,
-                stride=convolution.stride,
+                x.float(), module.kernel_size, module.dilation, cast(tuple[int, int], module.padding), module.stride
             )
             rows, positions = patches.transpose(1, 2).flatten(0, 1), patches.shape[2]
         if self.has_bias:
@@ -95,30 +88,26 @@ class KroneckerLayer:
         """Return G of the gradients of one batch of outputs, fp32 [out, out]."""
         if isinstance(self.module, nn.Linear):
             return second_moment(gradient.float().reshape(-1, gradient.shape[-1]))
-        positions = gradient[0, 0].numel()
-        return second_moment(gradient.float().flatten(2).transpose(1, 2).flatten(0, 1) / positions)
+        rows = gradient.float().flatten(2).transpose(1, 2).flatten(0, 1)  # one per position
+        return second_moment(rows / gradient[0, 0].numel())
 
     @property
     def gradient(self) -> torch.Tensor:
         """Return the gradient of weights and bias as one matrix [out, in]."""
-        weight, bias = self.module.weight, self.module.bias
-        assert weight.grad is not None
-        matrix = weight.grad.flatten(1)
-        if not self.has_bias:
-            return matrix
-        assert bias is not None
-        assert bias.grad is not None
-        return torch.cat([matrix, bias.grad[:, None]], dim=1)
+        gradient, of_bias = self._gradients()
+        matrix = gradient.flatten(1)
+        return matrix if of_bias is None else torch.cat([matrix, of_bias[:, None]], dim=1)
 
     def replace_gradient(self, matrix: torch.Tensor) -> None:
         """Overwrite the gradients of weights and bias with a matrix [out, in]."""
-        weight, bias = self.module.weight, self.module.bias
-        assert weight.grad is not None
-        weight.grad.copy_(matrix[:, : weight[0].numel()].view_as(weight))
-        if self.has_bias:
-            assert bias is not None
-            assert bias.grad is not None
-            bias.grad.copy_(matrix[:, -1])
+        gradient, of_bias = self._gradients()
+        gradient.copy_(matrix[:, : gradient[0].numel()].view_as(gradient))
+        if of_bias is not None:
+            of_bias.copy_(matrix[:, -1])
+
+    def _gradients(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        bias = self.module.bias if self.has_bias else None
+        return cast(torch.Tensor, self.module.weight.grad), None if bias is None else bias.grad
 
 
 def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
@@ -129,15 +118,13 @@ def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
     """
     uses = collections.Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     for module in model.modules():
-        if not isinstance(module, nn.Linear | nn.Conv2d) or not module.weight.requires_grad:
-            continue
-        if any(uses[id(parameter)] > 1 for parameter in module.parameters(recurse=False)):
-            continue
         if isinstance(module, nn.Conv2d) and (
             module.groups > 1 or module.padding_mode != "zeros" or isinstance(module.padding, str)
         ):
             continue
-        yield KroneckerLayer(module)
+        is_shared = any(uses[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.weight.requires_grad and not is_shared:
+            yield KroneckerLayer(module)
 
 
 def second_moment(rows: torch.Tensor) -> torch.Tensor:
@@ -160,8 +147,6 @@ class MomentCapture:
     def __init__(self, model: nn.Module) -> None:
         self.layers = list(kronecker_layers(model))
         self.wanted = False
-        self._inputs: list[list[torch.Tensor]] = []
-        self._outputs: list[list[torch.Tensor]] = []
         self._clear()
         # The moments of a skipped step must not count in the next.
         model.register_forward_pre_hook(lambda *_: self._clear())
@@ -170,29 +155,20 @@ class MomentCapture:
 
     def moments(self) -> Moments:
         """Return the moments of the last forward and backward; if a layer was called several times, their mean."""
-        return [
-            torch.stack(calls).mean(dim=0) if len(calls) > 1 else calls[0]
-            for of_layer in zip(self._inputs, self._outputs, strict=True)
-            for calls in of_layer
-        ]
+        return [torch.stack(calls).mean(dim=0) if len(calls) > 1 else calls[0] for calls in self._calls]
 
     def _clear(self) -> None:
-        self._inputs = [[] for _ in self.layers]
-        self._outputs = [[] for _ in self.layers]
+        # For each layer A of every call, then G of every call.
+        self._calls: list[list[torch.Tensor]] = [[] for _ in range(2 * len(self.layers))]
 
     def _take(self, index: int, x: torch.Tensor, y: torch.Tensor) -> None:
         """Compute A, and G in a hook of the output: a backward hook of the module forbids in-place activations."""
         if not (self.wanted and y.requires_grad):
             return
-        layer = self.layers[index]
+        layer, (of_inputs, of_outputs) = self.layers[index], self._calls[2 * index : 2 * index + 2]
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            self._inputs[index].append(layer.input_moment(x))
-        outputs = self._outputs[index]
-
-        def take_gradient(gradient: torch.Tensor) -> None:
-            outputs.append(layer.output_moment(gradient))
-
-        y.register_hook(take_gradient)
+            of_inputs.append(layer.input_moment(x))
+        y.register_hook(lambda gradient: of_outputs.append(layer.output_moment(gradient)))
 
 
 # The largest element of a sum stays below 2^15: fp16 ends at 65504, and is less exact below 2^-14.
@@ -228,8 +204,7 @@ class MomentExchange:
         """
         with self._channel.exchanging():
             largest = torch.stack([moment.abs().max() for moment in moments]).tolist()
-            is_bad = not all(map(math.isfinite, largest))
-            any_bad, *largest = self._transport.all_reduce_scalars([is_bad, *largest])
+            any_bad, *largest = self._transport.all_reduce_scalars([not all(map(math.isfinite, largest)), *largest])
             self._channel.book(StepReport(factor_fallbacks=0, factor_updates_skipped=int(any_bad)))
             return None if any_bad else self._scaled_mean(moments, largest)
 
@@ -251,7 +226,14 @@ class MomentExchange:
         damping_sent = float(torch.tensor(damping))  # as fp32; more of it is a fallback, too
         fallbacks = [not isinstance(each, CholeskyFactor) or each.damping > damping_sent for each in payloads]
         self._channel.book(StepReport(factor_fallbacks=sum(fallbacks)))
-        return [_factor(payload, damping).to(matrix.device) for payload, matrix in zip(payloads, matrices, strict=True)]
+        return [
+            (
+                payload.factor
+                if isinstance(payload, CholeskyFactor)
+                else positive_factor(payload.to_dense().view_as(matrix), floor=damping)  # the matrix was sent instead
+            ).to(matrix.device)
+            for payload, matrix in zip(payloads, matrices, strict=True)
+        ]
 
     def mean_scalar(self, value: float) -> float:
         """Return the mean over ranks, bit-equal on all; every rank must call.
@@ -266,7 +248,9 @@ class MomentExchange:
     def _scaled_mean(self, moments: Moments, largest: list[float]) -> Moments:
         """Return the mean over ranks of moments whose elements are at most `largest` on any rank."""
         world_size = self._transport.world_size
-        scales = [_scale(world_size * value) for value in largest]
+        # Powers of two, by which multiplying is exact.
+        exponents = [_TOP_EXPONENT - math.frexp(world_size * value)[1] for value in largest]
+        scales = [math.ldexp(1.0, max(-_LARGEST_SCALE, min(exponent, _LARGEST_SCALE))) for exponent in exponents]
         payloads = self._encoded([moment * scale for moment, scale in zip(moments, scales, strict=True)])
         with self._transport.counted_as("state"):
             total = self._collective.sum(Bundle(payloads), tuple(range(len(moments)))).to_dense()
@@ -279,10 +263,9 @@ class MomentExchange:
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
         """Encode matrices in the configured form, or in one that works on all ranks."""
-        dampings = [relative_damping(matrix) for matrix in matrices]
         own = [
-            encode_symmetric(matrix, self._transfer, dtype=self._dtype, damping=damping)
-            for matrix, damping in zip(matrices, dampings, strict=True)
+            encode_symmetric(matrix, self._transfer, dtype=self._dtype, damping=relative_damping(matrix))
+            for matrix in matrices
         ]
         worst = [Fallback(int(level)) for level in self._transport.all_reduce_scalars([e.fallback for e in own])]
         self._channel.book(StepReport(factor_fallbacks=sum(level > Fallback.NONE for level in worst)))
@@ -317,17 +300,3 @@ def owned(sizes: list[int], world_size: int) -> list[list[int]]:
         shares[rank].append(index)
         costs[rank] += sizes[index] ** 3
     return shares
-
-
-def _factor(payload: Payload, damping: float) -> torch.Tensor:
-    """Return the payload's factor; compute it if a matrix was sent instead."""
-    if isinstance(payload, CholeskyFactor):
-        return payload.factor
-    size = math.isqrt(payload.numel)
-    return positive_factor(payload.to_dense().view(size, size), floor=damping)
-
-
-def _scale(largest: float) -> float:
-    """Return the power of two that scales a number just below 2^15; multiplying by it is exact."""
-    exponent = _TOP_EXPONENT - math.frexp(largest)[1]
-    return math.ldexp(1.0, max(-_LARGEST_SCALE, min(exponent, _LARGEST_SCALE)))

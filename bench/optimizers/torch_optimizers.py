@@ -60,10 +60,10 @@ class Sgd(TorchOptimizer, name="sgd"):
         if self.nesterov and self.momentum == 0:
             raise OptionError(f"{self.component_name}: nesterov=true needs momentum above 0; leave one of them out")
 
+    @override
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
-        """Return SGD without momentum, in which only the weight decay keeps a velocity."""
-        remaining = SgdOfVelocities(**{name: getattr(self, name) for name in self.option_names()})
-        return remaining, self.momentum, self.nesterov
+        options = {name: getattr(self, name) for name in self.option_names()}
+        return SgdOfVelocities(**options), self.momentum, self.nesterov
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -69,18 +69,25 @@ class Setup:
 
     def open_channel(self) -> CompressedCommunicator:
         """Open a channel with its own process group for what the optimizer exchanges; every rank must call."""
-        transport = own_transport(self.device, self.config.timeout_s)
         compressor = NoCompression() if isinstance(self.compressor, TorchHook) else self.compressor
-        return CompressedCommunicator(layers_of(self.model), reducer_for(compressor), self.collective, transport)
+        return CompressedCommunicator(
+            layers_of(self.model),
+            reducer_for(compressor),
+            self.collective,
+            own_transport(self.device, self.config.timeout_s),
+        )
 
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
-    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options."""
+    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options.
 
-    def default_collectives(self, compressor: Compressor) -> tuple[str, ...]:
-        """Return default collectives: the first that takes the compressor's payloads is used if the user names none."""
-        return compressor.default_collectives
+    Class facts:
+        default_collectives: of these, the first that takes the compressor's payloads is used if the user names none;
+            empty: those of the compressor.
+    """
+
+    default_collectives: ClassVar[tuple[str, ...]] = ()
 
     def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Return the default bucket size in MiB for a model with `model_mb` MiB of gradients; None: no buckets."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from bench.core import registry, spec
 from bench.optimizers.base import Optimizer
-from bench.strategies.async_server.training import AsyncWorker, ServerParameters
+from bench.strategies.async_server import AsyncWorker, ServerParameters
 from collectives.parameter_server.server import OnArrival
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer

@@ -14,7 +14,7 @@ from typing_extensions import override
 from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, Setup
-from bench.strategies.ddp.ddp import Ddp
+from bench.strategies.ddp import Ddp
 from collectives.base import Collective
 from collectives.native import Native
 from collectives.ring import Ring

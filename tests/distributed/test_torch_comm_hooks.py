@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import registry
-from bench.strategies.ddp.ddp import DDP_TIMER_EVERY, DdpExchange
+from bench.strategies.ddp import DDP_TIMER_EVERY, DdpExchange
 from compressors.base import TorchHook
 from compressors.floats import NoCompression
 from compressors.torch_hooks import TorchPowerSgd

@@ -29,7 +29,7 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import BASELINE
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
-from bench.strategies.ddp.ddp import Ddp
+from bench.strategies.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.schedule.layout import leaves

@@ -20,7 +20,7 @@ from bench.extensions.predict.prediction import check_predictable
 from bench.hosts.cluster import HostLink
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.optimizers.base import Optimizer
-from bench.strategies.async_server.async_server import AsyncServer
+from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
 from collectives.options import incompatibility
@@ -200,7 +200,8 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
             f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
             "bench calibrate --compressors"
         )
-    names = [request.collective] if request.collective else strategy.default_collectives(compressor)
+    defaults = strategy.default_collectives or compressor.default_collectives
+    names = [request.collective] if request.collective else defaults
     components = [cast(Collective, spec.build("collectives", name)) for name in names]
     legal = next((c for c in components if not incompatibility(compressor.check_compatible, c)), components[-1])
     with spec.usage_errors():

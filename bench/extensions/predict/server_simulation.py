@@ -1,6 +1,6 @@
 """Event-by-event simulation of ranks that push to a server and do not wait for each other.
 
-The simulation follows the steps of `bench/strategies/async_server`. A rank's exchange thread encodes each bucket when
+The simulation follows `bench/strategies/async_server.py`. A rank's exchange thread encodes each bucket when
 backward hands it over, pushes it, and after the last one waits for the parameters of the next step. The server receives
 messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not modelled: the
 server class of `--strategy async_server` itself applies them, here with empty parameters.
@@ -32,7 +32,7 @@ import torch
 from bench.extensions.predict.calibration import BucketParts, Calibration, EncodedBucket
 from bench.extensions.predict.contention import Computing, FairShareQueue, Job
 from bench.extensions.predict.links import Floats, Links
-from bench.strategies.async_server.async_server import AsyncServer
+from bench.strategies.async_server import AsyncServer
 from collectives.parameter_server.link import CONTROL_BYTES
 from collectives.parameter_server.server import ClockEnd, ParameterServer, Push, Session
 from collectives.payloads.base import HEADER_BYTES

@@ -18,7 +18,7 @@ from bench.extensions.predict.prediction import Prediction, Setting, predict
 from bench.extensions.predict.request import PredictionRequest, slowest
 from bench.extensions.predict.server_simulation import AsyncSetting
 from bench.hosts.cluster import Trace, has_real_frames
-from bench.strategies.async_server.async_server import AsyncServer
+from bench.strategies.async_server import AsyncServer
 from collectives.base import Collective
 
 # Bytes of a full Ethernet frame / bytes of TCP payload in it; TCP headers have timestamps.

@@ -34,7 +34,7 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.options import CalibrateConfig
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
-from bench.strategies.ddp.ddp import wrap
+from bench.strategies.ddp import wrap
 from bench.train.data import Batches
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import ctypes
-import dataclasses
 import fcntl
 import functools
 import os
@@ -52,57 +51,15 @@ _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 _UNLIMITED_QUEUE_BYTES = 256_000_000
 
 
-# The structs of forwarder.c.
-class _Direction(ctypes.Structure):
+class LinkDirection(ctypes.Structure):
+    """One direction of a link: a rate, a trace, or neither; the struct `Direction` of forwarder.c."""
+
     _fields_ = (
         ("bytes_per_ns", ctypes.c_double),
         ("trace", ctypes.c_void_p),
         ("trace_length", ctypes.c_int64),
         ("queue_bytes", ctypes.c_int64),
     )
-
-
-class _Host(ctypes.Structure):
-    _fields_ = (
-        ("fd", ctypes.c_int32),
-        ("loss", ctypes.c_uint32),
-        ("up", _Direction),
-        ("down", _Direction),
-        ("latency_ns", ctypes.c_int64),
-        ("jitter_ns", ctypes.c_int64),
-        ("forwarded", ctypes.c_uint64),
-        ("lost", ctypes.c_uint64),
-        ("dropped", ctypes.c_uint64),
-    )
-
-
-class _Network(ctypes.Structure):
-    _fields_ = (
-        ("hosts", ctypes.POINTER(_Host)),
-        ("num_hosts", ctypes.c_int32),
-        ("stop_fd", ctypes.c_int32),
-        ("seed", ctypes.c_uint64),
-        ("origin_ns", ctypes.c_int64),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class FrameCounts:
-    """Numbers of frames that a host has sent to others; each counts once, a broadcast once per receiver.
-
-    Attributes:
-        forwarded: frames that have reached the receiver's downlink.
-        lost: frames lost on purpose.
-        dropped: frames dropped because a queue was full or the receiver did not accept them.
-    """
-
-    forwarded: int
-    lost: int
-    dropped: int
-
-
-class LinkDirection:
-    """One direction of a link for the forwarder: a rate, a trace, or neither."""
 
     def __init__(self, rate_bps: float | None, trace: Trace | None) -> None:
         """Read the trace.
@@ -112,7 +69,7 @@ class LinkDirection:
         """
         self._opportunities = trace.opportunities() if trace else array.array("I")
         mean_bps = trace.mean_bps if trace else rate_bps
-        self.native = _Direction(
+        super().__init__(
             (rate_bps or 0.0) / 8e9,
             *self._opportunities.buffer_info(),
             queue_bytes(mean_bps) if mean_bps else _UNLIMITED_QUEUE_BYTES,
@@ -123,13 +80,49 @@ class LinkDirection:
         numbers = ctypes.c_int64 * len(lengths)
         left = numbers()
         library().departures(
-            ctypes.byref(self.native), ctypes.c_int64(len(lengths)), numbers(*arrivals_ns), numbers(*lengths), left
+            ctypes.byref(self), ctypes.c_int64(len(lengths)), numbers(*arrivals_ns), numbers(*lengths), left
         )
         return list(left)
 
 
+class ForwardedHost(ctypes.Structure):
+    """A host of a running forwarder; the struct `Host` of forwarder.c.
+
+    Attributes:
+        forwarded: frames of this host that have reached the receiver's downlink; a broadcast once per receiver.
+        lost: frames lost on purpose.
+        dropped: frames dropped because a queue was full or the receiver did not accept them.
+    """
+
+    _fields_ = (
+        ("fd", ctypes.c_int32),
+        ("loss", ctypes.c_uint32),
+        ("up", LinkDirection),
+        ("down", LinkDirection),
+        ("latency_ns", ctypes.c_int64),
+        ("jitter_ns", ctypes.c_int64),
+        ("forwarded", ctypes.c_uint64),
+        ("lost", ctypes.c_uint64),
+        ("dropped", ctypes.c_uint64),
+    )
+
+
+class _Network(ctypes.Structure):
+    _fields_ = (
+        ("hosts", ctypes.POINTER(ForwardedHost)),
+        ("num_hosts", ctypes.c_int32),
+        ("stop_fd", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("origin_ns", ctypes.c_int64),
+    )
+
+
 class Forwarder:
-    """A running forwarder; its thread ends with `close`, or with the process."""
+    """A running forwarder; its thread ends with `close`, or with the process.
+
+    Attributes:
+        hosts: each host's link, and the numbers of its frames since the start.
+    """
 
     def __init__(self, links: Sequence[HostLink], descriptors: Sequence[int], *, seed: int) -> None:
         """Start the forwarder.
@@ -144,13 +137,13 @@ class Forwarder:
         """
         self._up = [LinkDirection(None, link.uplink_trace) for link in links]
         self._down = [LinkDirection(link.downlink_bps, link.downlink_trace) for link in links]
-        self._hosts = (_Host * len(links))(
+        self.hosts = (ForwardedHost * len(links))(
             *(
-                _Host(
+                ForwardedHost(
                     fd=descriptor,
                     loss=min(round(link.loss * 2**32), 2**32 - 1),
-                    up=up.native,
-                    down=down.native,
+                    up=up,
+                    down=down,
                     latency_ns=round(link.latency_s * 1e9),
                     jitter_ns=round(link.jitter_s * 1e9),
                 )
@@ -159,7 +152,7 @@ class Forwarder:
         )
         stop, self._stop = os.pipe()
         self._descriptors = [*descriptors, stop]
-        self._network = _Network(self._hosts, len(links), stop, seed, time.monotonic_ns())
+        self._network = _Network(self.hosts, len(links), stop, seed, time.monotonic_ns())
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         self._thread.start()
 
@@ -171,10 +164,6 @@ class Forwarder:
     def restart(self) -> None:
         """Start traces, losses and jitter again from their beginning."""
         self._network.origin_ns = time.monotonic_ns()
-
-    def counts(self) -> list[FrameCounts]:
-        """Return the counts of each host's frames since the start."""
-        return [FrameCounts(host.forwarded, host.lost, host.dropped) for host in self._hosts]
 
     def close(self) -> None:
         """End the forwarder; frames in flight are lost."""

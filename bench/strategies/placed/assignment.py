@@ -6,7 +6,7 @@ import collections
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx, nn
@@ -90,11 +90,9 @@ def _rewritten(node: fx.Node) -> bool:
 
 def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
     """Return the names of the trainable parameters that a node reads; a shared one has its first module's name."""
-    read: list[torch.Tensor | None] = []
+    read: list[torch.Tensor | None] = [attribute(traced, str(node.target))] if node.op == "get_attr" else []
     if node.op == "call_module":
         read = list(traced.get_submodule(str(node.target)).parameters())
-    elif node.op == "get_attr":
-        read = [attribute(traced, str(node.target))]
     return [name for name, p in traced.named_parameters() if p.requires_grad and any(p is tensor for tensor in read)]
 
 
@@ -146,7 +144,6 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
     notes: list[str] = []
 
     def next_device(work: Work) -> str:
-        """Return the name of the device for the next operation of this kind."""
         wanted: str = work
         if work == "activation":
             wanted = activation_roles[num_assigned[work] % len(activation_roles)]
@@ -162,23 +159,17 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
 
     device_of: dict[str, str] = {}
     home: dict[str, str] = {}  # of parameters, and of modules that are called
-    for node in traced.graph.nodes:
-        if node.op == "output":
-            continue
+    nodes = [node for node in traced.graph.nodes if node.op != "output"]
+    for node in nodes:
         keys = [f"module {node.target}"] if node.op == "call_module" else []
         keys += parameters_of(node, traced)
-        known = next((home[key] for key in keys if key in home), None)
-        work = work_of(node, traced)
-        if known is not None:
-            device_of[node.name] = known
-        elif work != "other" and (work != "activation" or activations != "producer"):
-            device_of[node.name] = next_device(work)
-        else:
-            device_of[node.name] = _beside(node.all_input_nodes, device_of, default="")
+        device, work = next((home[key] for key in keys if key in home), ""), work_of(node, traced)
+        if not device and work != "other" and (work != "activation" or activations != "producer"):
+            device = next_device(work)
+        device_of[node.name] = device or _beside(node.all_input_nodes, device_of, default="")
         home.update((key, device_of[node.name]) for key in keys if device_of[node.name])
-    for node in reversed(traced.graph.nodes):  # inputs and parameters have no producer: they lie where they are used
-        if node.op != "output" and not device_of[node.name]:
-            device_of[node.name] = _beside(node.users, device_of, default=pool[0].name)
+    for node in reversed(nodes):  # inputs and parameters have no producer: they lie where they are used
+        device_of[node.name] = device_of[node.name] or _beside(node.users, device_of, default=pool[0].name)
     return Assignment(device_of=device_of, notes=notes)
 
 
@@ -255,9 +246,7 @@ class Route:
     def result(self) -> fx.Node:
         """Return the node that makes the network's result."""
         (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
-        (result,) = output.args
-        assert isinstance(result, fx.Node)
-        return result
+        return cast(fx.Node, output.args[0])
 
     def users(self, node: fx.Node) -> list[str]:
         """Return the names of a value's users, the last one first; the loss is the result's last user."""

@@ -66,10 +66,11 @@ def check_kinds(topology: Topology, links: Mapping[str, object], devices: Mappin
     Raises:
         UsageError: it lacks one.
     """
-    wanted = [("device", host.kind, devices) for host in topology.hosts]
-    wanted += [("link", link.kind, links) for link in topology.all_links if link.kind not in measured]
-    wanted += [("device", device.kind, devices) for device in topology.devices]
-    for what, name, known in wanted:
+    for what, name, known in (
+        *(("device", host.kind, devices) for host in topology.hosts),
+        *(("link", link.kind, links) for link in topology.all_links if link.kind not in measured),
+        *(("device", device.kind, devices) for device in topology.devices),
+    ):
         if name not in known:
             raise UsageError(
                 f"the catalogue has no {what} '{name}'{did_you_mean(name, known)}; known are {', '.join(known)}, and "

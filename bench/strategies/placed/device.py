@@ -87,17 +87,17 @@ class DeviceProcess(CommandedRank):
         self._transport = transport
         self._parameters = list(stage.parameters().values())
         self._buffers = list(stage.buffers().values())
-        self._keeps_gradients = optimizer.keeps_gradients
         self._optimizer = (
             optimizer.bind(nn.ParameterList(self._parameters), config.lr, channel) if self._parameters else None
         )
         straggler = Straggler.parse(config.straggler) if config.straggler else None
         self._slowdown = straggler.slowdown if straggler and straggler.rank == transport.rank else 1.0
-        self._exchanges = channel.transport.world_size > 1 and bool(self._parameters)
+        # Whether gradients are averaged over replicas.
+        self._averages = bool(self._parameters) and channel.transport.world_size > 1 and not optimizer.keeps_gradients
         self._restored: dict[str, Any] | None = None
         self._num_steps = self._num_steps_here = 0
         self._cpu_s: list[float] = []  # CPU seconds of each timed step since the last report
-        self._in_pool = self._gradients_in_pool() if self._exchanges and not self._keeps_gradients else None
+        self._in_pool = self._gradients_in_pool() if self._averages else None
 
     @override
     def follow(self, save: SaveState) -> None:
@@ -127,15 +127,15 @@ class DeviceProcess(CommandedRank):
                         },
                     )
                 case "batch":
-                    step = Step(rank=self._replica, world_size=self._config.replicas, **message["step"])
-                    self._train(step, message["lr"])
+                    self._train(
+                        Step(rank=self._replica, world_size=self._config.replicas, **message["step"]), message["lr"]
+                    )
                 case "report":
                     self._report()
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the state until the host loads the model onto the devices, its first command; it then takes effect."""
-        self._restored = state
+        self._restored = state  # takes effect when the host has loaded the model onto the devices, its first command
 
     @override
     def close(self) -> None:
@@ -219,7 +219,7 @@ class DeviceProcess(CommandedRank):
         nonfinite = [zero_nonfinite_(gradient, self._config.nonfinite) for gradient in gradients]
         if self._in_pool is not None:
             self._channel.average_(self._in_pool)
-        elif self._exchanges and not self._keeps_gradients:
+        elif self._averages:
             self._channel.mean_(gradients)
         tell(self._transport, HOST_RANK, {"nonfinite": any(nonfinite)})
         skipped = hear(self._transport, HOST_RANK)["skip"]

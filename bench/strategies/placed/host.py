@@ -5,10 +5,9 @@ It can also add the devices' gradients: `HostSum` is the devices' side of this, 
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from bench.strategies.placed.messages import (
     from_dicts,
     hear,
     receive_all_,
+    receive_bytes,
     send_all,
     send_tensor,
     tell,
@@ -77,8 +77,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of each layer's residual in the first replica, by layer id, as of the last evaluation."""
-        return {
+        return {  # of the first replica, as of the last evaluation
             int(layer): norm
             for rank in self._plan.ranks[0]
             for layer, norm in self._reports.get(rank, {}).get("residual_norms", {}).items()
@@ -95,8 +94,7 @@ class HostTraining(BoundStrategy):
         self._is_loaded = True
         ranks, size = self._plan.device_ranks, self._config.batch_size
         step = {name: getattr(batch.step, name) for name in ("index", "epoch", "seed", "warmup")}
-        for rank in ranks:
-            tell(self._transport, rank, {"command": "batch", "step": step, "lr": batch.lr})
+        self._tell_all({"command": "batch", "step": step, "lr": batch.lr})
         for replica, x, y in zip(self._plan.ranks, batch.x.split(size), batch.y.split(size), strict=True):
             for rank in replica:
                 for tensor, is_needed in ((x, self._stages[rank].takes_input), (y, self._stages[rank].makes_result)):
@@ -110,11 +108,9 @@ class HostTraining(BoundStrategy):
         if self._config.trigger == "sync":
             for rank in ranks:
                 hear(self._transport, rank)
-            for rank in ranks:
-                tell(self._transport, rank, {"command": "reduce"})
+            self._tell_all({"command": "reduce"})
         skip = any(report["nonfinite"] for report in self._hear_all())
-        for rank in ranks:
-            tell(self._transport, rank, {"skip": skip})
+        self._tell_all({"skip": skip})
         reports = self._hear_all()
         layers = {layer.id: layer for layer in self.layers}
         return StepReport(
@@ -152,8 +148,7 @@ class HostTraining(BoundStrategy):
     @override
     def synchronize(self) -> None:
         """Fetch the first replica's parameters, and average running statistics over replicas, on host and devices."""
-        for rank in self._plan.device_ranks:
-            tell(self._transport, rank, {"command": "report"})
+        self._tell_all({"command": "report"})
         for index, first in enumerate(self._plan.ranks[0]):
             stage = self._stages[first]
             buffers = list(stage.buffers().values())
@@ -173,9 +168,8 @@ class HostTraining(BoundStrategy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Make every device save its parameters and state; return what the host has counted."""
-        for rank in self._plan.device_ranks:
-            tell(self._transport, rank, {"command": "checkpoint"})
+        # Every device saves its parameters and state; the host only has what it has counted.
+        self._tell_all({"command": "checkpoint"})
         return {
             "reports": self._reports,
             "counted": {rank: as_dicts(traffic) for rank, traffic in self._counted.items()},
@@ -185,7 +179,6 @@ class HostTraining(BoundStrategy):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what the host has counted; devices restore their own states."""
         self._reports = state["reports"]
         self._counted = {rank: from_dicts(traffic) for rank, traffic in state["counted"].items()}
         self._links_counted = dict(state["links_counted"])
@@ -244,30 +237,27 @@ class HostTraining(BoundStrategy):
 
     def stop(self) -> None:
         """Command every device to stop."""
+        self._tell_all({"command": "stop"})
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
         for rank in self._plan.device_ranks:
-            tell(self._transport, rank, {"command": "stop"})
+            tell(self._transport, rank, message)
 
 
 def _nothing() -> dict[Purpose, Traffic]:
     return {purpose: Traffic() for purpose in get_args(Purpose)}
 
 
-@dataclasses.dataclass(kw_only=True)
 class HostSum(Collective):
     """Sum payloads at the host; devices use it instead of the run's collective with merge=host.
 
-    Attributes:
+    Args:
         to_host: the transport that connects all processes, including the host.
     """
 
-    to_host: Transport = dataclasses.field(init=False)  # not an option
-
-    @classmethod
-    def over(cls, transport: Transport) -> Self:
-        """Return a collective that reaches the host over this transport."""
-        collective = cls()
-        collective.to_host = transport
-        return collective
+    def __init__(self, to_host: Transport) -> None:
+        super().__init__()
+        self.to_host = to_host
 
     @override
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundHostSum:
@@ -292,8 +282,7 @@ class BoundHostSum(BoundCollective):
         to_host, packed = self.options.to_host, payload.pack().cpu()
         tell(to_host, HOST_RANK, {"sum": op, "nbytes": packed.numel()})
         to_host.send(packed, HOST_RANK).wait()
-        answer = torch.empty(hear(to_host, HOST_RANK)["nbytes"], dtype=torch.uint8)
-        to_host.receive_into(answer, HOST_RANK).wait()
+        answer = receive_bytes(to_host, HOST_RANK, hear(to_host, HOST_RANK)["nbytes"])
         return PendingSum.done(unpack(answer.to(packed.device)))
 
 
@@ -305,11 +294,9 @@ def serve_sum(transport: Transport, ranks: Sequence[int], requests: Sequence[dic
         ranks: the devices.
         requests: each device's request.
     """
-    terms = []
-    for rank, request in zip(ranks, requests, strict=True):
-        packed = torch.empty(request["nbytes"], dtype=torch.uint8)
-        transport.receive_into(packed, rank).wait()
-        terms.append(unpack(packed))
+    terms = [
+        unpack(receive_bytes(transport, rank, request["nbytes"])) for rank, request in zip(ranks, requests, strict=True)
+    ]
     answer = added(terms, requests[0]["sum"]).pack()
     for rank in ranks:
         tell(transport, rank, {"nbytes": answer.numel()})

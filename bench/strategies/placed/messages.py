@@ -32,11 +32,11 @@ def hear(transport: Transport, source: int) -> Any:
     Raises:
         TransportError: the sender is lost, or the message is not one of `tell`.
     """
-    (length,) = _LENGTH.unpack(_receive(transport, source, _LENGTH.size))
+    (length,) = _LENGTH.unpack(receive_bytes(transport, source, _LENGTH.size).numpy())
     if length > _LONGEST:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a command", name)
-    return json.loads(_receive(transport, source, length))
+    return json.loads(receive_bytes(transport, source, length).numpy().tobytes())
 
 
 def as_dicts(traffic: Mapping[Purpose, Traffic]) -> dict[Purpose, dict[str, Any]]:
@@ -69,11 +69,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _receive(transport: Transport, source: int, nbytes: int) -> bytes:
+def receive_bytes(transport: Transport, source: int, nbytes: int) -> torch.Tensor:
+    """Receive so many bytes, uint8 [nbytes]."""
     buffer = torch.empty(nbytes, dtype=torch.uint8)
     if nbytes:
         transport.receive_into(buffer, source).wait()
-    return buffer.numpy().tobytes()
+    return buffer
 
 
 _HEADER = struct.Struct("<BBHI7Q")
@@ -120,7 +121,7 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
     Raises:
         TransportError: the sender is lost, or the message is not one of `send_tensor`.
     """
-    code, dimensions, flags, zero, *sizes = _HEADER.unpack(_receive(transport, source, _HEADER.size))
+    code, dimensions, flags, zero, *sizes = _HEADER.unpack(receive_bytes(transport, source, _HEADER.size).numpy())
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a tensor", name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch.distributed as dist
 from torch import nn
@@ -53,6 +53,8 @@ class Placed(Strategy):
     there; the collective sums gradients among the devices that hold the same part of the model.
     """
 
+    default_collectives: ClassVar[tuple[str, ...]] = ("pool",)
+
     by: Annotated[
         Split, Doc("type: one replica over all devices; data: one on each device; both: one over each pool of roles")
     ] = "type"
@@ -66,12 +68,7 @@ class Placed(Strategy):
     ] = "devices"
 
     @override
-    def default_collectives(self, compressor: Compressor) -> tuple[str, ...]:
-        return ("pool",)
-
-    @override
     def complete(self, options: RunConfig) -> RunConfig:
-        """Return the configuration with one process for the host and one for every device in the file."""
         if self.devices is None:
             raise UsageError(
                 f"{self.component_name} needs a device file; write {self.component_name}:devices=examples/cxl.toml"
@@ -83,7 +80,6 @@ class Placed(Strategy):
                     f"{self.devices}: {device.name} asks for the torch device '{device.torch_device}', and "
                     f"{self.component_name} computes on the CPU only; leave torch_device out"
                 )
-        plan = Plan.of(topology, self.by)
         num_processes = 1 + len(topology.devices)
         if options.world_size not in (None, num_processes):
             raise UsageError(
@@ -91,7 +87,10 @@ class Placed(Strategy):
                 "with the host; leave it out"
             )
         return dataclasses.replace(
-            options, world_size=num_processes, replicas=plan.num_replicas, devices=topology.to_dict()
+            options,
+            world_size=num_processes,
+            replicas=Plan.of(topology, self.by).num_replicas,
+            devices=topology.to_dict(),
         )
 
     @override
@@ -163,11 +162,6 @@ class Placed(Strategy):
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
-        """Return one sentence for each kind of operation that does not run on its first choice of role.
-
-        Raises:
-            UsageError: the model cannot be traced, or its operations cannot be placed on different devices.
-        """
         plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
         assignment, routes = plan.assign(model, self.activations)
         check_values(routes[0].traced, cast(Dataset, spec.build("datasets", config.dataset)).image_size)
@@ -194,7 +188,7 @@ class Placed(Strategy):
         channel = CompressedCommunicator(
             [layer_of[id(parameter)] for parameter in stage.parameters().values()],
             reducer,
-            HostSum.over(transport) if self.merge == "host" else setup.collective,
+            HostSum(transport) if self.merge == "host" else setup.collective,
             transport.view(plan.peers(index)),
         )
         return DeviceProcess(config, stage, replica, channel, transport, optimizer)

@@ -29,7 +29,7 @@ from bench.extensions.predict.server_simulation import AsyncSetting
 from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicted
 from bench.extensions.predict.validation import Compared, cells_of, with_validated
 from bench.launch.sweeps.file import PlannedRun
-from bench.strategies.async_server.async_server import AsyncServer
+from bench.strategies.async_server import AsyncServer
 from tests.extensions.predict.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config
 

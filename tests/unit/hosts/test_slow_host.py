@@ -37,8 +37,6 @@ def test_a_slow_host_is_stopped_for_the_rest_of_the_time(share: float, monkeypat
             return played.now > 10
 
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: played.now, sleep=played.wait))
-    monkeypatch.setattr(supervisor.threading, "Event", Released)
-    monkeypatch.setattr(supervisor.threading.Thread, "start", lambda thread: thread.run())
     monkeypatch.setattr(supervisor, "_signal", played.signal)
-    supervisor.SlowHost("/", share)  # this folder is no process's network namespace
+    supervisor.limit_cpu("/", share, Released())  # this folder is no process's network namespace
     assert played.spent[signal.SIGCONT] / played.now == pytest.approx(share, rel=0.01)

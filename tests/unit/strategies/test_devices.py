@@ -62,7 +62,7 @@ def train(
             host.stop()
             return outcomes
         replica, index = plan.place(transport.rank)
-        collective: Collective = HostSum.over(transport) if merge == "host" else Ring()
+        collective: Collective = HostSum(transport) if merge == "host" else Ring()
         channel = CompressedCommunicator(
             layers_of(model), reducer_for(compressor), collective, transport.view(plan.peers(index))
         )

@@ -10,7 +10,7 @@ from torch import nn
 
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.base import Batch
-from bench.strategies.ddp.ddp import OwnGradients
+from bench.strategies.ddp import OwnGradients
 from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
 from compressors.ddp.reducer import reducer_for

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from bench.strategies.ddp.ddp import SharedGradients
+from bench.strategies.ddp import SharedGradients
 from tests.testing.configs import make_config
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.strategies.async_server.training import ServerParameters
+from bench.strategies.async_server import ServerParameters
 from collectives.parameter_server.server import ClockEnd, Push
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload, unpack

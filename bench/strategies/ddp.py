@@ -197,8 +197,8 @@ class SharedGradients(Replicas):
         else:
             reducer, optimizer = setup.make_reducer()
             gradients = CompressionHook(self.ddp, reducer, setup.collective, settings)
-        exchanges = [gradients] if channel is None else [gradients, channel]
-        super().__init__(setup.model, exchanges, optimizer.bind(setup.model, config.lr, channel), channel)
+        bound = optimizer.bind(setup.model, config.lr, channel)
+        super().__init__(setup.model, [gradients] if channel is None else [gradients, channel], bound, channel)
         self._setup = setup
         self._is_after_pause = True
 
@@ -318,7 +318,7 @@ class DdpExchange(Exchange):
     @property
     @override
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return gradient bytes by the ring all-reduce formula, because the backend does not count what it sends."""
+        # By the formula of the ring all-reduce, because the backend does not count what it sends.
         return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
 
     def start_step(self, step: Step) -> None:
@@ -347,17 +347,12 @@ class DdpExchange(Exchange):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of PyTorch's hook; DDP itself has none."""
         return {} if self._torch_hook is None else self._torch_hook.state_of(self._torch_state)
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._torch_hook is not None:
             self._torch_hook.restore(self._torch_state, state)
-
-    @override
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
@@ -374,8 +369,7 @@ class DdpExchange(Exchange):
     def _exposed_s(self) -> float | None:
         if self._step_index % DDP_TIMER_EVERY != DDP_TIMER_EVERY - 1:
             return None
-        assert self._ddp.logger is not None
-        self._ddp.logger.set_runtime_stats_and_log()  # otherwise the timers are those of the previous step
+        cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # otherwise the timers are those of the previous step
         timers = self._ddp._get_ddp_logging_data()
         ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
         return max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None

@@ -1,6 +1,14 @@
-"""Both sides of the parameter server's training: the server's parameters and threads, and each rank's worker.
+"""Async server: workers push gradients to a server that updates the parameters, and do not wait for each other.
 
-The worker has a thread that encodes each gradient during backward and sends it to the server.
+One rank is also the server: it holds the parameters and the optimizer. With `mode=ssp` no rank gets more than
+`staleness` steps ahead of another; 0 is synchronous training, bit for bit. With `mode=asp` every push is applied on
+arrival, and any `world_size` batches count as one step of the run, whichever ranks processed them. The run, and every
+interval between two evaluations, ends when the ranks together have processed as many batches as synchronous ranks
+would. A slow rank processes fewer batches of its own shard and no other rank waits for it; learning rate and epoch
+follow the step count that a rank last received from the server.
+
+Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
+a stale synchronous parallel parameter server" (NIPS 2013).
 """
 
 from __future__ import annotations
@@ -10,30 +18,132 @@ import dataclasses
 import datetime
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from typing_extensions import override
+from typing_extensions import Doc, override
 
+from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
-from bench.strategies.base import Batch, BoundStrategy, Setup
-from collectives.base import Key
+from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
+from collectives.base import Collective, Key
+from collectives.options import CountOrZero, OptionError
 from collectives.parameter_server.link import RemoteServer, serve
-from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Push, ServerClient, Session
-from collectives.payloads.base import Payload, unpack
-from collectives.payloads.dense import Dense
+from collectives.parameter_server.server import (
+    Answer,
+    BoundedStaleness,
+    ClockEnd,
+    OnArrival,
+    Parameters,
+    ParameterServer,
+    Push,
+    ServerClient,
+    Session,
+)
+from collectives.payloads import Dense, Payload, unpack
 from collectives.server import added
 from collectives.transport.base import Purpose, Traffic, Transport
 from collectives.transport.process_group import ProcessGroupTransport
-from compressors.base import Compressor, PerLayer
+from compressors.base import Compressor, PerLayer, TorchHook
 from compressors.ddp.communicator import Nonfinite, zero_nonfinite_
+from compressors.ddp.hook import OwnHook
 from compressors.ddp.reducer import PerLayerReducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
+
+
+@dataclasses.dataclass(kw_only=True)
+class AsyncServer(Strategy):
+    """Train on a parameter server.
+
+    Bytes: a worker pushes one packed payload per layer; the server answers each step with all parameters in fp32.
+
+    Raises:
+        OptionError: `staleness` is set with mode=asp, which has no bound.
+    """
+
+    default_collectives: ClassVar[tuple[str, ...]] = ("server",)
+
+    mode: Annotated[
+        Literal["ssp", "asp"],
+        Doc("ssp: parameters at most `staleness` steps old; asp: each push applied on arrival"),
+    ] = "ssp"
+    staleness: Annotated[CountOrZero, Doc("steps by which parameters may lag behind with mode=ssp")] = 0
+    root: Annotated[CountOrZero, Doc("the rank that is also the server")] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.staleness and self.mode != "ssp":
+            raise OptionError(
+                f"{self.component_name}: staleness={self.staleness} bounds mode=ssp; leave it out of mode={self.mode}"
+            )
+
+    @override
+    def check_compatible(
+        self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
+    ) -> None:
+        name, method = self.component_name, compressor.component_name
+        is_server = collective.component_name == "server" and not collective.option_texts(only_changed=True)
+        refuse(
+            (
+                not is_server,
+                f"{name} pushes to a server of its own and sums nothing; leave out --collective {config.collective}",
+            ),
+            (
+                self.root >= config.world_size,
+                f"{name}: root={self.root} is none of the {config.world_size} ranks, which count from 0; lower it",
+            ),
+            (config.device == "cuda", f"{name} works over gloo between CPUs only; add --device cpu"),
+            (
+                config.trigger != "async",
+                f"--trigger {config.trigger} waits for all ranks, which {name} never does; leave it out",
+            ),
+            (
+                config.bucket_mb is not None,
+                f"--bucket-mb has no meaning with {name}, which sends every layer by itself; leave it out",
+            ),
+            (
+                config.accumulate > 1,
+                f"{name} pushes every gradient as soon as it is there; leave out --accumulate, or use --strategy ddp",
+            ),
+            (
+                isinstance(compressor, TorchHook),
+                f"{method} is PyTorch's own communication hook, which works inside DDP; use --strategy ddp",
+            ),
+            (
+                isinstance(compressor, OwnHook),
+                f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
+            ),
+            (
+                compressor.needs_all_ranks,
+                f"{method} has ranks agree with each other before they send, which {name} does not let them wait for; "
+                "use --strategy ddp or another compressor",
+            ),
+            (
+                compressor.one_bucket,
+                f"{method} wants the whole model as one message under these options, and {name} sends every layer by "
+                "itself; use --strategy ddp or other options",
+            ),
+            (
+                optimizer.exchanges,
+                f"{optimizer.component_name} exchanges something between all ranks in every step, and with {name} only "
+                "the server steps; use --strategy ddp",
+            ),
+        )
+
+    @override
+    def bind(self, setup: Setup) -> BoundStrategy:
+        return AsyncTraining(setup, self)
+
+    def server(self, parameters: Parameters, world_size: int, timeout_s: float) -> ParameterServer:
+        """Return the server for this mode; only rank `root` calls."""
+        if self.mode == "asp":
+            return OnArrival(parameters, world_size, timeout_s)
+        return BoundedStaleness(parameters, world_size, timeout_s, staleness=self.staleness)
 
 
 class ServerParameters:
@@ -121,35 +231,18 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
     return links
 
 
-def serve_remote_workers(
-    server: ParameterServer, sessions: Mapping[int, Session], links: Mapping[int, Transport], numels: Sequence[int]
-) -> list[threading.Thread]:
-    """Start one thread for every worker in another process; each ends when its worker disconnects.
-
-    Args:
-        server: the server.
-        sessions: the sessions that the threads drive, by rank.
-        links: one transport per other worker, by its rank.
-        numels: number of elements of every layer, by layer id.
-    """
-
-    def serve_worker(rank: int, link: Transport) -> None:
-        try:
-            serve(link, sessions[rank], numels)
-        except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
-            server.fail(error)
-
-    threads = [
-        threading.Thread(target=serve_worker, args=(rank, link), name=f"server for rank {rank}", daemon=True)
-        for rank, link in links.items()
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
+def serve_worker(server: ParameterServer, session: Session, link: Transport, numels: Sequence[int]) -> None:
+    """Serve a worker in another process until it disconnects; `numels` has the size of every layer, by layer id."""
+    try:
+        serve(link, session, numels)
+    except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
+        server.fail(error)
 
 
 class AsyncWorker:
     """Push each layer's gradient as a separate message and pull the parameters of the next step.
+
+    A thread encodes each gradient during backward and sends it to the server.
 
     Args:
         reducer: this worker's reducer.
@@ -267,21 +360,18 @@ class AsyncTraining(BoundStrategy):
 
     Args:
         setup: what this rank trains with; only the server uses the optimizer.
-        root: the rank that is also the server.
-        make_server: makes the server from (parameters, number of workers, timeout in seconds); called on `root` only.
+        options: the strategy, which makes the server.
     """
 
-    def __init__(
-        self, setup: Setup, *, root: int, make_server: Callable[[ServerParameters, int, float], ParameterServer]
-    ) -> None:
+    def __init__(self, setup: Setup, options: AsyncServer) -> None:
         config, layers = setup.config, layers_of(setup.model)
         reducer, optimizer = setup.make_reducer()
         assert isinstance(reducer, PerLayerReducer)  # other compressors are refused
-        links = star(root, config.timeout_s * WORKER_TIMEOUT_FACTOR)
+        links = star(options.root, config.timeout_s * WORKER_TIMEOUT_FACTOR)
         numels = [layer.numel for layer in layers]
         self._server: ParameterServer | None = None
         self._server_threads: list[threading.Thread] = []
-        if dist.get_rank() == root:
+        if dist.get_rank() == options.root:
             self._parameters = ServerParameters(
                 layers,
                 setup.compressor,
@@ -290,10 +380,18 @@ class AsyncTraining(BoundStrategy):
                 world_size=config.world_size,
                 seed=config.seed,
             )
-            self._server = make_server(self._parameters, config.world_size, config.timeout_s)
+            self._server = options.server(self._parameters, config.world_size, config.timeout_s)
             sessions = {rank: self._server.join(rank) for rank in range(config.world_size)}
-            self._server_threads = serve_remote_workers(self._server, sessions, links, numels)
-            server_side: ServerClient = sessions[root]
+            for rank, link in links.items():
+                thread = threading.Thread(
+                    target=serve_worker,
+                    args=(self._server, sessions[rank], link, numels),
+                    name=f"server for rank {rank}",
+                    daemon=True,
+                )
+                thread.start()
+                self._server_threads.append(thread)
+            server_side: ServerClient = sessions[options.root]
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
         self._worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)
@@ -301,14 +399,11 @@ class AsyncTraining(BoundStrategy):
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
-        """Make a step and take over the server's parameters, even if this step's push was dropped."""
-        worker = self._worker
-        worker.start_step(batch.step, batch.lr)  # the learning rate travels with the push
+        self._worker.start_step(batch.step, batch.lr)  # the learning rate travels with the push
         batch.backward(self.model)
-        report = worker.finish_step()
-        self._take(worker.answer)
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        report = self._worker.finish_step()
+        self._take(self._worker.answer)  # even if this step's push was dropped
+        self.model.zero_grad()
         return report
 
     @override
@@ -317,12 +412,11 @@ class AsyncTraining(BoundStrategy):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Apply all pushes, then return the state; no rank continues until all ranks have theirs."""
-        self.synchronize()
+        self.synchronize()  # applies all pushes
         state = super().state_dict()
         if self._server is not None:
             state["server"] = self._server.state_dict() | {"parameters": self._parameters.state_dict()}
-        dist.barrier()
+        dist.barrier()  # no rank continues before all have their state
         return state
 
     @override
@@ -335,9 +429,8 @@ class AsyncTraining(BoundStrategy):
 
     @override
     def close(self) -> None:
-        """Disconnect; on the server's rank, wait until all other workers have disconnected."""
         super().close()
-        for thread in self._server_threads:
+        for thread in self._server_threads:  # each ends when its worker has disconnected
             thread.join()
 
     @torch.no_grad()

@@ -1,1 +1,0 @@
-"""The strategy `async_server`: a parameter server that updates parameters as gradients arrive."""

@@ -1,1 +1,0 @@
-"""The strategy `ddp`: all ranks sum their gradients in every step."""
