@@ -125,7 +125,8 @@ def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> tor
 def _rotated(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Return pixel centres, from -1 to 1 across the image, rotated by -0.5 to 0.5 radians: two maps [n, size, size]."""
     x = ((torch.arange(size) + 0.5) * (2 / size) - 1).view(1, -1)
-    y, angle = x.view(-1, 1), _uniform(n, -0.5, 0.5, generator)
+    y = x.view(-1, 1)
+    angle = _uniform(n, -0.5, 0.5, generator)
     return x * angle.cos() + y * angle.sin(), y * angle.cos() - x * angle.sin()
 
 

@@ -57,6 +57,7 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
     Attributes:
         cluster: hosts and links.
         network: the measurements of the links; set once the job is ready.
+        poll, wait: as those of `subprocess.Popen`.
     """
 
     network: NetworkReport
@@ -65,18 +66,8 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
         self._unshare = unshare
         self._status = status
         self.cluster = cluster
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the job runs."""
-        return self._unshare.poll()
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the job's end and return the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
-        """
-        return self._unshare.wait(timeout)
+        self.poll = unshare.poll
+        self.wait = unshare.wait
 
     def terminate(self) -> None:
         """Send every host's command SIGTERM; those that have not ended after 5 s are killed."""
@@ -90,7 +81,7 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
         if self._unshare.stdin is not None:
             self._unshare.stdin.close()
         try:
-            self._unshare.wait(_KILL_GRACE_S)
+            self.wait(_KILL_GRACE_S)
         except subprocess.TimeoutExpired:
             for process in (*psutil.Process(self._unshare.pid).children(), self._unshare):
                 process.kill()

@@ -224,7 +224,8 @@ def _run_on_hosts(instructions: Instructions, stop_requested: threading.Event, f
             alive.pop(process, None)
         now = time.monotonic()
         if now >= stop_at:
-            stop_at, kill_at = math.inf, min(kill_at, now + STOP_GRACE_S)
+            stop_at = math.inf
+            kill_at = min(kill_at, now + STOP_GRACE_S)
             released.set()
             _signal(alive, signal.SIGTERM)
         if now >= kill_at:

@@ -147,7 +147,8 @@ class TorchvisionResNet(Model):
         # torchvision initialises all its convolutions like this
         nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")
         network = type(self).network(num_classes=num_classes)
-        network.conv1, network.maxpool = stem, nn.Identity()
+        network.conv1 = stem
+        network.maxpool = nn.Identity()
         return cast(nn.Module, network)
 
 

@@ -165,7 +165,8 @@ class MomentCapture:
         """Compute A, and G in a hook of the output: a backward hook of the module forbids in-place activations."""
         if not (self.wanted and y.requires_grad):
             return
-        layer, (of_inputs, of_outputs) = self.layers[index], self._calls[2 * index : 2 * index + 2]
+        layer = self.layers[index]
+        of_inputs, of_outputs = self._calls[2 * index : 2 * index + 2]
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             of_inputs.append(layer.input_moment(x))
         y.register_hook(lambda gradient: of_outputs.append(layer.output_moment(gradient)))
@@ -254,12 +255,10 @@ class MomentExchange:
         payloads = self._encoded([moment * scale for moment, scale in zip(moments, scales, strict=True)])
         with self._transport.counted_as("state"):
             total = self._collective.sum(Bundle(payloads), tuple(range(len(moments)))).to_dense()
-        means = []
-        for part, moment, scale in zip(total.split([m.numel() for m in moments]), moments, scales, strict=True):
-            matrix = part.view_as(moment).to(moment.device)
-            # Sums of the two halves may have been rounded in different orders.
-            means.append((matrix + matrix.T) / 2 / (world_size * scale))
-        return means
+        parts = total.split([moment.numel() for moment in moments])
+        sums = [part.view_as(moment).to(moment.device) for part, moment in zip(parts, moments, strict=True)]
+        # Sums of the two halves may have been rounded in different orders.
+        return [(matrix + matrix.T) / 2 / (world_size * scale) for matrix, scale in zip(sums, scales, strict=True)]
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
         """Encode matrices in the configured form, or in one that works on all ranks."""

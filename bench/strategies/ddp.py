@@ -93,7 +93,8 @@ class Ddp(Strategy):
     def bind(self, setup: Setup) -> BoundStrategy:
         channel = setup.open_channel() if setup.optimizer.exchanges else None
         if channel is not None and setup.optimizer.keeps_gradients:
-            config, optimizer = setup.config, setup.optimizer.bind(setup.model, setup.config.lr, channel)
+            config = setup.config
+            optimizer = setup.optimizer.bind(setup.model, config.lr, channel)
             return OwnGradients(setup.model, channel, optimizer, trigger=config.trigger, nonfinite=config.nonfinite)
         return SharedGradients(setup, channel)
 

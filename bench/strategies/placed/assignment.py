@@ -163,7 +163,8 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
     for node in nodes:
         keys = [f"module {node.target}"] if node.op == "call_module" else []
         keys += parameters_of(node, traced)
-        device, work = next((home[key] for key in keys if key in home), ""), work_of(node, traced)
+        device = next((home[key] for key in keys if key in home), "")
+        work = work_of(node, traced)
         if not device and work != "other" and (work != "activation" or activations != "producer"):
             device = next_device(work)
         device_of[node.name] = device or _beside(node.all_input_nodes, device_of, default="")

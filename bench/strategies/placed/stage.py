@@ -93,7 +93,7 @@ class Stage:
         Returns:
             The detached loss; None if another device makes the result.
         """
-        self._expected, self._arrived = {peer: list(edges) for peer, edges in self._messages.items()}, {}
+        self._expected = {peer: list(edges) for peer, edges in self._messages.items()}
         self._loss = None
         values: dict[str, tuple[Any, bool]] = {}  # by node: its output, and whether that wants a gradient
         for node in self._nodes:
