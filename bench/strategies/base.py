@@ -82,7 +82,7 @@ class Setup:
 class Strategy(Options, abc.ABC):
     """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options.
 
-    Class facts:
+    Attributes:
         default_collectives: of these, the first that takes the compressor's payloads is used if the user names none;
             empty: those of the compressor.
     """
