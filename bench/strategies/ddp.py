@@ -355,6 +355,10 @@ class DdpExchange(Exchange):
         if self._torch_hook is not None:
             self._torch_hook.restore(self._torch_state, state)
 
+    @override
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
         if bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):

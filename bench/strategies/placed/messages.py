@@ -32,7 +32,7 @@ def hear(transport: Transport, source: int) -> Any:
     Raises:
         TransportError: the sender is lost, or the message is not one of `tell`.
     """
-    (length,) = _LENGTH.unpack(receive_bytes(transport, source, _LENGTH.size).numpy())
+    (length,) = _LENGTH.unpack(receive_bytes(transport, source, _LENGTH.size).numpy().tobytes())
     if length > _LONGEST:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a command", name)
@@ -121,7 +121,8 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
     Raises:
         TransportError: the sender is lost, or the message is not one of `send_tensor`.
     """
-    code, dimensions, flags, zero, *sizes = _HEADER.unpack(receive_bytes(transport, source, _HEADER.size).numpy())
+    header = receive_bytes(transport, source, _HEADER.size).numpy().tobytes()
+    code, dimensions, flags, zero, *sizes = _HEADER.unpack(header)
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a tensor", name)
