@@ -45,11 +45,13 @@ class CifarArchive(Dataset):
 
     Attributes:
         archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
+        whole: (training samples, test samples).
         timeout_s: longest wait for the server's next bytes, in seconds.
     """
 
     mirror: ClassVar[bool] = True
     archive: ClassVar[type[CIFAR10]]
+    whole: ClassVar[tuple[int, int]] = (50_000, 10_000)
     timeout_s: ClassVar[float] = 10.0
 
     url: Annotated[
@@ -60,7 +62,7 @@ class CifarArchive(Dataset):
 
     @override
     def sizes(self) -> tuple[int, int]:
-        return 50_000, 10_000
+        return self.whole
 
     @override
     def status(self, data_dir: Path) -> str:
