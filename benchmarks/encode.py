@@ -32,7 +32,7 @@ from bench.core import spec
 from bench.core.environment import origin_columns
 from bench.launch.jobs.fork_server import KEEP_MEMORY
 from collectives.base import Key, PendingSum
-from collectives.kernels.library import found, kernels_in_use, reference_path
+from collectives.kernels.library import found, kernels_in_use, serving
 from collectives.options import build, component_names
 from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
@@ -125,7 +125,7 @@ def on(path: str, way: Way) -> Way:
     """Return the operation, run with native loops or on the reference path."""
 
     def run(gradient: torch.Tensor) -> float:
-        with reference_path() if path == "reference" else contextlib.nullcontext():
+        with serving("reference") if path == "reference" else contextlib.nullcontext():
             return way(gradient)
 
     return run

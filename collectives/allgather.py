@@ -28,11 +28,7 @@ class Allgather(Collective):
 
     carries_wires: ClassVar[bool] = False
     leaves_terms: ClassVar[bool] = True
-
-    @property
-    @override
-    def finds_maxima(self) -> bool:
-        return False
+    finds_maxima = False
 
     @override
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundAllgather:

@@ -62,26 +62,20 @@ class Collective(Options, abc.ABC):
         carries_wires: element-wise payloads travel as bare wire tensors, whose length and dtype all ranks know.
         leaves_terms: other payloads come back as a list of terms that are not added yet.
         decodes: other payloads come back decoded, or encoded again, instead of as a sum of the same payload kind.
+
+    Facts that options may change:
+        finds_maxima: it can also compute the maximum of a dense tensor over ranks.
+        recodes: sums that are not element-wise are encoded again by the run's compressor.
+        keeps_residuals: it adds the error of its answers to the next sums; this needs a training run's layers.
     """
 
     carries_wires: ClassVar[bool] = True
     leaves_terms: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
 
-    @property
-    def finds_maxima(self) -> bool:
-        """Tell whether it can also compute the maximum of a dense tensor over ranks."""
-        return True
-
-    @property
-    def recodes(self) -> bool:
-        """Tell whether sums that are not element-wise are encoded again by the run's compressor."""
-        return False
-
-    @property
-    def keeps_residuals(self) -> bool:
-        """Tell whether it adds the error of its answers to the next sums; this needs a training run's layers."""
-        return False
+    finds_maxima = True
+    recodes = False
+    keeps_residuals = False
 
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         """Return a new instance that runs among the ranks of a transport; every rank must call.
@@ -243,7 +237,7 @@ class BoundCollective:
     def _start_by_type(
         self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp
     ) -> PendingSum:
-        """Begin the sum of element-wise payloads of several dtypes: those of one dtype travel together."""
+        # those of one dtype travel together
         sums = [self.start(Bundle([payloads[index] for index in indices]), key, op) for indices in groups]
 
         def finish() -> Payload:

@@ -12,8 +12,6 @@ Bytes: dense, 2 (p-1)/p of the wire tensor if p divides it; once the wire tensor
 and only once the wire tensor on that partner.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from typing_extensions import override
@@ -68,7 +66,6 @@ class HalvingDoubling(Collective):
         return layout.chunks(1 << (world_size.bit_length() - 1))
 
 
-def _half(rank: int, distance: int) -> slice:
-    """Return the chunks that a rank keeps when it halves with rank xor distance."""
+def _half(rank: int, distance: int) -> slice:  # the chunks that a rank keeps when it halves with rank xor distance
     first = rank // distance * distance
     return slice(first, first + distance)

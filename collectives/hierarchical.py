@@ -9,8 +9,6 @@ Bytes: what `intra` sends within the group, what `inter` sends among leaders, an
 within the group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -49,6 +47,7 @@ class Hierarchical(Collective):
         super().__post_init__()
         self.within = self._part("intra", self.intra)
         self.between = self._part("inter", self.inter)
+        self.finds_maxima = self.within.finds_maxima and self.between.finds_maxima
 
     def _part(self, role: str, name: str) -> Collective:
         try:
@@ -88,17 +87,12 @@ class Hierarchical(Collective):
 
     def groups(self, world_size: int) -> list[range]:
         """Return the ranks of each group."""
-        size = self.group_size
-        return [range(first, min(first + size, world_size)) for first in range(0, world_size, size)]
+        everyone = range(world_size)
+        return [everyone[first : first + self.group_size] for first in everyone[:: self.group_size]]
 
     def keeps_kinds(self, layout: Layout) -> bool:
         """Tell whether a group's total keeps its payload kinds; otherwise it is decoded before leaders exchange it."""
         return all(map(self._keeps, layout.leaves))
-
-    @property
-    @override
-    def finds_maxima(self) -> bool:
-        return self.within.finds_maxima and self.between.finds_maxima
 
     @property
     def gathers(self) -> bool:
@@ -148,28 +142,25 @@ class BoundHierarchical(BoundCollective):
     def __init__(self, options: Hierarchical, transport: Transport) -> None:
         super().__init__(options, transport)
         self._groups = options.groups(transport.world_size)
-        group = self._groups[transport.rank // options.group_size]
-        self._group = transport.view(group)
+        self._group = transport.view(self._groups[transport.rank // options.group_size])
         self._intra = options.within.bind(self._group)
         leaders = [ranks.start for ranks in self._groups]
         self._inter = options.between.bind(transport.view(leaders)) if transport.rank in leaders else None
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        return PendingSum.done(self._sum(payload, layout, op))
-
-    def _sum(self, payload: Payload, layout: Layout, op: ReduceOp) -> Payload:
         total = self._intra.sum(payload, layout.key, op)
         if len(self._groups) == 1:
-            return total
+            return PendingSum.done(total)
         if self.options.keeps_kinds(layout):
             keep_lost = payload.keep_lost if self._inter is not None else None  # only the leader's total is used
             total = _merged(total, keep_lost)
             total.keep_lost = keep_lost
-            return self._among_groups(total, layout, op)
-        if self.options.gathers:
-            return self._gathered(total, layout)
-        return self._among_groups(Dense(total.to_dense()), Layout.dense(layout.numel, key=layout.key), op)
+        elif self.options.gathers:
+            return PendingSum.done(self._gathered(total, layout))
+        else:
+            total, layout = Dense(total.to_dense()), Layout.dense(layout.numel, key=layout.key)
+        return PendingSum.done(self._among_groups(total, layout, op))
 
     @override
     def close(self) -> None:
@@ -180,9 +171,8 @@ class BoundHierarchical(BoundCollective):
     def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
         """Return the total of all groups, given this group's total: leaders exchange it and broadcast the result."""
         if self._inter is not None:
-            keep_lost = (
-                total.keep_lost if self.transport.rank == 0 else None
-            )  # one of the leaders, which all add the same
+            # one of the leaders, which all add the same, keeps what is lost
+            keep_lost = total.keep_lost if self.transport.rank == 0 else None
             total = _merged(self._inter.start_like(total, layout, op).finish(), keep_lost)
         if layout.itemsize is not None:
             wire = total.wire
@@ -196,10 +186,10 @@ class BoundHierarchical(BoundCollective):
         packed = None
         if isinstance(self._inter, BoundAllgather):
             own = Bundle(total.terms if isinstance(total, UnreducedSum) else [total])
-            longest = Layout(layout.leaves * self.options.group_size)
+            bundles = self._inter.gather(own, Layout(layout.leaves * self.options.group_size))
             terms = [
                 term
-                for bundle, group in zip(self._inter.gather(own, longest), self._groups, strict=True)
+                for bundle, group in zip(bundles, self._groups, strict=True)
                 for term in members(bundle, len(group) * [layout.numel])
             ]
             packed = messages.pack(Bundle(terms), self._group)
@@ -208,5 +198,4 @@ class BoundHierarchical(BoundCollective):
 
 
 def _merged(total: Payload, keep_lost: KeepLost | None) -> Payload:
-    """Return the total as one payload, with terms added."""
     return total.merged(keep_lost) if isinstance(total, UnreducedSum) else total

@@ -5,8 +5,6 @@ The backend determines the order of additions and the rounding: 16-bit sums are 
 Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

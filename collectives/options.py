@@ -6,8 +6,6 @@ Doc("kept entries / entries")] = 0.01``. The same check applies on the command l
 in library use (``GroupTopK(ratio=0.01)``). This module does not import torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools
@@ -47,7 +45,6 @@ def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
     return None
 
 
-_FINITE = pydantic.ConfigDict(allow_inf_nan=False)
 _LISTS = (tuple, list, frozenset, set)
 N = TypeVar("N")
 
@@ -77,8 +74,8 @@ class Option:
         return [note for note in annotations if isinstance(note, kind)]
 
     @functools.cached_property
-    def _adapter(self) -> pydantic.TypeAdapter[Any]:
-        return pydantic.TypeAdapter(self.hint, config=_FINITE)  # made when it is needed, because it takes long
+    def _adapter(self) -> pydantic.TypeAdapter[Any]:  # made when it is needed, because it takes long
+        return pydantic.TypeAdapter(self.hint, config=pydantic.ConfigDict(allow_inf_nan=False))
 
     def check(self, value: Any) -> Any:
         """Return the value in the option's type.
@@ -308,29 +305,18 @@ def build(package: str, base: type[T], text: str) -> T:
             range.
     """
     spec = Spec.parse(text)
-    found = _components(package, base, first=spec.name)
-    component = next((component for component in found if component.component_name == spec.name), None)
-    component = component or _extension(package, spec.name)
-    if component is None:
-        near = did_you_mean(spec.name, component_names(package, base))
-        raise OptionError(f"there is no {base.__name__.lower()} '{spec.name}'{near}")
-    return component.from_text(spec.options)
-
-
-def _extension(package: str, name: str) -> Any:
-    """Return the component that an extension or another distribution adds by entry point, or None.
-
-    Raises:
-        OptionError: it was removed.
-    """
-    for point in importlib.metadata.entry_points(group=f"bench.{package}", name=name):
-        try:
-            component = point.load()
+    for component in _components(package, base, first=spec.name):
+        if component.component_name == spec.name:
+            return component.from_text(spec.options)
+    for point in importlib.metadata.entry_points(group=f"bench.{package}", name=spec.name):
+        try:  # an extension, or another distribution
+            added: type[T] = point.load()
         except ModuleNotFoundError as error:
-            raise OptionError(f"'{name}' is an extension that is not installed here ({error})") from None
-        component.component_name = name
-        return component
-    return None
+            raise OptionError(f"'{spec.name}' is an extension that is not installed here ({error})") from None
+        added.component_name = spec.name
+        return added.from_text(spec.options)
+    near = did_you_mean(spec.name, component_names(package, base))
+    raise OptionError(f"there is no {base.__name__.lower()} '{spec.name}'{near}")
 
 
 def component_names(package: str, base: type[Options]) -> list[str]:
@@ -340,9 +326,8 @@ def component_names(package: str, base: type[Options]) -> list[str]:
 
 def _components(package: str, base: type[T], first: str = "") -> Iterator[type[T]]:
     """Import the modules of a package, the one named `first` before the others, and yield their components."""
-    path = importlib.import_module(package).__path__
-    modules = [module.name for module in pkgutil.iter_modules(path) if not module.ispkg]
-    for module in sorted(modules, key=lambda module: (module != first, module)):
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    for module in sorted((m.name for m in found if not m.ispkg), key=lambda name: (name != first, name)):
         for value in vars(importlib.import_module(f"{package}.{module}")).values():
             if isinstance(value, type) and issubclass(value, base) and value.is_component:
                 yield value

@@ -137,8 +137,7 @@ class BoundPool(BoundCollective):
 
     @override
     def close(self) -> None:
-        """Release the mapped regions; their names were already removed when all ranks had mapped them."""
-        self._pool_rounds = None
+        self._pool_rounds = None  # the names of the regions were already removed when all ranks had mapped them
         self._rounds_of_buffers.clear()
 
     def _map(self, slot_bytes: int, num_sets: int, smaller: str) -> PoolRounds:
@@ -192,8 +191,7 @@ class PoolRounds:
         """Return the slot of `rank` in this round, uint8 [nbytes]; that of rank `world_size` is for the result."""
         number = round_ % self._num_sets * (self._transport.world_size + 1) + rank
         index, region = divmod(number, len(self._memories))
-        start = index * self._slot_bytes
-        return self._memories[region].data[start : start + nbytes]
+        return self._memories[region].data[index * self._slot_bytes :][:nbytes]
 
     def sum_(self, wire: torch.Tensor, op: ReduceOp, lost: WireLost | None = None) -> None:
         """Replace `wire` (mutated; it may be this rank's slot itself) by the sum in rank order; all ranks must call."""
@@ -244,11 +242,8 @@ class PoolRounds:
         lines, rank = self._lines, self._transport.rank
         buffers: list[torch.Tensor] = []
 
-        def piece(buffer: torch.Tensor, index: int) -> torch.Tensor:
-            return buffer[index * self._slot_bytes : (index + 1) * self._slot_bytes]
-
         def fill(round_: int, index: int) -> None:
-            part = piece(packed, index)
+            part = packed[index * self._slot_bytes :][: self._slot_bytes]
             slot = self.slot(round_, rank, part.nbytes)
             slot.copy_(part)
             lines.synchronize(slot)
@@ -264,7 +259,7 @@ class PoolRounds:
 
         def combine(round_: int, index: int) -> None:
             for other, buffer in enumerate(buffers):
-                part = piece(buffer, index)
+                part = buffer[index * self._slot_bytes :][: self._slot_bytes]
                 if other != rank and part.numel():
                     slot = self.slot(round_, other, part.nbytes)
                     lines.synchronize(slot)

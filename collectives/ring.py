@@ -11,8 +11,6 @@ Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages 
 except two that are sent once. Payloads that are merged: the packed unions with their headers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 from typing_extensions import override
@@ -33,8 +31,7 @@ class Ring(Collective):
 
         def partial_sum(chunk: int, num_terms: int) -> Piece:
             """Return a chunk with the contributions of `num_terms` ranks, from the rank of its own number on."""
-            ranks = frozenset((chunk + hop) % n for hop in range(min(num_terms, n)))
-            return Piece(*chunks[chunk % n], ranks)
+            return Piece(*chunks[chunk % n], frozenset((chunk + hop) % n for hop in range(min(num_terms, n))))
 
         rounds = []
         for index in range(2 * (n - 1)):

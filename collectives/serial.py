@@ -4,8 +4,6 @@ Each order of additions is implemented as the collective's module documents it. 
 collectives, so that both can be compared bit for bit.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -179,6 +177,5 @@ def _added(terms: Terms) -> Payload:
 
 
 def _value_dtype(payload: Payload) -> torch.dtype:
-    """Return the value type in a payload's header."""
     _, _, number, *_ = Reader(payload.pack()).numbers(HEADER)
     return VALUE_DTYPES[int(number)]

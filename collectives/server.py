@@ -32,7 +32,7 @@ from collectives.options import Count, CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import members
-from collectives.payloads.codec.values import to_value_dtype
+from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.dense import Dense
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
@@ -49,9 +49,10 @@ class Shard(NamedTuple):
     Attributes:
         key: ids of the layers inside.
         server: the rank that serves it.
-        place: its elements in the message, and its number there.
+        place: its first element in the message and one past the last, and its number there.
         elementwise: whether it is pushed as element-wise payloads of one dtype, so that the answer has that dtype too.
         keeps_loss: whether the server keeps the error of its answer for the next sum.
+        stretches: the stretches of layers in it, if the server keeps its loss.
     """
 
     key: Key
@@ -59,11 +60,7 @@ class Shard(NamedTuple):
     place: Place
     elementwise: bool
     keeps_loss: bool
-
-    @property
-    def numel(self) -> int:
-        """Return its number of elements."""
-        return self.place[1] - self.place[0]
+    stretches: Sequence[LayerStretch] = ()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -88,15 +85,14 @@ class Server(Collective):
         bool | None, Doc("add the error of an answer to the next sum; none: only if answers are encoded (recode)")
     ] = None
 
-    @property
     @override
-    def recodes(self) -> bool:
-        return self.downlink == "recode"
-
-    @property
-    @override
-    def keeps_residuals(self) -> bool:
-        return self.recodes if self.error_feedback is None else self.error_feedback
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recodes = self.downlink == "recode"
+        self.keeps_residuals = self.recodes if self.error_feedback is None else self.error_feedback
+        self.is_sharded = self.placement == "sharded"
+        # a single server with dense answers need not separate layers
+        self.tells_layers_apart = self.is_sharded or self.downlink != "dense"
 
     @override
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundServer:
@@ -121,15 +117,16 @@ class Server(Collective):
         if not self.tells_layers_apart:
             layout = dataclasses.replace(layout, layer_numels=())
         for part in layout.by_layer():
-            is_split = self._is_sharded and (part.numel > self.split_numel or len(part.key) > 1)
+            is_split = self.is_sharded and (part.numel > self.split_numel or len(part.key) > 1)
             if self.recodes and not all(leaf.is_full for leaf in part.leaves):
                 is_split = False  # a layer that is encoded again stays whole, as its compressor needs its shape
             for index, (start, stop) in enumerate(part.cuts(world_size if is_split else 1)):
-                server = (part.key[0] + index) % world_size if self._is_sharded else self.root
+                server = (part.key[0] + index) % world_size if self.is_sharded else self.root
                 place = (first + start, first + stop, len(shards))
                 is_whole = stop - start == part.numel or all(leaf.is_full for leaf in part.leaves)
                 elementwise = is_whole and part.itemsize is not None
-                loses = _is_16_bit(part) if elementwise else self.downlink != "dense"
+                types = {leaf.wire[1] for leaf in part.leaves if leaf.wire is not None}
+                loses = types <= {*SHORT} if elementwise else self.downlink != "dense"  # 16-bit sums are rounded
                 shards.append(Shard(part.key, server, place, elementwise, loses and self.keeps_residuals))
             first += part.numel
         return shards
@@ -137,8 +134,10 @@ class Server(Collective):
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         """Return two rounds: workers push their shards to the servers, which answer all workers."""
-        by_server, everyone = self._by_server(world_size, layout), range(world_size)
-        push, pull = Round(), Round()
+        by_server: dict[int, list[Shard]] = {}
+        for shard in self.shards(world_size, layout):
+            by_server.setdefault(shard.server, []).append(shard)
+        push, pull, everyone = Round(), Round(), range(world_size)
         for server in sorted(by_server.keys() - {rank}):
             push.send(server, *_pieces(by_server[server], [rank]))
             pull.receive(server, *_pieces(by_server[server], everyone))
@@ -157,26 +156,11 @@ class Server(Collective):
     ) -> float | None:
         if world_size == 1:
             return 0
-        if self._is_sharded:
+        if self.is_sharded:
             return None
         if rank != self.root:
             return nbytes
         return (world_size - 1) * nbytes if elementwise else None
-
-    def _by_server(self, world_size: int, layout: Layout) -> dict[int, list[Shard]]:
-        by_server: dict[int, list[Shard]] = {}
-        for shard in self.shards(world_size, layout):
-            by_server.setdefault(shard.server, []).append(shard)
-        return by_server
-
-    @property
-    def tells_layers_apart(self) -> bool:
-        """Tell whether layers must be separated; a single server with dense answers need not separate them."""
-        return self._is_sharded or self.downlink != "dense"
-
-    @property
-    def _is_sharded(self) -> bool:
-        return self.placement == "sharded"
 
 
 class BoundServer(BoundCollective):
@@ -188,47 +172,25 @@ class BoundServer(BoundCollective):
         super().__init__(options, transport)
         self._downlink = downlink
         self._shards: dict[Layout, list[Shard]] = {}
-        self._stretches: dict[Layout, dict[Place, list[LayerStretch]]] = {}
-        self._pushed: dict[Key, tuple[Layout, PackedPieces]] = {}
         self._residuals = AnswerResiduals(transport)
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        self.push(layout.key, payload, layout)
-        return PendingSum.done(self.pull(layout.key, op))
-
-    def push(self, key: Key, payload: Payload, layout: Layout | None = None) -> None:
-        """Send the shards of this rank's payload to the servers; a server also receives. Every rank must call.
-
-        Args:
-            key: ids of the layers inside.
-            payload: this rank's contribution.
-            layout: the layout of all ranks' payloads; None: that of `payload`.
-        """
-        layout = layout or Layout.of(payload, key)
         if self._downlink is not None and self.options.tells_layers_apart:
-            numels = tuple(self._downlink.numel(layer_id) for layer_id in key)
-            layout = dataclasses.replace(layout, layer_numels=numels)
-        pieces = PackedPieces(self.transport, payload, layout)
+            layout = dataclasses.replace(layout, layer_numels=tuple(map(self._downlink.numel, layout.key)))
         shards = self._shards_of(layout)
-        if stretches := self._stretches[layout]:
-            keepers = {each: shard.server for shard in shards for each in stretches.get(shard.place, ())}
-            self._residuals.settle(keepers)
-        for shard, part in zip(shards, members(payload, [shard.numel for shard in shards]), strict=True):
-            pieces.held[shard.place] = part
-        push_round, _ = self.rounds_of(layout)
-        pieces.run([push_round])
-        self._pushed[key] = layout, pieces
-
-    def pull(self, key: Key, op: ReduceOp = "sum") -> Payload:
-        """Return the sum of what all ranks pushed for `key`; every rank must call, after `push`."""
-        layout, pieces = self._pushed.pop(key)
-        for shard in self._shards_of(layout):
+        self._residuals.settle({stretch: shard.server for shard in shards for stretch in shard.stretches})
+        pieces = PackedPieces(self.transport, payload, layout)
+        places = [shard.place for shard in shards]
+        parts = members(payload, [stop - start for start, stop, _ in places])
+        pieces.held.update(zip(places, parts, strict=True))
+        push, pull = self.rounds_of(layout)
+        pieces.run([push])
+        for shard in shards:
             if shard.server == self.transport.rank:
-                pieces.held[shard.place] = self._answer(shard, pieces.terms(shard.place), op, layout)
-        _, pull_round = self.rounds_of(layout)
-        pieces.run([pull_round])
-        return pieces.total()
+                pieces.held[shard.place] = self._answer(shard, pieces.terms(shard.place), op)
+        pieces.run([pull])
+        return PendingSum.done(pieces.total())
 
     @override
     def commit(self) -> None:
@@ -255,54 +217,52 @@ class BoundServer(BoundCollective):
             self._downlink.load_state_dict(state["downlink"])
 
     def _shards_of(self, layout: Layout) -> list[Shard]:
-        """Return the shards of all servers; they are computed once per layout."""
         if layout not in self._shards:
             shards = self.options.shards(self.transport.world_size, layout)
-            kept = [shard for shard in shards if shard.keeps_loss]
-            layers = self._layers_of(layout) if kept else []
-            self._stretches[layout] = {shard.place: list(stretches_between(layers, *shard.place[:2])) for shard in kept}
-            self._shards[layout] = shards
+            layers = self._layers_of(layout) if any(shard.keeps_loss for shard in shards) else []
+            self._shards[layout] = [
+                shard._replace(stretches=[*stretches_between(layers, *shard.place[:2])]) if shard.keeps_loss else shard
+                for shard in shards
+            ]
         return self._shards[layout]
 
     def _layers_of(self, layout: Layout) -> list[tuple[int, int]]:
-        """Return (id, number of elements) for each layer in a message."""
         if self._downlink is None:
             raise OptionError(
                 "server: downlink=recode and error_feedback=true need the layers of a training run; use downlink=dense "
                 "or union without error feedback"
             )
-        layers = [(layer_id, self._downlink.numel(layer_id)) for layer_id in layout.key]
-        if sum(numel for _, numel in layers) != layout.numel:
+        numels = [self._downlink.numel(layer_id) for layer_id in layout.key]
+        if sum(numels) != layout.numel:
             raise PayloadError(
                 f"a server with error feedback was sent {layout.numel} elements for layers {list(layout.key)}, which "
-                f"have {sum(numel for _, numel in layers)}"
+                f"have {sum(numels)}"
             )
-        return layers
+        return list(zip(layout.key, numels, strict=True))
 
-    def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp, layout: Layout) -> Payload:
+    def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
         """Return a server's answer for one shard: all ranks' terms added in rank order, plus its residual if any."""
         elementwise = all(term.elementwise for term in terms)
         if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
             return added(terms, op)
-        total = sum_in_order(terms)
+        total = _sum_in_order(terms)
         if shard.keeps_loss:
-            self._residuals.add_to_(total, self._stretches[layout][shard.place])
-        answer = _rounded(terms[0], total) if elementwise else self._encoded(shard.key, terms, total)
+            self._residuals.add_to_(total, shard.stretches)
+        if elementwise:
+            answer = _rounded(terms[0], total)
+        elif self.options.downlink == "union":
+            answer = _union(terms, total)
+        elif self._downlink is not None:
+            answer = self._downlink.encode(total, shard.key)
+        else:
+            raise OptionError("server: downlink=recode needs the run's compressor; use downlink=dense or union")
         if shard.keeps_loss:
             answer.subtract_from_(total)
-            self._residuals.propose(total, self._stretches[layout][shard.place])
+            self._residuals.propose(total, shard.stretches)
         return answer
 
-    def _encoded(self, key: Key, terms: Sequence[Payload], total: torch.Tensor) -> Payload:
-        if self.options.downlink == "union":
-            return _union(terms, total)
-        if self._downlink is None:
-            raise OptionError("server: downlink=recode needs the run's compressor; use downlink=dense or union")
-        return self._downlink.encode(total, key)
 
-
-def sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:
-    """Decode all ranks' payloads and add them in rank order; return a new tensor, fp32 [numel]."""
+def _sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:  # decoded; a new tensor, fp32 [numel]
     total = terms[0].to_dense()
     for term in terms[1:]:
         term.add_to_(total)
@@ -313,7 +273,7 @@ def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
     """Add all ranks' payloads in rank order; element-wise payloads keep their kind, others become dense fp32."""
     if all(term.elementwise for term in terms):
         return terms[0].with_wire(sum_wires([term.wire for term in terms], op))
-    return Dense(sum_in_order(terms))
+    return Dense(_sum_in_order(terms))
 
 
 def _rounded(term: Payload, total: torch.Tensor) -> Payload:
@@ -326,21 +286,14 @@ def _rounded(term: Payload, total: torch.Tensor) -> Payload:
     return term.with_wire(to_value_dtype(torch.cat(values), term.wire.dtype))
 
 
-def _is_16_bit(layout: Layout) -> bool:
-    """Tell whether sums of these element-wise payloads are rounded to 16 bits when they travel."""
-    dtypes = {leaf.wire[1] for leaf in layout.leaves if leaf.wire is not None}
-    return dtypes <= {torch.float16, torch.bfloat16}
-
-
 def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
-    """Return the shards as pieces of a message that holds the contributions of the ranks in `terms`."""
     return [Piece(*shard.place[:2], frozenset(terms), shard.place[2]) for shard in shards]
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
     """Return the elements of `total` [numel] that some term transmits, in the terms' value type."""
-    if all(isinstance(term, RowSparse) for term in terms):
-        by_rows = [term for term in terms if isinstance(term, RowSparse)]
+    by_rows = [term for term in terms if isinstance(term, RowSparse)]
+    if len(by_rows) == len(terms):
         rows = torch.cat([term.rows for term in by_rows]).unique()
         values = total.view(-1, by_rows[0].row_numel)[rows]
         return RowSparse(total.numel(), rows, to_value_dtype(values, by_rows[0].values.dtype))

@@ -11,8 +11,6 @@ Bytes: dense, the wire tensor once upwards (except on rank 0) and once downwards
 2 (n-1)/n times on average. Latency 2 log2(n).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 
@@ -32,15 +30,15 @@ class Tree(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        depth, height, children = depth_of(rank), depth_of(world_size - 1), children_of(rank, world_size)
-        segments = self.segments(layout)
-        parent, below, everyone = (rank - 1) // 2, ranks_below(rank, world_size), frozenset(range(world_size))
+        depth, height = ((place + 1).bit_length() - 1 for place in (rank, world_size - 1))  # steps to the root
+        segments, children = self.segments(layout), _children_of(rank, world_size)
+        parent, below, everyone = (rank - 1) // 2, _ranks_below(rank, world_size), frozenset(range(world_size))
         rounds = []
         for time in range(len(segments) + 2 * height - 1):
             round_ = Round(layout.itemsize)
             for child in children:
                 if 0 <= (up := time - (height - depth - 1)) < len(segments):
-                    summed = Piece(*segments[up], ranks_below(child, world_size))
+                    summed = Piece(*segments[up], _ranks_below(child, world_size))
                     round_.receive(child, summed, effect="own + received")
                 if 0 <= (down := time - (height + depth)) < len(segments):
                     round_.send(child, Piece(*segments[down], everyone))
@@ -59,16 +57,9 @@ class Tree(Collective):
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
 
 
-def ranks_below(rank: int, n: int) -> frozenset[int]:
-    """Return a rank and all ranks below it in the tree."""
-    return frozenset([rank]).union(*(ranks_below(child, n) for child in children_of(rank, n)))
+def _ranks_below(rank: int, n: int) -> frozenset[int]:
+    return frozenset([rank]).union(*(_ranks_below(child, n) for child in _children_of(rank, n)))
 
 
-def children_of(rank: int, n: int) -> list[int]:
-    """Return the children of a rank."""
+def _children_of(rank: int, n: int) -> list[int]:
     return [child for child in (2 * rank + 1, 2 * rank + 2) if child < n]
-
-
-def depth_of(rank: int) -> int:
-    """Return the number of steps to the root."""
-    return (rank + 1).bit_length() - 1

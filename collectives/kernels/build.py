@@ -6,10 +6,9 @@ the compiler inserts are resolved in the running process. Fused multiply-add is 
 reference path bit for bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
+import itertools
 import os
 import platform
 import subprocess
@@ -47,8 +46,7 @@ def sources() -> list[Path]:
 def digest(files: list[Path]) -> str:
     """Return a hash of the sources and the compiler's flags: 16 hexadecimal digits."""
     texts = b"".join(path.name.encode() + b"\0" + path.read_bytes() + b"\0" for path in files)
-    flags = repr((FLAGS, FLAGS_OF, LINKED, TARGETS)).encode()
-    return hashlib.sha256(texts + flags).hexdigest()[:16]
+    return hashlib.sha256(texts + repr((FLAGS, FLAGS_OF, LINKED, TARGETS)).encode()).hexdigest()[:16]
 
 
 def library_name(processor: str) -> str:
@@ -62,13 +60,10 @@ def build(folder: Path) -> list[Path]:
     Raises:
         BuildError: this machine is not in `TARGETS`, there is no compiler, or it failed.
     """
-    files = sources()
-
-    def compiled(processor: str) -> Path:
-        return compile_library(folder / library_name(processor), files, processor)
-
+    processors = processors_of_this_machine()
+    libraries = [folder / library_name(processor) for processor in processors]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compiled, processors_of_this_machine()))
+        return list(pool.map(compile_library, libraries, itertools.repeat(sources()), processors))
 
 
 def processors_of_this_machine() -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 GRADWIRE_KERNELS=reference in the environment selects the reference path: plain torch and numpy, slower, same results.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses
@@ -154,8 +152,3 @@ def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
         yield
     finally:
         _forced = before
-
-
-def reference_path() -> contextlib.AbstractContextManager[None]:
-    """Use the reference path within a `with` block."""
-    return serving("reference")

@@ -1,7 +1,5 @@
 """Calls from Python to native loops in C and to Triton kernels; arguments are checked, and the GIL is released."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

@@ -10,8 +10,6 @@ elements and 24 bytes of control. The worker on the server's own rank sends noth
 counted as `replicas`.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum
@@ -32,7 +30,6 @@ SERVER, WORKER = 0, 1  # ranks within a link
 _MAGIC = 0x5357  # "WS" as bytes; payloads start with other bytes
 _NONE = -1
 _NO_CLOCK = ClockEnd(index=0, epoch=0, lr=0.0)
-_Posted = collections.deque[tuple[torch.Tensor, Pending]]
 # Smallest number of posted buffers, and the total bytes that more of them may take. Each buffer is as long as the
 # largest layer's message, but memory is only used for the bytes that a message fills.
 _FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
@@ -74,8 +71,7 @@ class ControlMessage:
         _, command, index, epoch, lr = cls.FORM.unpack(raw)
         if command not in set(Request):
             raise PayloadError(f"a worker sent command {command}, which does not exist")
-        dropped = command == Request.DROP
-        return cls(Request(command), ClockEnd(index=index, epoch=epoch, lr=lr, dropped=dropped))
+        return cls(Request(command), ClockEnd(index=index, epoch=epoch, lr=lr, dropped=command == Request.DROP))
 
 
 # The server's control message before the parameters: magic number, staleness (-1: None), version, steps; 24 bytes.
@@ -97,10 +93,9 @@ class RemoteServer(ServerClient):
 
     @override
     def __init__(self, link: Transport, numels: Sequence[int]) -> None:
-        _check_layers(numels)
+        self._bound = _bound(numels)
         self._link = link
         self._numels = numels
-        self._bound = _bound(numels)
         self._sent: list[Pending] = []
 
     @override
@@ -120,12 +115,8 @@ class RemoteServer(ServerClient):
     def disconnect(self) -> None:
         """Send one control message for each buffer that the server has posted, so that none stays posted."""
         with self._link.counted_as("control"):
-            wait_all(
-                [
-                    self._link.send(ControlMessage(Request.DISCONNECT).pack(), SERVER)
-                    for _ in range(_num_posted(self._numels))
-                ]
-            )
+            message = ControlMessage(Request.DISCONNECT).pack()
+            wait_all([self._link.send(message, SERVER) for _ in range(_num_posted(self._numels))])
 
     def _ask(self, control: ControlMessage) -> Answer:
         reply = torch.empty(_REPLY.size, dtype=torch.uint8)
@@ -139,8 +130,12 @@ class RemoteServer(ServerClient):
         magic, behind, version, num_steps = _REPLY.unpack(reply.numpy().tobytes())
         if magic != _MAGIC:
             raise PayloadError(f"the server's answer starts with {magic:#06x} instead of {_MAGIC:#06x}")
-        staleness = None if behind == _NONE else behind
-        return Answer(version=version, num_steps=num_steps, staleness=staleness, parameters=parameters)
+        return Answer(
+            version=version,
+            num_steps=num_steps,
+            staleness=None if behind == _NONE else behind,
+            parameters=parameters,
+        )
 
 
 def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
@@ -155,10 +150,14 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
         TransportError: the worker was lost, or did not send anything in time.
         PayloadError: the worker sent an invalid message.
     """
-    _check_layers(numels)
-    posted: _Posted = collections.deque()
+    bound, num_posted = _bound(numels), _num_posted(numels)
+    posted: collections.deque[tuple[torch.Tensor, Pending]] = collections.deque()
     while True:
-        message = _next_message(link, posted, numels)
+        while len(posted) < num_posted:
+            buffer = torch.empty(bound, dtype=torch.uint8)
+            posted.append((buffer, link.receive_into(buffer, WORKER)))
+        message, pending = posted.popleft()  # the buffer may be longer than the message
+        pending.wait()
         control = ControlMessage.read(message)
         if control is None:
             payload = unpack(message)
@@ -166,9 +165,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
                 raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
             session.push(payload.tensor_id, payload)
         elif control.command is Request.DISCONNECT:
-            wait_all(
-                [pending for _, pending in posted]
-            )  # a process group must not be destroyed while a buffer is posted
+            wait_all([left for _, left in posted])  # a process group must not be destroyed while a buffer is posted
             return
         elif control.command is Request.SYNCHRONIZE:
             answer = session.synchronize()
@@ -178,36 +175,23 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
             _reply(link, session.end_clock(control.clock_end))
 
 
-def _next_message(link: Transport, posted: _Posted, numels: Sequence[int]) -> torch.Tensor:
-    """Return the next message, in the order sent, as uint8; the buffer may be longer than the message."""
-    while len(posted) < _num_posted(numels):
-        buffer = torch.empty(_bound(numels), dtype=torch.uint8)
-        posted.append((buffer, link.receive_into(buffer, WORKER)))
-    buffer, pending = posted.popleft()
-    pending.wait()
-    return buffer
-
-
 def _reply(link: Transport, answer: Answer) -> None:
     behind = _NONE if answer.staleness is None else answer.staleness
     reply = _bytes(_REPLY.pack(_MAGIC, behind, answer.version, answer.num_steps))
     with link.counted_as("control"):
-        pendings = [link.send(reply, WORKER)]
-    wait_all([*pendings, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
+        pending = link.send(reply, WORKER)
+    wait_all([pending, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
 
 
 def _num_posted(numels: Sequence[int]) -> int:
-    """Return the number of buffers that the server keeps posted, at most the number of messages of a clock."""
+    # buffers that the server keeps posted, at most the number of messages of a clock
     return min(max(_FEWEST_POSTED, _POSTED_BYTES // _bound(numels)), len(numels) + 1)
 
 
 def _bound(numels: Sequence[int]) -> int:
-    return messages.bound_nbytes(max(numels, default=0), 1)
-
-
-def _check_layers(numels: Sequence[int]) -> None:
     if len(numels) > 2**16:
         raise PayloadError(f"a parameter server supports at most {2**16} layers; this model has {len(numels)}")
+    return messages.bound_nbytes(max(numels, default=0), 1)
 
 
 def _bytes(raw: bytes) -> torch.Tensor:

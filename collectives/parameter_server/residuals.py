@@ -1,7 +1,5 @@
 """Residuals of servers: the errors of their answers, fp32 by stretch of a layer, on the rank that serves it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -76,8 +74,7 @@ class AnswerResiduals:
                     if source == rank:
                         sends.append((self._part(old, start, stop), keeper))
                     continue
-                whole = arrived.setdefault(new, self._zeros(new.stop - new.start))
-                into = whole[start - new.start : stop - new.start]
+                into = arrived.setdefault(new, self._zeros(new.stop - new.start))[start - new.start : stop - new.start]
                 if source in (rank, EVERY_RANK):
                     into.copy_(self._part(old, start, stop))
                 else:
@@ -132,5 +129,4 @@ class AnswerResiduals:
 
 
 def _cut(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> tuple[torch.Tensor, ...]:
-    numels = [stretch.stop - stretch.start for stretch in stretches]
-    return torch.split(total, numels)
+    return torch.split(total, [stretch.stop - stretch.start for stretch in stretches])

@@ -142,8 +142,8 @@ class ParameterServer(abc.ABC):
 
     def join(self, rank: int) -> Session:
         """Return the session of one worker; call it once for each worker before any of them pushes."""
-        session = self._sessions[rank] = Session(self, rank)
-        return session
+        self._sessions[rank] = Session(self, rank)
+        return self._sessions[rank]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the version and every worker's clock; no push may be pending, so call `synchronize` before."""

@@ -1,7 +1,5 @@
 """All payload kinds; importing this package registers them, so that `unpack` can decode each of them."""
 
-from __future__ import annotations
-
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans

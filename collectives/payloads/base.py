@@ -380,7 +380,6 @@ def unpack(buffer: torch.Tensor) -> Payload:
         raise PayloadError(f"{kind.__name__} has no value type of number {number}, or no form of number {form}")
     if num_entries > numel:
         raise PayloadError(f"{num_entries} entries are more than the {numel} elements of the tensor")
-    received = Received(numel, num_entries, VALUE_DTYPES[number], form, body.numbers(kind.fixed), body)
-    payload = kind.from_wire(received)
+    payload = kind.from_wire(Received(numel, num_entries, VALUE_DTYPES[number], form, body.numbers(kind.fixed), body))
     payload.tensor_id = tensor_id
     return payload

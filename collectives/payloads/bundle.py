@@ -105,12 +105,10 @@ class Bundle(Payload):
     @classmethod
     def from_wire(cls, wire: Received) -> Self:
         (count,) = wire.numbers
-        if count == 0:
-            raise PayloadError("a bundle needs at least one payload")
         ends = [8 * (end & 0xFFFFFFFF) for end in wire.body.tensor(count, torch.int32).tolist()]
         wire.body.tensor(_padded(4 + 4 * count) - 4 - 4 * count, torch.uint8)
         packed = wire.body.rest()
-        if max(ends) > packed.numel():
+        if max(ends, default=0) > packed.numel():
             raise PayloadError("a bundle is cut short: its last member ends after the message")
         payloads = []
         for begin, end in itertools.pairwise([0, *ends]):  # end < begin leaves no header, so unpack raises
@@ -144,8 +142,9 @@ class Bundle(Payload):
 
     @override
     def borders(self, num_parts: int) -> list[int]:
-        blocks = [(member.numel, member.alignment, member.splits_blocks) for member in self.payloads]
-        return borders_of_blocks(blocks, num_parts)
+        return borders_of_blocks(
+            [(each.numel, each.alignment, each.splits_blocks) for each in self.payloads], num_parts
+        )
 
     def _cut(self, start: int, stop: int) -> Payload:
         """Return the members in this range, the first and last cut if necessary; a single member without a bundle.
@@ -225,11 +224,10 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
     if len(numels) == 1:
         return [total]
     if isinstance(total, UnreducedSum):
-        by_term = [members(term, numels) for term in total.terms]
-        return [UnreducedSum(list(unit)) for unit in zip(*by_term, strict=True)]
+        return [UnreducedSum(unit) for unit in zip(*(members(term, numels) for term in total.terms), strict=True)]
     if isinstance(total, Bundle) and [member.numel for member in total.payloads] == list(numels):
         return list(total.payloads)  # `slice` would return a neighbour's slice in place of an empty member
-    borders = [0, *itertools.accumulate(numels)]
+    borders = itertools.accumulate(numels, initial=0)
     return [total.slice(start, stop) for start, stop in itertools.pairwise(borders)]
 
 
@@ -237,10 +235,8 @@ def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int
     """Return a callback that passes each rounding error to the member's own callback."""
 
     def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        if not values.numel():
-            return
         index = bisect.bisect_right(offsets, start) - 1
-        if (keep_lost := of_member[index]) is not None:
+        if values.numel() and (keep_lost := of_member[index]) is not None:
             keep_lost(start - offsets[index], values, positions)
 
     return keep

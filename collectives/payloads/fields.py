@@ -3,8 +3,6 @@
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
 """
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Sequence

@@ -189,7 +189,6 @@ def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
 
 
 def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> torch.Tensor:
-    """Return the first position of each entry's group, int64 [count]."""
     starts = torch.arange(-(-count // k), device=device) * group_size
     return starts[:, None].expand(-1, k).reshape(-1)[:count]
 
@@ -263,8 +262,7 @@ class RowSparse(Payload):
             raise PayloadError(f"{wire.num_entries} entries of {wire.numel} are not whole rows of {row_numel}")
         num_kept = wire.num_entries // row_numel
         values = wire.body.tensor(wire.num_entries, wire.dtype).view(num_kept, row_numel)
-        rows = decode_indices(wire.body, num_kept, wire.numel // row_numel, CODINGS[wire.form])
-        return cls(wire.numel, rows, values)
+        return cls(wire.numel, decode_indices(wire.body, num_kept, wire.numel // row_numel, CODINGS[wire.form]), values)
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:

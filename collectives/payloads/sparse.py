@@ -107,9 +107,9 @@ class IndexedValues(Payload):
                 f"{type(self).__name__} and {type(other).__name__} payloads cannot be added without decoding them"
             )
         keep = None if keep_lost is None else lambda indices, lost: keep_lost(0, lost, indices)
-        mine = as_sparse(self)
+        mine = _as_sparse(self)
         total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, other.positions, other.values, keep))
-        return total.widened() if total.is_wide else total
+        return total._widened() if total.is_wide else total
 
     @override
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
@@ -121,7 +121,6 @@ class IndexedValues(Payload):
         return total.index_copy_(0, self.positions, there)
 
     def _entries_before(self, borders: list[int]) -> list[int]:
-        """Return how many positions are below each border."""
         if self.positions.is_cpu:  # numpy is faster for a few numbers
             return list(np.searchsorted(self.positions.numpy(), borders).tolist())
         return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
@@ -192,8 +191,7 @@ class Sparse(IndexedValues):
         """Return True if the dense form takes no more bytes."""
         return self.num_entries > 0 and self.nbytes == HEADER_BYTES + self.numel * self.values.element_size()
 
-    def widened(self) -> Dense:
-        """Return the same tensor as `Dense`, in the same value type."""
+    def _widened(self) -> Dense:
         dense = self.values.new_zeros(self.numel)
         dense[self.indices] = self.values
         return Dense(dense)
@@ -201,7 +199,7 @@ class Sparse(IndexedValues):
     @override
     def fields(self) -> list[Field]:
         if self.is_wide:
-            dense = self.widened()
+            dense = self._widened()
             dense.tensor_id = self.tensor_id
             return dense.fields()
         coding = cheapest_coding(self.num_entries, self.numel)
@@ -227,13 +225,12 @@ class Sparse(IndexedValues):
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
 
 
-def as_sparse(payload: IndexedValues) -> Sparse:
-    """Return the payload as `Sparse`; shares its memory."""
+def _as_sparse(payload: IndexedValues) -> Sparse:  # shares its memory
     return payload if isinstance(payload, Sparse) else Sparse(payload.numel, payload.positions, payload.values)
 
 
 def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> bool:
-    """Return True if indices precede values: the wider type comes first, so that both can be read in place."""
+    # the wider type comes first, so that both can be read in place
     return coding == "coo" and coding_nbytes("coo", count, numel) > count * dtype.itemsize
 
 
@@ -278,8 +275,7 @@ class SparseLevels(IndexedValues):
     @classmethod
     def packed_nbytes(cls, numel: int, num_entries: int) -> int:
         """Return the length of a packed payload with this many entries."""
-        indices = index_set_nbytes(num_entries, numel)
-        return HEADER_BYTES + cls.fixed.size + indices + packed_nbytes(num_entries, BITS)
+        return HEADER_BYTES + cls.fixed.size + index_set_nbytes(num_entries, numel) + packed_nbytes(num_entries, BITS)
 
     @property
     @override
@@ -330,9 +326,8 @@ class SparseLevels(IndexedValues):
     @override
     def _cut(self, start: int, stop: int) -> SparseLevels:
         first, last = self._entries_before([start, stop])
-        codes = unpack_bits(self.packed, self.num_entries, BITS)[first:last]
-        indices = self.indices[first:last] - start
-        return SparseLevels(stop - start, indices, self.low, self.ratio, pack_bits(codes, BITS))
+        packed = pack_bits(unpack_bits(self.packed, self.num_entries, BITS)[first:last], BITS)
+        return SparseLevels(stop - start, self.indices[first:last] - start, self.low, self.ratio, packed)
 
 
 def levels(low: float, ratio: float) -> list[float]:
@@ -398,12 +393,12 @@ class Seeded(IndexedValues):
 
     def _cut(self, start: int, stop: int) -> Payload:
         """Return a part, as `Sparse` because its positions do not follow from the seed; the whole range is `self`."""
-        return self if (start, stop) == (0, self.numel) else as_sparse(self).slice(start, stop)
+        return self if (start, stop) == (0, self.numel) else _as_sparse(self).slice(start, stop)
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         """Return the sum: `Seeded` if both have the same positions, else as other payloads with positions."""
         if not (isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries)):
-            return as_sparse(self).add(other, keep_lost)
+            return _as_sparse(self).add(other, keep_lost)
         total = add_values(self.values, other.values)
         if keep_lost is not None and total.dtype in SHORT:
             keep_lost(0, lost_in_sum(self.values, other.values, total), self.positions)

@@ -17,7 +17,7 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import torch
 from typing_extensions import override
@@ -47,9 +47,9 @@ class Triangular(Payload):
 
     def __post_init__(self) -> None:
         self.numel = self.size**2
-        if self.values.shape != (triangle_numel(self.size),):
+        if self.values.shape != (_triangle_numel(self.size),):
             raise PayloadError(
-                f"the triangle of a {self.size} x {self.size} matrix has {triangle_numel(self.size)} values, "
+                f"the triangle of a {self.size} x {self.size} matrix has {_triangle_numel(self.size)} values, "
                 f"got {list(self.values.shape)}"
             )
 
@@ -62,7 +62,7 @@ class Triangular(Payload):
     @classmethod
     def from_wire(cls, wire: Received) -> Self:
         size = math.isqrt(wire.numel)
-        if size**2 != wire.numel or wire.num_entries != triangle_numel(size):
+        if size**2 != wire.numel or wire.num_entries != _triangle_numel(size):
             raise PayloadError(f"{wire.num_entries} entries are not the triangle of a matrix of {wire.numel} elements")
         return cls(size, wire.body.tensor(wire.num_entries, wire.dtype), *wire.numbers)
 
@@ -77,7 +77,8 @@ class Triangular(Payload):
 
     @override
     def entries_between(self, borders: list[int]) -> list[int]:
-        below = [triangle_entries_before(border, self.size) for border in borders]
+        places = [divmod(border, max(1, self.size)) for border in borders]
+        below = [_triangle_numel(row) + min(column, row + 1) for row, column in places]
         return [stop - start for start, stop in itertools.pairwise(below)]
 
     @override
@@ -85,18 +86,11 @@ class Triangular(Payload):
         return self if stop - start == self.numel else type(self)(0, self.values[:0])
 
 
-def triangle_numel(size: int) -> int:
-    """Return the number of elements in the lower triangle of a size x size matrix, the diagonal included."""
+def _triangle_numel(size: int) -> int:  # the diagonal included
     return size * (size + 1) // 2
 
 
-def triangle_entries_before(position: int, size: int) -> int:
-    """Return how many elements of the lower triangle have a row-major position in the matrix below `position`."""
-    row, column = divmod(position, size) if size else (0, 0)
-    return triangle_numel(row) + min(column, row + 1)
-
-
-def pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
+def _pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
     """Return the lower triangle of a matrix [d, d] row by row, [d (d + 1) / 2].
 
     Raises:
@@ -104,15 +98,14 @@ def pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
     """
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise PayloadError(f"only square matrices have a triangle to send, got {list(matrix.shape)}")
-    values = matrix.new_empty(triangle_numel(matrix.shape[0]))
+    values = matrix.new_empty(_triangle_numel(matrix.shape[0]))
     for rows, part in _row_blocks(matrix.shape[0], matrix.device):
         block = matrix[rows, : rows.stop]
         values[part] = block.masked_select(_kept(block, rows))
     return values
 
 
-def unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the matrix [size, size] with this lower triangle and zeros above the diagonal."""
+def _unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
     matrix = values.new_zeros(size, size)
     for rows, part in _row_blocks(size, values.device):
         block = matrix[rows, : rows.stop]
@@ -128,11 +121,11 @@ def _row_blocks(size: int, device: torch.device) -> Iterator[tuple[slice, slice]
     """
     for elements in cache_blocks(size**2, device, multiple_of=max(1, size)):
         rows = slice(elements.start // size, elements.stop // size)
-        yield rows, slice(triangle_numel(rows.start), triangle_numel(rows.stop))
+        yield rows, slice(_triangle_numel(rows.start), _triangle_numel(rows.stop))
 
 
 def _kept(block: torch.Tensor, rows: slice) -> torch.Tensor:
-    """Return a mask of the lower triangle within `block`, the matrix's [rows, :rows.stop]."""
+    # a mask of the lower triangle within `block`, the matrix's [rows, :rows.stop]
     return torch.ones_like(block, dtype=torch.bool).tril_(rows.start)
 
 
@@ -146,12 +139,12 @@ class Triangle(Triangular):
     @classmethod
     def from_matrix(cls, matrix: torch.Tensor) -> Self:
         """Take the lower triangle of a symmetric matrix [d, d]; elements above the diagonal are ignored."""
-        return cls(matrix.shape[0], pack_triangle(matrix))
+        return cls(matrix.shape[0], _pack_triangle(matrix))
 
     @property
     @override
     def matrix(self) -> torch.Tensor:
-        full = unpack_triangle(self.values, self.size)
+        full = _unpack_triangle(self.values, self.size)
         for rows, _ in _row_blocks(self.size, self.device):
             block = full[rows, : rows.stop]
             full[: rows.stop, rows] += block.tril(rows.start - 1).T
@@ -212,13 +205,13 @@ class CholeskyFactor(Triangular):
         """
         if bool(factor.triu(1).any()):
             raise PayloadError("a Cholesky factor must be lower triangular; transpose an upper one")
-        return cls(factor.shape[0], pack_triangle(factor), damping)
+        return cls(factor.shape[0], _pack_triangle(factor), damping)
 
     @property
     def factor(self) -> torch.Tensor:
         """Return L [d, d] in fp32, or fp64 if the values are fp64, with zeros above the diagonal."""
         wide = torch.promote_types(self.values.dtype, torch.float32)
-        return unpack_triangle(self.values.to(wide), self.size)
+        return _unpack_triangle(self.values.to(wide), self.size)
 
     @property
     def matrix(self) -> torch.Tensor:
@@ -244,7 +237,7 @@ class CholeskyFactor(Triangular):
         dtype = torch.promote_types(self.values.dtype, other.values.dtype)
         wide = torch.promote_types(dtype, torch.float32)
         factor = _lower_factor(torch.cat([self.factor.T.to(wide), other.factor.T.to(wide)]))
-        return CholeskyFactor(self.size, to_value_dtype(pack_triangle(factor), dtype), self.damping + other.damping)
+        return CholeskyFactor(self.size, to_value_dtype(_pack_triangle(factor), dtype), self.damping + other.damping)
 
 
 def _lower_factor(matrix: torch.Tensor) -> torch.Tensor:
@@ -303,14 +296,14 @@ def encode_symmetric(
         raise PayloadError(f"only square matrices are symmetric, got {list(matrix.shape)}")
     if not bool(torch.isfinite(matrix).all()):
         raise PayloadError("a matrix must be finite to be sent")
-    if form == "dense":
-        return EncodedMatrix(_whole(matrix, dtype))
-    if matrix.numel() and bool((matrix - matrix.T).abs().max() > MAX_ASYMMETRY * matrix.abs().max()):
-        return EncodedMatrix(_whole(matrix, dtype), Fallback.DENSE)
+    if form == "dense" or (
+        matrix.numel() and bool((matrix - matrix.T).abs().max() > MAX_ASYMMETRY * matrix.abs().max())
+    ):
+        whole = Dense(to_value_dtype(matrix, dtype).flatten())
+        return EncodedMatrix(whole, Fallback.NONE if form == "dense" else Fallback.DENSE)
     if form == "cholesky":
         for index, times in enumerate(DAMPING_TRIES):
-            factor = cholesky(matrix, damping * times)
-            if factor is not None:
+            if (factor := cholesky(matrix, damping * times)) is not None:
                 of_damped = CholeskyFactor.from_factor(to_value_dtype(factor, dtype), damping * times)
                 return EncodedMatrix(of_damped, Fallback.DAMPING if index else Fallback.NONE)
     triangle = Triangle.from_matrix(to_value_dtype(matrix, dtype))
@@ -322,10 +315,9 @@ def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
     for dtype in (matrix.dtype, torch.float64):
         damped = matrix.to(dtype, copy=True)
         damped.diagonal().add_(damping)
-        factor: torch.Tensor
         factor, failed_at = torch.linalg.cholesky_ex(damped)
         if not int(failed_at):
-            return factor.to(matrix.dtype)
+            return cast(torch.Tensor, factor.to(matrix.dtype))
     return None
 
 
@@ -344,7 +336,3 @@ def relative_damping(matrix: torch.Tensor) -> float:
     """Return a damping with which any positive semi-definite matrix [d, d] can be factored and restored accurately."""
     mean = float(matrix.diagonal().mean()) if matrix.numel() else 0.0
     return SHARE_OF_DIAGONAL * mean if mean > 0 else 1.0  # for a zero matrix, L = I restores zeros exactly
-
-
-def _whole(matrix: torch.Tensor, dtype: torch.dtype) -> Dense:
-    return Dense(to_value_dtype(matrix, dtype).flatten())

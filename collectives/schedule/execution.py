@@ -1,7 +1,5 @@
 """Execute the rounds of a sum: in place on a wire tensor, or with packed payloads."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +12,7 @@ from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.layout import Layout, leaves
 from collectives.schedule.rounds import Message, Piece, Place, Round
 from collectives.transport import messages
-from collectives.transport.base import Pending, Receive, ReduceOp, Transport, wait_all
+from collectives.transport.base import Pending, ReduceOp, Transport, wait_all
 from collectives.transport.messages import bound_nbytes, combine_
 
 # (first element in the wire tensor, rounding errors of the sums from there on, fp32)
@@ -26,7 +24,7 @@ def lost_on_wire(payload: Payload) -> WireLost | None:
     if (keep_lost := payload.keep_lost) is None:
         return None
     members = leaves(payload)
-    starts = [0, *itertools.accumulate(member.wire.numel() for member in members)]
+    starts = itertools.accumulate((member.wire.numel() for member in members), initial=0)
     offsets = itertools.accumulate((member.numel for member in members), initial=0)
     placed = list(zip(members, offsets, itertools.pairwise(starts), strict=False))
 
@@ -77,16 +75,14 @@ def run_in_place(
     sends: list[Pending] = []
     for index, round_ in enumerate(rounds):
         to_post = range(len(receives), min(index + num_ahead + 1, len(rounds)))
-        incoming: list[Receive] = []
-        for later in to_post:
-            sources = [message.peer for message in rounds[later].receives]
-            incoming += zip(buffers[later], sources, strict=True)
+        incoming = [
+            (buffer, message.peer)
+            for later in to_post
+            for buffer, message in zip(buffers[later], rounds[later].receives, strict=True)
+        ]
         outgoing = [(wire[message.stretch], message.peer) for message in round_.sends]
-        pendings = transport.post(outgoing, incoming)
-        for later in to_post:
-            count = len(buffers[later])
-            receives.append(pendings[:count])
-            pendings = pendings[count:]
+        pendings = iter(transport.post(outgoing, incoming))
+        receives += [list(itertools.islice(pendings, len(buffers[later]))) for later in to_post]
         sends += pendings
         wait_all(receives[index])
         for message, buffer in zip(round_.receives, buffers[index], strict=True):
@@ -144,12 +140,12 @@ class PackedPieces:
 
     def __getitem__(self, place: Place) -> Payload:
         """Return the payload held at this place, cut from the smallest stretch that contains it."""
-        if place not in self.held:
-            start, stop, _ = place
-            around = [held for held in self.held if held[0] <= start and stop <= held[1]]
-            smallest = min(around, key=lambda held: held[1] - held[0])
-            return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
-        return self.held[place]
+        if place in self.held:
+            return self.held[place]
+        start, stop, _ = place
+        around = [held for held in self.held if held[0] <= start and stop <= held[1]]
+        smallest = min(around, key=lambda held: held[1] - held[0])
+        return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
 
     def terms(self, place: Place) -> list[Payload]:
         """Return the payloads collected at this place and the own one, in rank order."""

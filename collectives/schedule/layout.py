@@ -45,10 +45,6 @@ class Leaf(NamedTuple):
         """Tell whether its wire tensor has all elements, so that any part of it is a payload of the same kind."""
         return self.wire is not None and self.wire[0] == self.numel
 
-    def part(self, numel: int) -> Leaf:
-        """Return the leaf of a part with `numel` elements."""
-        return Leaf(numel, self.alignment, self.addable, (numel, self.wire[1]) if self.wire and self.is_full else None)
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -118,8 +114,10 @@ class Layout:
             count = next((i for i in range(1, len(numels) + 1) if sum(numels[:i]) == leaf.numel), 0)
             inside, ids, cuts, numels = ids[:count], ids[count:], numels[:count], numels[count:]
             if count and leaf.wire is not None and leaf.alignment == 1:
-                layers = [leaf] if count == 1 else [leaf.part(numel) for numel in cuts]
-                parts += [Layout((layer,), (layer_id,)) for layer, layer_id in zip(layers, inside, strict=True)]
+                for numel, layer_id in zip(cuts, inside, strict=True):
+                    wire = (numel, leaf.wire[1]) if leaf.is_full else None
+                    layer = leaf if count == 1 else Leaf(numel, addable=leaf.addable, wire=wire)
+                    parts.append(Layout((layer,), (layer_id,)))
             else:
                 parts.append(Layout((leaf,), tuple(inside)))
         return parts if all(part.key for part in parts) and not ids else [self]
@@ -133,8 +131,8 @@ class Layout:
 
     def cuts(self, num_parts: int) -> list[Stretch]:
         """Return a balanced partition of the payloads' elements, with borders at which payloads can be cut."""
-        stretches = [(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
-        return list(itertools.pairwise(borders_of_blocks(stretches, num_parts)))
+        blocks = [(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
+        return list(itertools.pairwise(borders_of_blocks(blocks, num_parts)))
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:

@@ -3,8 +3,6 @@
 The lists of all ranks match: each message that one rank sends, another receives, in the same order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal, NamedTuple
 

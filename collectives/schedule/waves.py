@@ -108,12 +108,12 @@ class Lengths:
         """Return the lengths if pieces are dense fp32: all pieces, or those whose first element is in `starts`."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
-            payloads, nbytes = np.ones_like(start), HEADER_BYTES + 4 * (stop - start)
+            nbytes = HEADER_BYTES + 4 * (stop - start)
             if starts is None:
-                return payloads, nbytes
+                return np.ones_like(start), nbytes
             is_dense = np.isin(start, starts)
             others, as_they_were = self.packed(start, stop, terms)
-            return np.where(is_dense, payloads, others), np.where(is_dense, nbytes, as_they_were)
+            return np.where(is_dense, 1, others), np.where(is_dense, nbytes, as_they_were)
 
         return Lengths(packed)
 
@@ -148,7 +148,7 @@ class Lengths:
 
 
 def _as_arrays(stretches: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
-    """Return the first elements and the elements past the last, int [stretches] each."""
+    # the first elements, and the elements past the last
     start, stop = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
     return start, stop
 
@@ -165,13 +165,12 @@ def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Int
         ValueError: ranks wait for each other, so the rounds do not match.
     """
     ranks = [_Progress(rank, rounds) for rank, rounds in enumerate(by_rank)]
-    under_way: dict[tuple[int, int], int] = {}
-    while not all(rank.is_done for rank in ranks):
+    under_way: collections.Counter[tuple[int, int]] = collections.Counter()
+    while any(rank.left for rank in ranks):
         sent = [(rank.rank, round_, message) for rank in ranks for round_, message in rank.advance(under_way)]
         if not sent and not any(rank.moved for rank in ranks):
             raise ValueError("these rounds never end: a rank waits for a message that no rank sends")
-        for source, _, message in sent:
-            under_way[source, message.peer] = under_way.get((source, message.peer), 0) + 1
+        under_way.update((source, message.peer) for source, _, message in sent)
         if sent:
             sources, targets = zip(*((source, message.peer) for source, _, message in sent), strict=True)
             nbytes = [_nbytes(round_, message, lengths, weights) for _, round_, message in sent]
@@ -180,41 +179,33 @@ def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Int
 
 
 class _Progress:
-    """The progress of one rank through its rounds."""
-
     def __init__(self, rank: int, rounds: Sequence[Round]) -> None:
         self.rank = rank
         self.moved = False
-        self._rounds = list(rounds)[::-1]
+        self.left = list(rounds)[::-1]
         self._has_sent = False
 
-    @property
-    def is_done(self) -> bool:
-        return not self._rounds
-
-    def advance(self, under_way: dict[tuple[int, int], int]) -> Iterator[tuple[Round, Message]]:
+    def advance(self, under_way: collections.Counter[tuple[int, int]]) -> Iterator[tuple[Round, Message]]:
         """Yield the messages that it can send until it must wait for one; remove those it received from `under_way`."""
         self.moved = False
-        while self._rounds:
-            round_ = self._rounds[-1]
+        while self.left:
+            round_ = self.left[-1]
             if not self._has_sent:
                 yield from ((round_, message) for message in round_.sends)
                 self._has_sent = self.moved = True
             needed = collections.Counter(message.peer for message in round_.receives)
-            if any(under_way.get((peer, self.rank), 0) < count for peer, count in needed.items()):
+            if any(under_way[peer, self.rank] < count for peer, count in needed.items()):
                 return
             for peer, count in needed.items():
                 under_way[peer, self.rank] -= count
-            self._rounds.pop()
+            self.left.pop()
             self._has_sent, self.moved = False, True
 
 
 def _nbytes(round_: Round, message: Message, lengths: Lengths, weights: Ints) -> int:
-    if round_.itemsize is not None:
-        return round_.itemsize * message.numel
-    start, stop = np.array([(piece.start, piece.stop) for piece in message.pieces]).T
+    start, stop = _as_arrays([(piece.start, piece.stop) for piece in message.pieces])
     terms = np.array([_num_terms(piece, weights) for piece in message.pieces])
-    return int(lengths.joined(start, stop, terms, np.array([0]), np.array([len(start)]))[0])
+    return int(lengths.bare(round_.itemsize).joined(start, stop, terms, np.array([0]), np.array([len(start)]))[0])
 
 
 def _num_terms(piece: Piece, weights: Ints) -> int:
@@ -222,9 +213,8 @@ def _num_terms(piece: Piece, weights: Ints) -> int:
 
 
 def _bundled(payloads: Ints, nbytes: Ints) -> Ints:
-    """Compute `Bundle.packed_nbytes` for arrays; a single payload is not bundled."""
-    table = 8 * -(-(1 + payloads) // 2)
-    return np.where(payloads == 1, nbytes, HEADER_BYTES + table + nbytes)
+    # `Bundle.packed_nbytes` for arrays; a single payload is not bundled
+    return np.where(payloads == 1, nbytes, HEADER_BYTES + _padded(4 + 4 * payloads) + nbytes)
 
 
 def _padded(nbytes: Ints) -> Ints:
@@ -233,8 +223,7 @@ def _padded(nbytes: Ints) -> Ints:
 
 def _sums(values: Ints, first: Ints, last: Ints) -> Ints:
     until: Ints = np.concatenate([[0], np.cumsum(values)])
-    sums: Ints = until[last] - until[first]
-    return sums
+    return until[last] - until[first]
 
 
 def waves_of(
@@ -255,8 +244,7 @@ def waves_of(
     weights = np.ones(world_size, dtype=np.int64) if weights is None else weights
     author = next(cls for cls in type(collective).__mro__ if "rounds" in vars(cls))
     if author in _OF_CLASS:
-        waves: Iterable[Wave] | None = _OF_CLASS[author](collective, world_size, layout, lengths, weights)
-        return waves
+        return _OF_CLASS[author](collective, world_size, layout, lengths, weights)
     by_rank = [collective.rounds(world_size, rank, layout) for rank in range(world_size)]
     if any(rounds is None for rounds in by_rank):
         return None
@@ -383,7 +371,6 @@ def _hierarchical(
 
 
 def _repeated(wave: Wave, firsts: Ints) -> Wave:
-    """Return the wave of one group repeated for several groups, given the first rank of each."""
     sources, targets, nbytes = wave.messages()
     merged = np.tile(np.broadcast_to(wave.merged, nbytes.shape), len(firsts))
     sources, targets = ((firsts[:, None] + ranks).ravel() for ranks in (sources, targets))
@@ -391,7 +378,7 @@ def _repeated(wave: Wave, firsts: Ints) -> Wave:
 
 
 def _together(waves: Iterable[Wave | None]) -> Wave:
-    """Return the waves of different ranks as one wave."""
+    # waves of different ranks
     there = [wave for wave in waves if wave is not None]
     sources, targets, nbytes = (np.concatenate(parts) for parts in zip(*(w.messages() for w in there), strict=True))
     merged = np.concatenate([np.broadcast_to(w.merged, len(w.sources)) for w in there])

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import copy
 import dataclasses
+import functools
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,6 @@ from typing import Literal, Self, get_args
 
 import torch
 from typing_extensions import override
-
-_AT_ONCE = 64
 
 
 class WakeupEvent:
@@ -51,7 +50,7 @@ class WakeupEvent:
             return
         self.is_ringing = False
         with contextlib.suppress(BlockingIOError):
-            while self._rung.recv(_AT_ONCE):
+            while self._rung.recv(64):
                 pass
 
     def close(self) -> None:
@@ -236,7 +235,6 @@ class Transport(abc.ABC):
 
         Backends whose waits cannot be interrupted ignore the bell.
         """
-        del bell
         return contextlib.nullcontext()
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
@@ -276,13 +274,12 @@ class Transport(abc.ABC):
 
         return wait
 
-    def all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> None:
-        """Run the backend's own all-reduce in place; every rank must call. Bytes follow the formula of a ring."""
-        self.start_all_reduce_(tensor, op).wait()
-
     @abc.abstractmethod
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """Start `all_reduce_`, asynchronously if the backend can; all ranks must start several in the same order."""
+        """Start the backend's own all-reduce in place, asynchronously if the backend can; every rank must call.
+
+        All ranks must start several in the same order. Bytes follow the formula of a ring.
+        """
 
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
         """Combine a few numbers in float64 in rank order; counted as control. Every rank must call.
@@ -294,19 +291,15 @@ class Transport(abc.ABC):
     def start_all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> Callable[[], list[float]]:
         """Start `all_reduce_scalars`; return a function, to be called once, that waits and returns the result."""
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        others = [rank for rank in range(self.world_size) if rank != self.rank]
         rows = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world_size)]
-        pendings: Sequence[Pending] = []
-        if others and len(mine):
-            with self.counted_as("control"):
-                pendings = self.post([(mine, rank) for rank in others], [(rows[rank], rank) for rank in others])
+        others = [rank for rank in range(self.world_size) if rank != self.rank and len(mine)]
+        with self.counted_as("control"):
+            pendings = self.post([(mine, rank) for rank in others], [(rows[rank], rank) for rank in others])
 
         def finish() -> list[float]:
             with self.counted_as("control"):
                 wait_all(pendings)
-            total = rows[0].clone()
-            for row in rows[1:]:
-                total = total + row if op == "sum" else torch.maximum(total, row)
+            total = functools.reduce(torch.add if op == "sum" else torch.maximum, rows)
             return [float(value) for value in total.tolist()]
 
         return finish

@@ -9,8 +9,6 @@ The store runs on one rank's machine. If it does not answer, no verdict can be s
 open a little longer, for ranks that fail a little later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -144,6 +142,9 @@ class FailureDetector:
         host: this machine's address as others see it.
         grace_s: longest wait for a ping's answer, in seconds.
 
+    Attributes:
+        host: as given.
+
     Raises:
         OSError: this machine cannot listen at that address.
     """
@@ -152,14 +153,10 @@ class FailureDetector:
         self._store = PrefixStore("gradwire/failure_detector", store)
         self._rank = rank
         self._grace_s = grace_s
+        self.host = host
         self._ping_server = PingServer(host)
         self._addresses: dict[int, Address] = {}
         self._append("ping_servers", [rank, *self._ping_server.address])
-
-    @property
-    def host(self) -> str:
-        """Return this machine's address, as given."""
-        return self._ping_server.address[0]
 
     def stop(self) -> None:
         """Stop answering pings."""
@@ -197,7 +194,6 @@ class FailureDetector:
         return _within(self._grace_s / 2, lambda: self._agree(group, verdict, waited_for)) or verdict
 
     def _announce(self, group: str, waited_for: int | None) -> dict[int, Address]:
-        """Write the rank that this one waits for into the store; return the addresses of all that have joined."""
         self._append(f"{group}/waits", [self._rank, waited_for])
         return self._read_addresses()
 
@@ -213,8 +209,7 @@ class FailureDetector:
         answers = ping_all(addresses, self._grace_s)
         lost = tuple(rank for rank in (others if all_joined else addresses) if not answers.get(rank))
         if lost:
-            own = self._ping_server.address[0]
-            elsewhere = {rank: host for rank, (host, _) in addresses.items() if host != own}
+            elsewhere = {rank: host for rank, (host, _) in addresses.items() if host != self.host}
             dark = set() if elsewhere.keys() & answers.keys() else set(elsewhere.values())
             return Diagnosis(lost=lost, is_cut_off=len(dark) > 1, is_split=len(dark) == 1)
         if waited_for in answers:
@@ -223,21 +218,17 @@ class FailureDetector:
 
     def _agree(self, group: str, verdict: Diagnosis, waited_for: int | None) -> Diagnosis:
         """Return the verdict that was written first; a rank that it names as late returns its own verdict."""
-        if not verdict.lost:
-            verdict = Diagnosis(late=self._end_of_chain(group, waited_for))
+        if not verdict.lost:  # late is the last rank of the chain of waits; nobody, if this rank waited for all others
+            waits = dict(self._entries(f"{group}/waits"))
+            chain = [self._rank]
+            while waited_for is not None and waited_for not in chain:
+                chain.append(waited_for)
+                waited_for = waits.get(waited_for)
+            verdict = Diagnosis(late=chain[-1] if len(chain) > 1 else None)
         own = "" if verdict == Diagnosis() else json.dumps([verdict.lost, verdict.late])
         first = self._store.compare_set(f"{group}/verdict", "", own)
         lost, late = json.loads(first or "[[], null]")
         return verdict if late == self._rank else Diagnosis(lost=tuple(lost), late=late)
-
-    def _end_of_chain(self, group: str, waited_for: int | None) -> int | None:
-        """Follow the chain of waits to its last rank; None if this rank waited for all others."""
-        waits = dict(self._entries(f"{group}/waits"))
-        chain = [self._rank]
-        while waited_for is not None and waited_for not in chain:
-            chain.append(waited_for)
-            waited_for = waits.get(waited_for)
-        return chain[-1] if len(chain) > 1 else None
 
     def _read_addresses(self) -> dict[int, Address]:
         return {rank: (host, port) for rank, host, port in self._entries("ping_servers")}

@@ -10,8 +10,6 @@ once with the system's C compiler, and the library is stored in the user's cache
 Source: Intel 64 manual, CLFLUSHOPT and SFENCE; Arm ARM, DC CIVAC and DSB.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
@@ -215,11 +213,14 @@ def map_together(
         OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
     """
     transport.barrier()  # no rank still uses memory that was there before
-    memory, offer, problem = None, None, "pool: another rank cannot map the region; see its message"
+    memory, text, problem = None, None, "pool: another rank cannot map the region; see its message"
     try:
         if transport.rank == 0:
             memory, offer = _create(place, num_lines, data_nbytes, coherent, smaller)
-        offer = _broadcast(transport, offer)
+            text = torch.frombuffer(bytearray(json.dumps(offer).encode()), dtype=torch.uint8).to(transport.device)
+        with transport.counted_as("control"):
+            text = messages.broadcast_bytes(transport, text, source=0)
+        offer = json.loads(text.cpu().numpy().tobytes())
         problem = offer.get("problem", problem)
         if transport.rank and "problem" not in offer:
             try:
@@ -258,7 +259,6 @@ def _create(
 
 
 def _join(transport: Transport, offer: dict[str, Any], num_lines: int, coherent: bool | None) -> SharedMemory:
-    """Map the region that rank 0 created."""
     try:
         region = Region(Path(offer["path"]), offer["nbytes"], offer["offset"])
     except OSError as error:
@@ -271,17 +271,8 @@ def _join(transport: Transport, offer: dict[str, Any], num_lines: int, coherent:
     return memory
 
 
-def _broadcast(transport: Transport, offer: dict[str, Any] | None) -> dict[str, Any]:
-    """Return rank 0's offer on every rank; all must call."""
-    text = bytearray(json.dumps(offer).encode())
-    message = None if offer is None else torch.frombuffer(text, dtype=torch.uint8).to(transport.device)
-    with transport.counted_as("control"):
-        received = messages.broadcast_bytes(transport, message, source=0)
-    return dict(json.loads(received.cpu().numpy().tobytes()))
-
-
 def _helper(coherent: bool | None) -> CacheLines | None:
-    """Return fences and flushes; None if processor and caches do not need them."""
+    # None: processor and caches do not need fences and flushes
     try:
         return None if coherent is not False and stores_are_ordered() else cache_lines()
     except OSError as error:

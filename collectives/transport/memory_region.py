@@ -1,7 +1,5 @@
 """Memory regions that several ranks map: a file on /dev/shm, another file, or part of a DAX device."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Sending payloads over a transport: packing, longest possible message, broadcast, and sums of received tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -6,8 +6,6 @@ after one time-out every later call on that pair of ranks fails; its errors name
 directions, so there a message of unknown length is preceded by its length, as 8 bytes of control traffic.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -34,7 +32,6 @@ from collectives.transport.failure_detector import failure_detector
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
-_TAG = 0
 _WORDS_OF_BACKENDS = ("gloo", "Wait timeout")  # in plain RuntimeErrors of gloo and of a rendezvous store in a file
 
 _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
@@ -106,7 +103,7 @@ class ProcessGroupTransport(Transport):
         """Start the messages; on NCCL those of one `post` are one group call and complete together."""
         with self.ledger.timed():
             for tensor, _ in sends:
-                self.ledger.book(tensor.numel() * tensor.element_size())
+                self.ledger.book(tensor.nbytes)
             if self.in_step:
                 return self._post_together(sends, receives)
             # receives first: a gloo message without a posted buffer takes another round trip
@@ -132,8 +129,7 @@ class ProcessGroupTransport(Transport):
         if self.world_size == 1:
             return Pending()
         with self.ledger.timed():
-            nbytes = tensor.numel() * tensor.element_size()
-            self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * nbytes), from_formula=True)
+            self.ledger.book(round(2 * (self.world_size - 1) / self.world_size * tensor.nbytes), from_formula=True)
             options = dist.AllreduceOptions()
             options.reduceOp = _OPS[op]
             return _Operation(self, [self._backend().allreduce([tensor], options)], [tensor], None)
@@ -152,19 +148,19 @@ class ProcessGroupTransport(Transport):
     def _start(
         self, function: Callable[[list[torch.Tensor], int, int], dist.Work], tensor: torch.Tensor, peer: int
     ) -> Pending:
-        """Call a method of the group directly, which is faster than `dist.isend` and `dist.irecv`."""
+        # a method of the group is faster than `dist.isend` and `dist.irecv`
         try:
-            work = function([tensor], self.members[peer], _TAG)
+            work = function([tensor], self.members[peer], 0)
         except RuntimeError as error:
             raise self._lost(peer, str(error)) from error
         return _Operation(self, [work], [tensor], peer)  # gloo reads or writes the tensor until the message is done
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        def operation(function: object, tensor: torch.Tensor, peer: int) -> dist.P2POp:
-            return dist.P2POp(function, tensor, group=self._group, group_peer=self.members[peer])  # type: ignore[arg-type]
-
-        operations = [operation(dist.irecv, *receive) for receive in receives]
-        operations += [operation(dist.isend, *send) for send in sends]
+        operations = [
+            dist.P2POp(function, tensor, group=self._group, group_peer=self.members[peer])
+            for function, messages in ((dist.irecv, receives), (dist.isend, sends))
+            for tensor, peer in messages
+        ]
         if not operations:
             return []
         peer = (*receives, *sends)[0][1]
@@ -220,8 +216,8 @@ class ProcessGroupTransport(Transport):
                 "a slow rank needs a longer timeout",
                 lost_rank=verdict.late,
             )
-        first_line = reason.partition("\n")[0]
-        return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {first_line}")
+        line, *_ = reason.split("\n")
+        return TransportError(f"{me}: the backend's own collective failed though all ranks are alive: {line}")
 
 
 def backend_failure(error: RuntimeError) -> TransportError | None:

@@ -6,8 +6,6 @@ number. The other rank answers with the caller's token, which only ranks with ac
 that sends anything else is closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import json
@@ -84,7 +82,6 @@ def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: 
 
 
 def _entry(store: Store, peer: int, deadline: float) -> tuple[tuple[str, int], bytes]:
-    """Wait until a rank has written its address and token into the store, and return them."""
     try:
         store.wait([str(peer)], timedelta(seconds=_seconds_to(deadline)))
     except RuntimeError as error:
@@ -94,7 +91,6 @@ def _entry(store: Store, peer: int, deadline: float) -> tuple[tuple[str, int], b
 
 
 def _connect(store: Store, peer: int, deadline: float, rank: int) -> socket.socket:
-    """Connect to a rank and send it its token and this rank's number."""
     address, token = _entry(store, peer, deadline)
     try:
         sock = socket.create_connection(address, _seconds_to(deadline))

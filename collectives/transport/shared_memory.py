@@ -6,8 +6,6 @@ that are under way, so ranks that send each other long messages in a circle do n
 ring are sent at once; the rest of a longer message is sent when its sender waits.
 """
 
-from __future__ import annotations
-
 import abc
 import collections
 import itertools
@@ -162,46 +160,55 @@ SMALLER = "fewer devices, more room there (a container's --shm-size)"
 
 
 class SharedMemoryTransport(Transport):
-    """Messages between ranks that map one region, used from one thread per rank; create it with `open`."""
+    """Messages between ranks that map one region, used from one thread per rank; all ranks must create it together.
+
+    Args:
+        opener: a transport among the same ranks, which also finds lost ranks and gives the longest wait.
+        path: folder for the region's file, name of a new file, or a DAX device.
+        ring_bytes: bytes that can be under way from one rank to another; there is one ring per ordered pair.
+        coherent: ranks see each other's stores without flushing. None: they do; a device is then refused.
+
+    Raises:
+        OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
+    """
 
     @override
-    def __init__(self, channels: Channels) -> None:
-        opener = channels.opener
-        self._channels = channels
-        self.members = range(opener.world_size)
-        self.rank, self.world_size, self.timeout_s = opener.rank, opener.world_size, opener.timeout_s
-        self.device = torch.device("cpu")
-        self.ledger = Ledger()
-
-    @classmethod
-    def open(
-        cls,
-        transport: Transport,
+    def __init__(
+        self,
+        opener: Transport,
         path: str | Path = "/dev/shm",
         *,
         ring_bytes: int = RING_BYTES,
         coherent: bool | None = None,
-    ) -> SharedMemoryTransport:
-        """Create a transport among the ranks of another one, which also finds lost ranks; all ranks must call.
-
-        Args:
-            transport: a transport among the same ranks, which also gives the longest wait.
-            path: folder for the region's file, name of a new file, or a DAX device.
-            ring_bytes: bytes that can be under way from one rank to another; there is one ring per ordered pair.
-            coherent: ranks see each other's stores without flushing. None: they do; a device is then refused.
-
-        Raises:
-            OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
-        """
-        return cls(Channels(transport, Path(path), ring_bytes, coherent))
+    ) -> None:
+        self._opener = opener
+        self.members = range(opener.world_size)
+        self.rank, self.world_size, self.timeout_s = opener.rank, opener.world_size, opener.timeout_s
+        self.device = torch.device("cpu")
+        self.ledger = Ledger()
+        self._incoming: dict[int, ReceivingEnd] = {}  # by the other rank
+        self._outgoing: dict[int, SendingEnd] = {}
+        if opener.world_size == 1:
+            return
+        pairs = list(itertools.permutations(range(opener.world_size), 2))
+        nbytes = rounded_up(ring_bytes, PAGE)
+        memory = map_together(
+            opener, Path(path), 2 * len(pairs), nbytes * len(pairs), coherent=coherent, smaller=SMALLER
+        )
+        for index, (source, to) in enumerate(pairs):
+            ring, line = memory.data[nbytes * index :][:nbytes], 2 * index
+            if source == self.rank:
+                self._outgoing[to] = SendingEnd(memory, ring, line, line + 1, opener.name(to))
+            elif to == self.rank:
+                self._incoming[source] = ReceivingEnd(memory, ring, line + 1, line, opener.name(source))
 
     @override
     def name(self, rank: int) -> int:
-        return self._channels.opener.name(self.members[rank])
+        return self._opener.name(self.members[rank])
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        return self._channels.opener.timeout_error(self.members[rank])
+        return self._opener.timeout_error(self.members[rank])
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -212,8 +219,7 @@ class SharedMemoryTransport(Transport):
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         """Reduce in place: each rank adds its own part of all ranks' tensors in rank order, and sends it to all."""
-        n = self.world_size
-        if n == 1:
+        if (n := self.world_size) == 1:
             return Pending()
         self.ledger.book(round(2 * (n - 1) / n * tensor.nbytes), from_formula=True)
         flat = tensor.view(-1)
@@ -229,55 +235,22 @@ class SharedMemoryTransport(Transport):
     def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         with self.ledger.timed():
             pendings: list[Pending] = []
-            for messages, ends in ((receives, self._channels.incoming), (sends, self._channels.outgoing)):
+            for messages, ends in ((receives, self._incoming), (sends, self._outgoing)):
                 for tensor, peer in messages:
                     message = RingMessage(peer, self._wait, tensor)
                     ends[self.members[peer]].messages.append(message)
                     pendings.append(message)
-            self._channels.advance()
+            self._advance()
             return pendings
 
     def _wait(self, message: MovedMessage, peer: int) -> None:
         patience = SpinThenSleep(self.timeout_s)
         with self.ledger.timed():
             while not message.is_done:
-                if self._channels.advance():
+                if self._advance():
                     patience.renew()
                 elif not patience.pause():
                     raise self.timeout_error(peer)
 
-
-class Channels:
-    """One rank's ends of the channels from and to all others; shared by all views of a transport.
-
-    Args:
-        opener: the transport whose ranks are connected; all must call.
-        path: folder for the region's file, name of a new file, or a DAX device.
-        ring_bytes: length of a ring.
-        coherent: ranks see each other's stores without flushing; None as for `SharedMemoryTransport.open`.
-
-    Attributes:
-        incoming: the receiving end of the channel from each other rank.
-        outgoing: the sending end of the channel to each other rank.
-    """
-
-    def __init__(self, opener: Transport, path: Path, ring_bytes: int, coherent: bool | None) -> None:
-        self.opener = opener
-        self.incoming: dict[int, ChannelEnd] = {}
-        self.outgoing: dict[int, ChannelEnd] = {}
-        if opener.world_size == 1:
-            return
-        pairs = list(itertools.permutations(range(opener.world_size), 2))
-        ring_bytes = rounded_up(ring_bytes, PAGE)
-        memory = map_together(opener, path, 2 * len(pairs), ring_bytes * len(pairs), coherent=coherent, smaller=SMALLER)
-        for index, (source, to) in enumerate(pairs):
-            ring, line = memory.data[ring_bytes * index :][:ring_bytes], 2 * index
-            if source == opener.rank:
-                self.outgoing[to] = SendingEnd(memory, ring, line, line + 1, opener.name(to))
-            elif to == opener.rank:
-                self.incoming[source] = ReceivingEnd(memory, ring, line + 1, line, opener.name(source))
-
-    def advance(self) -> bool:
-        """Transfer what can be transferred now on all channels; return whether anything was."""
-        ends = (*self.outgoing.values(), *self.incoming.values())
-        return sum(end.advance() for end in ends) > 0
+    def _advance(self) -> bool:
+        return sum(end.advance() for end in (*self._outgoing.values(), *self._incoming.values())) > 0

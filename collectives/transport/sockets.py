@@ -45,7 +45,6 @@ from collectives.transport.rendezvous import MeetingError, connect_all, interfac
 
 _LENGTH = struct.Struct("<Q")
 _LONG_BYTES, _PART_BYTES = 1 << 20, 1 << 16
-_NOTHING = np.empty(0, dtype=np.uint8)
 
 
 Wait = Callable[[MovedMessage, int], None]
@@ -81,31 +80,28 @@ class SocketReceive(MovedMessage):
         peer, wait: as for `MovedMessage`.
         room: longest allowed message, in bytes.
         tensor: buffer that is filled from the front; None: allocate exactly the message's length.
+
+    Attributes:
+        left: the missing bytes of the part that is being read: first the length, then the body.
     """
 
     def __init__(self, peer: int, wait: Wait, room: int, tensor: torch.Tensor | None = None) -> None:
         super().__init__(peer, wait)
         self._tensor = tensor
-        self._memory = _NOTHING
         self._room = room
         self._length = bytearray(_LENGTH.size)
-        self._left = memoryview(self._length)
+        self.left = memoryview(self._length)
         self._has_length = False
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return the given buffer, or else the allocated one: uint8 1-D, empty until the length is known."""
+        """Return the given buffer, or else the allocated one, uint8 1-D, once the length is known."""
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     @property
     @override
     def is_done(self) -> bool:
-        return self._has_length and not self._left
-
-    @property
-    def num_missing(self) -> int:
-        """Return the missing bytes of the part that is being read: first the length, then the body."""
-        return len(self._left)
+        return self._has_length and not self.left
 
     def move(self, sock: socket.socket) -> bool:
         """Receive what the kernel has and return `is_done`.
@@ -115,27 +111,24 @@ class SocketReceive(MovedMessage):
             ConnectionError: the peer has closed the connection.
             OverflowError: the message is longer than `room`.
         """
-        while self._left:
-            count = sock.recv_into(self._left)
+        while self.left:
+            count = sock.recv_into(self.left)
             if not count:
                 raise ConnectionResetError("the peer has closed the connection")
-            self._left = self._left[count:]
-            if self._left:  # the kernel has no more, so do not spend another system call
+            self.left = self.left[count:]
+            if self.left:  # the kernel has no more, so do not spend another system call
                 break
             if not self._has_length:
                 self._has_length = True
-                self._left = self._body()
+                (length,) = _LENGTH.unpack(self._length)
+                if length > self._room:
+                    raise OverflowError(f"{length} bytes where this rank has room for {self._room}")
+                if self._tensor is not None:
+                    self.left = _bytes_of(self._tensor)[:length]
+                else:  # numpy: right after a wake-up torch's code is in no cache, and takes thirty times as long
+                    self._memory = np.empty(length, dtype=np.uint8)
+                    self.left = self._memory.data
         return self.is_done
-
-    def _body(self) -> memoryview:
-        (length,) = _LENGTH.unpack(self._length)
-        if length > self._room:
-            raise OverflowError(f"{length} bytes where this rank has room for {self._room}")
-        if self._tensor is not None:
-            return _bytes_of(self._tensor)[:length]
-        # numpy: right after a wake-up torch's code is in no cache, and it takes thirty times as long as usual
-        self._memory = np.empty(length, dtype=np.uint8)
-        return self._memory.data
 
 
 class Connection:
@@ -156,7 +149,7 @@ class Connection:
     def events(self) -> int:
         """Return the poll events to wait for; also set SO_RCVLOWAT, so that a poll returns for whole messages."""
         if self.incoming:
-            missing = self.incoming[0].num_missing
+            missing = len(self.incoming[0].left)
             low_water = missing if missing <= _LONG_BYTES else _PART_BYTES
             if low_water != self._low_water:
                 self._low_water = low_water
@@ -185,7 +178,6 @@ class Connection:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
     if tensor.dtype != torch.uint8 or tensor.dim() != 1:  # packed payloads need no view, which takes time
         tensor = tensor.detach().view(-1).view(torch.uint8)
     return tensor.numpy().data
@@ -214,11 +206,20 @@ def open_transport(
     backend = ProcessGroupTransport(group, device, timeout_s)
     if backend.in_step or backend.device.type != "cpu" or backend.world_size == 1:
         return backend
-    return SocketTransport.open(backend)
+    _num_opened[backend.group_name] += 1
+    place = f"gradwire/sockets/{backend.group_name}/{_num_opened[backend.group_name]}"
+    store = PrefixStore(place, _get_default_store())
+    host = interface_host(otherwise=failure_detector().host)
+    try:
+        sockets = connect_all(store, backend.rank, backend.world_size, host, timeout_s)
+    except MeetingError as error:
+        raise backend.timeout_error(error.rank) from error
+    connections = {peer: Connection(sock) for peer, sock in sockets.items()}
+    return SocketTransport(Connections(backend, connections), backend)
 
 
 class SocketTransport(Transport):
-    """Messages over one connection per pair of ranks, used from one thread; create it with `open`."""
+    """Messages over one connection per pair of ranks, used from one thread; create it with `open_transport`."""
 
     @override
     def __init__(self, connections: Connections, backend: Transport) -> None:
@@ -236,24 +237,6 @@ class SocketTransport(Transport):
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
         self._backend.ledger = ledger
-
-    @classmethod
-    def open(cls, backend: ProcessGroupTransport) -> SocketTransport:
-        """Connect all ranks of a process group, whose transport is also used to find lost ranks; all must call.
-
-        Raises:
-            TransportError: a rank is lost, or did not connect in time.
-        """
-        _num_opened[backend.group_name] += 1
-        place = f"gradwire/sockets/{backend.group_name}/{_num_opened[backend.group_name]}"
-        store = PrefixStore(place, _get_default_store())
-        host = interface_host(otherwise=failure_detector().host)
-        try:
-            sockets = connect_all(store, backend.rank, backend.world_size, host, backend.timeout_s)
-        except MeetingError as error:
-            raise backend.timeout_error(error.rank) from error
-        connections = {peer: Connection(sock) for peer, sock in sockets.items()}
-        return cls(Connections(backend, connections), backend)
 
     @override
     def name(self, rank: int) -> int:
@@ -312,7 +295,7 @@ class SocketTransport(Transport):
     def _post(
         self, sends: Sequence[Send], receives: Sequence[tuple[int, int, torch.Tensor | None]]
     ) -> tuple[list[SocketReceive], list[SocketSend]]:
-        """Start messages; receives are (longest allowed length in bytes, sending rank, buffer if there is one)."""
+        # receives: (longest allowed length in bytes, sending rank, buffer if there is one)
         with self.ledger.timed():
             received, sent = [], []
             for room, source, buffer in receives:

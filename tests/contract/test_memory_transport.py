@@ -75,7 +75,7 @@ def test_views_number_their_ranks_and_share_the_ledger() -> None:
         part = transport.view([r for r in range(5) if r % 2 == transport.rank % 2])
         assert part.name(part.rank) == transport.rank
         x = torch.tensor([float(transport.rank)])
-        part.all_reduce_(x)
+        part.start_all_reduce_(x).wait()
         assert part.traffic is transport.traffic
         return [float(x), *part.all_reduce_scalars([transport.rank, -transport.rank], "max")]
 

@@ -16,7 +16,7 @@ WORLD_SIZE = 4
 
 
 def mapped(transport: Transport, coherent: bool | None = None) -> SharedMemoryTransport:
-    return SharedMemoryTransport.open(transport, ring_bytes=RING_BYTES, coherent=coherent)
+    return SharedMemoryTransport(transport, ring_bytes=RING_BYTES, coherent=coherent)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "codes-levels"])
@@ -53,7 +53,7 @@ def test_views_share_the_wires_and_the_ledger(world_size: int, coherent: bool) -
         assert part.traffic is whole.traffic
         members = [part.name(rank) for rank in range(part.world_size)]
         x = torch.arange(1001.0) + whole.rank
-        part.all_reduce_(x)
+        part.start_all_reduce_(x).wait()
         assert torch.equal(x, sum((torch.arange(1001.0) + member for member in members), torch.zeros(1001)))
         assert part.traffic["gradient"].nbytes == round(2 * (len(members) - 1) / len(members) * 4004)
         assert whole.all_reduce_scalars([whole.rank, -whole.rank]) == [world_size - 1, 0.0]

@@ -33,7 +33,7 @@ def exchange(rank: int, world_size: int) -> list[int]:
     """Return the numbers of wrong messages when all ranks send to all, with several messages in flight."""
     rng = random.Random(rank)
     opener = ProcessGroupTransport(timeout_s=20.0)
-    transport = SharedMemoryTransport.open(opener, ring_bytes=RING_BYTES)
+    transport = SharedMemoryTransport(opener, ring_bytes=RING_BYTES)
     others = [other for other in range(world_size) if other != rank]
     wrong, number = [], 0
     while number < NUM_MESSAGES:
@@ -62,7 +62,7 @@ def test_many_messages_in_a_row(world_size: int, tmp_path: Path) -> None:
 
 
 def lose_a_rank(rank: int) -> tuple[str, int | None]:
-    transport = SharedMemoryTransport.open(ProcessGroupTransport(timeout_s=2.0), ring_bytes=RING_BYTES)
+    transport = SharedMemoryTransport(ProcessGroupTransport(timeout_s=2.0), ring_bytes=RING_BYTES)
     transport.barrier()
     if rank == KILLED:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -50,7 +50,7 @@ def assert_gives_what_the_reference_gives(computed: Computed, cases: Iterable[in
     """
     for seed in cases:
         x = hard_numbers(seed)
-        with library.reference_path():
+        with library.serving("reference"):
             expected = computed(x, seed)
         for mine, theirs in zip(computed(x, seed), expected, strict=True):
             assert same(mine, theirs), f"case {seed}"
@@ -59,7 +59,7 @@ def assert_gives_what_the_reference_gives(computed: Computed, cases: Iterable[in
 def assert_triton_gives_what_the_reference_gives(computed: Computed, cases: Iterable[int]) -> None:
     """Compare Triton's kernels, on a GPU or in the interpreter, with the reference path on the CPU."""
     for seed in cases:
-        with library.reference_path():
+        with library.serving("reference"):
             expected = computed(hard_numbers(seed), seed)
         with library.serving("triton"), np.errstate(all="ignore"):
             results = computed(hard_numbers(seed, device=DEVICE), seed)

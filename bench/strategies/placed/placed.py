@@ -172,7 +172,7 @@ class Placed(Strategy):
         config = setup.config
         plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
         _, routes = plan.assign(setup.model, self.activations)
-        transport = SharedMemoryTransport.open(own_transport(setup.device, config.timeout_s), ring_bytes=RING_BYTES)
+        transport = SharedMemoryTransport(own_transport(setup.device, config.timeout_s), ring_bytes=RING_BYTES)
         loop = cast(dist.ProcessGroup, dist.new_group([HOST_RANK]))  # every rank must call
         if dist.get_rank() == HOST_RANK:
             stages = {

@@ -5,8 +5,6 @@ bit layout. levels: QSGD, Alistarh et al. 2017 (arXiv:1610.02132). natural: Horv
 with exponents counted down from the scale.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -89,8 +87,7 @@ def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "
     return (spread.view(-1)[: count * bits].view(count, bits) << _places(bits, first, packed.device)).sum(1)
 
 
-def _places(bits: int, first: First, device: torch.device) -> torch.Tensor:
-    """Return the bit numbers of a code or a byte in packing order."""
+def _places(bits: int, first: First, device: torch.device) -> torch.Tensor:  # bit numbers in packing order
     places = torch.arange(bits, device=device)
     return places if first == "low" else places.flip(0)
 
@@ -150,8 +147,7 @@ def byte_table(codebook: Codebook, bits: int, device: torch.device) -> torch.Ten
     return codebook.values(bits)[codes].view(256, 8 // bits).to(device)
 
 
-def _level_values(bits: int) -> torch.Tensor:
-    """Return the values of codes in two's complement."""
+def _level_values(bits: int) -> torch.Tensor:  # codes are in two's complement
     codes = torch.arange(2**bits)
     return torch.where(codes < 2 ** (bits - 1), codes, codes - 2**bits).float()
 

@@ -11,8 +11,6 @@ Source: P. Elias, "Efficient storage and retrieval by content and address of sta
 R. M. Fano, "On the number of bits required to implement an associative memory", MIT Project MAC memorandum 61 (1971).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -80,8 +78,8 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
             return [bitmap_of(indices, universe)]
         case "elias_fano":
             low = _low_bits(count, universe)
-            unary = bitmap_of(indices, _unary_bits(count, universe, low), shift=low, per_index=1)
-            return [pack_bits(indices, low), unary]
+            num_bits = _unary_bits(count, universe, low)
+            return [pack_bits(indices, low), bitmap_of(indices, num_bits, shift=low, per_index=1)]
 
 
 def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) -> torch.Tensor:
@@ -212,7 +210,7 @@ def write_sum_(
 
 
 def _coo_dtype(universe: int) -> torch.dtype:
-    """Return the narrowest type for an index; int16 and int32 stand for unsigned types, which torch hardly supports."""
+    # int16 and int32 stand for unsigned types, which torch hardly supports
     if universe <= 2**8:
         return torch.uint8
     return torch.int16 if universe <= 2**16 else torch.int32
@@ -223,7 +221,7 @@ def _low_bits(count: int, universe: int) -> int:
 
 
 def _unary_bits(count: int, universe: int, low: int) -> int:
-    """Return the length of the unary part: one bit per index, and one for every step of the high parts."""
+    # one bit per index, and one for every step of the high parts
     return count + ((universe - 1) >> low)
 
 

@@ -5,8 +5,6 @@ A number is a function of a key and its index, so devices agree and order is fre
 Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC11), section 4.3.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Arithmetic on values in the type that is sent: sums in fp32, rounded once; fp16 saturates instead of overflowing."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator
@@ -53,7 +51,7 @@ def to_value_dtype(
     Raises:
         ValueError: fp16 cannot hold a sum over this many ranks.
     """
-    if dtype not in (torch.float16, torch.bfloat16) or (x.dtype == dtype and world_size == 1):
+    if dtype not in SHORT or (x.dtype == dtype and world_size == 1):
         return x.to(dtype) if out is None else out.copy_(x)
     limit = value_limit(dtype, world_size)
     out = torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
@@ -74,27 +72,21 @@ def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
         out.copy_(x.clamp(-limit, limit))
 
 
-def value_limit(dtype: torch.dtype, world_size: int) -> float:
-    """Return the largest magnitude to send in this type: `sum_limit` for fp16, the type's maximum for others.
-
-    Raises:
-        ValueError: fp16 cannot hold a sum over this many ranks.
-    """
-    return sum_limit(dtype, world_size) if dtype is torch.float16 else torch.finfo(dtype).max
-
-
 @functools.cache
-def sum_limit(dtype: torch.dtype, world_size: int) -> float:
-    """Return the largest value such that a sum of `world_size` terms up to it cannot overflow.
+def value_limit(dtype: torch.dtype, world_size: int) -> float:
+    """Return the largest magnitude to send in this type.
 
-    It is a multiple of the type's coarsest spacing, so every partial sum of equal terms is exact. Rounding is
-    monotone, so smaller terms cannot sum to more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in
-    fp16, and three times that value overflows.
+    For fp16, a sum of `world_size` terms up to it cannot overflow: it is a multiple of the type's coarsest spacing, so
+    every partial sum of equal terms is exact. Rounding is monotone, so smaller terms cannot sum to more. finfo.max /
+    world_size alone is not enough: 65504 / 3 rounds up in fp16, and three times that value overflows. For other types
+    it is their maximum.
 
     Raises:
-        ValueError: `world_size` is beyond the type's precision.
+        ValueError: `world_size` is beyond fp16's precision.
     """
     info = torch.finfo(dtype)
+    if dtype is not torch.float16:
+        return info.max
     spacing = 2.0 ** math.floor(math.log2(info.max)) * info.eps
     limit = info.max // (world_size * spacing) * spacing
     if limit == 0:
@@ -105,7 +97,7 @@ def sum_limit(dtype: torch.dtype, world_size: int) -> float:
 def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
     dtype = torch.promote_types(a.dtype, b.dtype)
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype in SHORT:
         if a.dtype != b.dtype or a.shape != b.shape:
             return to_value_dtype(a.float() + b.float(), dtype)
         total = torch.empty(a.shape, dtype=dtype, device=a.device)

@@ -226,7 +226,7 @@ def test_what_a_rank_that_is_cut_off_believes_does_not_stand_for_others(
     store = HashStore()
     first, second, _ = [join(store, rank) for rank in range(3)]
     monkeypatch.setattr(failure_detector, "ping_all", lambda *_: {})
-    monkeypatch.setattr(first._ping_server, "address", ("another machine", 1))
+    monkeypatch.setattr(first, "host", "another machine")
     assert first.find_lost("g", range(3), 1) == Diagnosis(lost=(1, 2), is_split=True)
     monkeypatch.undo()
     assert second.find_lost("g", range(3), 2) == Diagnosis(late=2)

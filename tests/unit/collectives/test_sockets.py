@@ -90,7 +90,7 @@ def test_payload_bytes_and_messages_are_counted_and_nothing_else() -> None:
         wait_all(transport.post([(torch.ones(5, dtype=torch.bfloat16), peer)], [(room, peer)]))
         transport.send_receive([(torch.ones(7, dtype=torch.uint8), peer)], [(100, peer)])()
         transport.barrier()
-        transport.all_reduce_(torch.ones(4))
+        transport.start_all_reduce_(torch.ones(4)).wait()
         counted = transport.traffic
         assert counted["gradient"].seconds > 0
         return [(counted[p].messages, counted[p].nbytes, counted[p].from_formula) for p in ("gradient", "control")]
@@ -122,7 +122,7 @@ def test_what_is_under_way_arrives_before_the_backend_takes_over() -> None:
         incoming, outgoing = transport.post([(sent, peer)], [(room, peer)])
         if transport.rank == 0:
             incoming.wait()  # the other must receive this message before it enters the backend
-        transport.all_reduce_(total)
+        transport.start_all_reduce_(total).wait()
         wait_all([incoming, outgoing])
         return float(total) + float(room.min())
 

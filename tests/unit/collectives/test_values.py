@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from collectives.payloads.codec.values import add_divided_, add_values, sum_limit, to_value_dtype
+from collectives.payloads.codec.values import add_divided_, add_values, to_value_dtype, value_limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -33,7 +33,7 @@ def test_dividing_the_range_alone_would_overflow() -> None:
     """65504 / 3 rounds up to 21840, and the sum of three of them is infinite; the limit is a multiple of 32 instead."""
     naive = torch.tensor(65504 / 3).half()
     assert (naive + naive + naive).isinf()
-    assert sum_limit(torch.float16, 3) == 21824
+    assert value_limit(torch.float16, 3) == 21824
 
 
 def test_too_many_ranks_for_fp16_are_refused() -> None:

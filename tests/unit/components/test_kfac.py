@@ -85,7 +85,7 @@ def trained(text: str, transport: Transport, steps: int = 5) -> list[torch.Tenso
         if not build(text).keeps_gradients:
             for parameter in model.parameters():
                 assert parameter.grad is not None
-                transport.all_reduce_(parameter.grad)
+                transport.start_all_reduce_(parameter.grad).wait()
                 parameter.grad /= transport.world_size
         optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]

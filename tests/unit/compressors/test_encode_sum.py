@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from collectives.base import Key, PendingSum
-from collectives.kernels.library import reference_path
+from collectives.kernels.library import serving
 from collectives.options import build
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
@@ -78,7 +78,7 @@ def messages_and_residuals(spec: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("path", ["native", "reference"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_one_pass_gives_what_three_give(spec: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reference_path() if path == "reference" else contextlib.nullcontext():
+    with serving("reference") if path == "reference" else contextlib.nullcontext():
         in_one = messages_and_residuals(spec)
         monkeypatch.setattr(PerLayerReducer, "_takes_sum", lambda self, unit: False)
         in_three = messages_and_residuals(spec)
@@ -91,7 +91,7 @@ def test_one_pass_gives_what_three_give(spec: str, path: str, monkeypatch: pytes
 def test_layers_where_they_lie_give_what_they_give_laid_end_to_end(
     spec: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with reference_path() if path == "reference" else contextlib.nullcontext():
+    with serving("reference") if path == "reference" else contextlib.nullcontext():
         in_parts = messages_and_residuals(spec)
         monkeypatch.setattr(PerLayerReducer, "_takes_parts", lambda self, unit, step: False)
         in_one = messages_and_residuals(spec)
@@ -102,7 +102,7 @@ def test_layers_where_they_lie_give_what_they_give_laid_end_to_end(
 @pytest.mark.parametrize("spec", [*SPECS, *IN_PARTS])
 def test_native_loops_send_what_the_reference_path_sends(spec: str) -> None:
     native = messages_and_residuals(spec)
-    with reference_path():
+    with serving("reference"):
         reference = messages_and_residuals(spec)
     for one, other in zip(native, reference, strict=True):
         assert same(one, other)
@@ -123,7 +123,7 @@ def test_what_is_written_past_the_caches_arrives(spec: str) -> None:
         return [*parts, *reducer.state_dict()["residuals"].values()]
 
     native = residuals()
-    with reference_path():
+    with serving("reference"):
         reference = residuals()
     for one, other in zip(native, reference, strict=True):
         assert same(one, other)
@@ -186,7 +186,7 @@ def zero_all(gradients: list[torch.Tensor]) -> None:
 def test_what_is_not_finite_is_kept_away_where_encoding_finds_it(spec: str, value: float, path: str) -> None:
     gradients = [gradient(layer, 1, 0) for layer in LAYERS]
     gradients[1][77] = value
-    with reference_path() if path == "reference" else contextlib.nullcontext():
+    with serving("reference") if path == "reference" else contextlib.nullcontext():
         found = second_step(spec, gradients, zero_all)
         zeros = second_step(spec, [torch.zeros_like(one) for one in gradients], lambda given: None)
     for one, other in zip(found, zeros, strict=True):

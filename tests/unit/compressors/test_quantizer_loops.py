@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from collectives.kernels.library import reference_path
+from collectives.kernels.library import serving
 from collectives.kernels.loop import Parts
 from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.sparse import SparseLevels
@@ -137,7 +137,7 @@ def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
 
 def test_long_sums_are_folded_over_several_levels() -> None:
     x = torch.randn(1024 * 1024 * 2 + 5, generator=torch.Generator().manual_seed(1))
-    with reference_path():
+    with serving("reference"):
         expected = with_bits(quantisation.signs_and_magnitude, x)[1:], with_bits(quantisation.signs_and_sums, x)[1:]
     assert (
         with_bits(quantisation.signs_and_magnitude, x)[1:],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.kernels.library import reference_path
+from collectives.kernels.library import serving
 from collectives.kernels.loop import Parts
 from collectives.options import OptionError
 from collectives.payloads import Codes
@@ -65,7 +65,7 @@ def test_of_all_random_numbers_as_many_round_up_as_the_value_is_over(
     share, numel = 3 / 7, 1 << 16
     packed, one = torch.empty(numel, dtype=torch.uint8), torch.ones(1)
     monkeypatch.setattr(quantisation, "shared_words", even)
-    with reference_path():
+    with serving("reference"):
         match name:
             case "levels":
                 x = torch.full((numel,), (1 + share) / 127)

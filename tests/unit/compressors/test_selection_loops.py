@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from collectives.kernels.library import reference_path
+from collectives.kernels.library import serving
 from compressors.kernels import selection
 from compressors.kernels.residuals import accelerate, add, add_and_find, add_and_measure, add_and_top_k, send_top_k
 from compressors.topk import num_kept
@@ -134,7 +134,7 @@ def test_a_loop_gives_what_the_reference_gives(name: str, cases: range) -> None:
     ids=["normal", "tied", "sample of zeros", "sample of all", "zeros"],
 )
 def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
-    with reference_path():
+    with serving("reference"):
         expected = selection.top_k(x, 3000), selection.sum_of_squares(x)
     half, total = x / 2, torch.empty_like(x)
     assert torch.equal(selection.top_k(x, 3000), expected[0])
@@ -148,6 +148,6 @@ def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
 def test_what_is_written_past_the_caches_is_the_same(name: str, skipped: int) -> None:
     x = torch.randn(2**22 + 1029, generator=torch.Generator().manual_seed(1))[skipped:]
     for seed in (0, 1, 3, 6):
-        with reference_path():
+        with serving("reference"):
             expected = LOOPS[name](x, seed)
         assert same(LOOPS[name](x, seed), expected)

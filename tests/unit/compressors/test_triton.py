@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from collectives.kernels.library import reference_path, serving
+from collectives.kernels.library import serving
 from collectives.options import build, component_names
 from collectives.payloads.codec.philox import random_words
 from collectives.payloads.codec.values import to_value_dtype
@@ -50,7 +50,7 @@ def test_entries_are_counted_over_several_programs() -> None:
     """More than one program of every selection kernel, with ties across their borders."""
     x = torch.randn(40_000, generator=torch.Generator().manual_seed(1)).mul(8).round()
     level = float(x.abs().sort().values[-3000])
-    with reference_path():
+    with serving("reference"):
         expected = [selection.top_k(x, 3000), selection.reaching(x, level), selection.sum_of_squares(x)]
     with serving("triton"), np.errstate(all="ignore"):
         there = x.to(DEVICE)
@@ -67,7 +67,7 @@ def encoders() -> list[str]:
 
 @pytest.mark.parametrize("name", encoders())
 def test_a_message_is_the_same_bytes_whichever_kernels_made_it(name: str) -> None:
-    with reference_path():
+    with serving("reference"):
         expected = messages(name, "cpu")
     with serving("triton"), np.errstate(all="ignore"):
         assert messages(name, DEVICE) == expected
@@ -92,7 +92,7 @@ def messages(name: str, device: str) -> list[bytes]:
 def test_what_lies_between_two_16_bit_floats_becomes_the_even_one(dtype: torch.dtype, tie: int) -> None:
     upper = torch.arange(-(2**15), 2**15, 5, dtype=torch.int32) * (2 * tie)
     x = torch.cat([upper + tie - 1, upper + tie, upper + tie + 1]).view(torch.float32)
-    with reference_path():
+    with serving("reference"):
         expected = to_value_dtype(x, dtype)
     with serving("triton"), np.errstate(all="ignore"):
         assert same(to_value_dtype(x.to(DEVICE), dtype).cpu(), expected)
