@@ -35,10 +35,6 @@ class Allgather(Collective):
         return BoundAllgather(self, transport)
 
     @override
-    def check_compatible(self, kind: type[Payload]) -> None:
-        """Accept every kind."""
-
-    @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
         round_ = Round()
         for distance in range(1, world_size):  # each rank begins with a different peer, to spread the load

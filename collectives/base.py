@@ -90,12 +90,12 @@ class Collective(Options, abc.ABC):
         return BoundCollective(self, transport)
 
     def check_compatible(self, kind: type[Payload]) -> None:
-        """Check that it can sum payloads of a kind.
+        """Check that it can sum payloads of a kind; one that leaves terms or decodes takes all.
 
         Raises:
             Incompatible: it cannot; the message names what would work.
         """
-        if not (kind.elementwise or kind.addable):
+        if not (kind.elementwise or kind.addable or self.leaves_terms or self.decodes):
             raise Incompatible(
                 f"{self.component_name} adds payloads on their way, which {kind.__name__} does not allow; "
                 "use collective allgather or server"

@@ -34,7 +34,7 @@ class HalvingDoubling(Collective):
         finished = [Piece(*chunk, everyone) for chunk in chunks]
 
         def partial_sum(owner: int, half: slice, distance: int) -> Piece:
-            """Return the sum of some chunks that `owner` holds before it halves at this distance."""
+            # what `owner` holds before it halves at this distance
             ranks = frozenset(range(owner % (2 * distance), world_size, 2 * distance))
             return Piece(chunks[half][0][0], chunks[half][-1][1], ranks)
 

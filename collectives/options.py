@@ -70,8 +70,7 @@ class Option:
 
     def notes(self, kind: type[N]) -> list[N]:
         """Return the annotations of one kind."""
-        annotations = typing.get_args(self.hint)[1:] if typing.get_origin(self.hint) is Annotated else ()
-        return [note for note in annotations if isinstance(note, kind)]
+        return [note for note in getattr(self.hint, "__metadata__", ()) if isinstance(note, kind)]
 
     @functools.cached_property
     def _adapter(self) -> pydantic.TypeAdapter[Any]:  # made when it is needed, because it takes long
@@ -134,23 +133,19 @@ class Option:
         }
 
 
-_OPTIONS: dict[type, tuple[Option, ...]] = {}  # made once per class, because reading annotations takes long
-
-
+@functools.cache  # because reading annotations takes long
 def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options that the fields of a dataclass declare, in order."""
-    if cls not in _OPTIONS:
-        hints = typing.get_type_hints(cls, include_extras=True)
-        _OPTIONS[cls] = tuple(
-            Option(
-                name=field.name,
-                hint=hints[field.name],
-                default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
-            )
-            for field in dataclasses.fields(cls)
-            if field.init
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return tuple(
+        Option(
+            name=field.name,
+            hint=hints[field.name],
+            default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
         )
-    return _OPTIONS[cls]
+        for field in dataclasses.fields(cls)
+        if field.init
+    )
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -71,10 +71,6 @@ class Pool(Collective):
         return BoundPool(self, transport)
 
     @override
-    def check_compatible(self, kind: type[Payload]) -> None:
-        """Accept every kind."""
-
-    @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
         """Return None, because nothing is sent: memory is shared."""
 

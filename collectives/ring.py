@@ -30,7 +30,7 @@ class Ring(Collective):
         chunks = layout.chunks(n)
 
         def partial_sum(chunk: int, num_terms: int) -> Piece:
-            """Return a chunk with the contributions of `num_terms` ranks, from the rank of its own number on."""
+            # the contributions of `num_terms` ranks, from the rank of the chunk's own number on
             return Piece(*chunks[chunk % n], frozenset((chunk + hop) % n for hop in range(min(num_terms, n))))
 
         rounds = []

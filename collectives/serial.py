@@ -77,10 +77,10 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
 def _ring(terms: Terms, layout: Payload) -> Payload:
     """Add chunk c as ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, with ranks modulo n."""
     n = len(terms)
-    chunks = []
-    for chunk, (start, stop) in enumerate(itertools.pairwise(layout.borders(n))):
-        chunks.append(_added([terms[(chunk + hop) % n].slice(start, stop) for hop in range(n)]))
-    return Bundle(chunks)
+    chunks = enumerate(itertools.pairwise(layout.borders(n)))
+    return Bundle(
+        [_added([terms[(c + hop) % n].slice(start, stop) for hop in range(n)]) for c, (start, stop) in chunks]
+    )
 
 
 def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
@@ -156,8 +156,7 @@ def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Paylo
         return _decoded(terms)
     totals = []
     for group in groups:
-        sum_of = _as_one_payload if is_kept else _total
-        total = sum_of(collective.within, group, layout)
+        total = (_as_one_payload if is_kept else _total)(collective.within, group, layout)
         if total is None:
             return None
         totals.append(total if is_kept else Dense(total.to_dense()))

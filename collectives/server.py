@@ -100,10 +100,6 @@ class Server(Collective):
         return BoundServer(self, transport, downlink)
 
     @override
-    def check_compatible(self, kind: type[Payload]) -> None:
-        """Accept every kind."""
-
-    @override
     def check_ranks(self, world_size: int) -> None:
         if self.root >= world_size:
             raise Incompatible(

@@ -147,11 +147,7 @@ class Bundle(Payload):
         )
 
     def _cut(self, start: int, stop: int) -> Payload:
-        """Return the members in this range, the first and last cut if necessary; a single member without a bundle.
-
-        Raises:
-            PayloadError: a member cannot be cut at `start` or `stop`.
-        """
+        # the members in this range, the first and last cut if necessary; a single member without a bundle
         if start == stop:
             index = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
             inside = start - self._offsets[index]
@@ -173,11 +169,7 @@ class Bundle(Payload):
         ]
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Bundle:
-        """Add member by member; if `other` is of another kind, it is first cut at this bundle's borders.
-
-        Raises:
-            PayloadError: the two do not fit together, or a member cannot be added.
-        """
+        # member by member; a payload of another kind is first cut at this bundle's borders
         pieces = members(other, [member.numel for member in self.payloads])
         return Bundle(
             [

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadError, Received
-from collectives.payloads.codec.values import SHORT, add_divided_, add_values, lost_in_sum, write_divided
+from collectives.payloads.codec.values import add_divided_, add_values, write_divided
 from collectives.payloads.fields import VALUE_DTYPES, Field, with_room
 
 
@@ -80,10 +80,7 @@ class Dense(Payload):
 
     @override
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        total = add_values(values, self.values)
-        if keep_lost is not None and total.dtype in SHORT:
-            keep_lost(0, lost_in_sum(values, self.values, total))
-        return total
+        return add_values(values, self.values, keep_lost)
 
     @override
     def with_wire(self, wire: torch.Tensor) -> Dense:

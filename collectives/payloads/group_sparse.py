@@ -24,6 +24,7 @@ from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadEr
 from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
+    add_at,
     add_index_sets,
     bitmap_of,
     cheapest_coding,
@@ -33,7 +34,7 @@ from collectives.payloads.codec.index_sets import (
     index_set_nbytes,
     positions_in,
 )
-from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
+from collectives.payloads.codec.values import divided
 from collectives.payloads.dense import Dense
 from collectives.payloads.fields import Field
 from collectives.payloads.sparse import IndexedValues, Sparse, canonical_values
@@ -142,7 +143,7 @@ class GroupSparse(IndexedValues):
         return cls(numel, group_size, k, values, indices).knowing(positions)
 
     def _cut(self, start: int, stop: int) -> IndexedValues:
-        """Return a part; `Sparse` if a border lies inside a group, because not all groups then have `k` entries."""
+        # `Sparse` if a border lies inside a group, because not all groups then have `k` entries
         if any(border % self.group_size and border != self.numel for border in (start, stop)):
             begin, end = self._entries_before([start, stop])
             return Sparse(stop - start, self.positions[begin:end] - start, self.values[begin:end])
@@ -286,16 +287,12 @@ class RowSparse(Payload):
         return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        """Return the sum at the union of the rows, as `Dense` if that takes no more bytes.
-
-        Raises:
-            PayloadError: the two do not fit together.
-        """
+        # at the union of the rows, as `Dense` if that takes no more bytes
         if isinstance(other, Dense):
             return other.add(self, keep_lost)
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
             raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
-        keep = None if keep_lost is None else functools.partial(self._keep_rows, keep_lost)
+        keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
         total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values, keep))
         if total.nbytes < HEADER_BYTES + self.numel * total.values.element_size():
             return total
@@ -305,18 +302,13 @@ class RowSparse(Payload):
 
     @override
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
-        here = self._matrix(total).index_select(0, self.rows)
-        there = add_values(here, self.values).to(total.dtype)
-        if keep_lost is not None and total.dtype in SHORT:
-            self._keep_rows(keep_lost, self.rows, lost_in_sum(here, self.values, there))
-        self._matrix(total).index_copy_(0, self.rows, there)
-        return total
+        keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
+        return add_at(self._matrix(values), self.rows, self.values, keep).view(-1)
 
-    def _keep_rows(self, keep_lost: KeepLost, rows: torch.Tensor, lost: torch.Tensor) -> None:
-        """Pass the rounding errors of rows, fp32 [rows, row_numel], to `keep_lost`."""
+    def _keep_rows(self, keep_lost: KeepLost, start: int, lost: torch.Tensor, rows: torch.Tensor) -> None:
+        # fp32 [rows, row_numel], the rounding errors of rows
         positions = rows[:, None] * self.row_numel + torch.arange(self.row_numel, device=rows.device)
-        keep_lost(0, lost.view(-1), positions.view(-1))
+        keep_lost(start, lost.view(-1), positions.view(-1))
 
     def _matrix(self, dense: torch.Tensor) -> torch.Tensor:
         return dense.view(-1, self.row_numel)

@@ -29,6 +29,7 @@ from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadEr
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
+    add_at,
     add_index_sets,
     cheapest_coding,
     coding_nbytes,
@@ -95,30 +96,20 @@ class IndexedValues(Payload):
         return [stop - start for start, stop in itertools.pairwise(self._entries_before(borders))]
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        """Return the sum at the union of the positions, also where values cancel; as `Dense` if that is no longer.
-
-        Raises:
-            PayloadError: the two do not fit together.
-        """
+        # at the union of the positions, also where values cancel; as `Dense` if that is no longer
         if isinstance(other, Dense):
             return other.add(self, keep_lost)
         if not isinstance(other, IndexedValues):
             raise PayloadError(
                 f"{type(self).__name__} and {type(other).__name__} payloads cannot be added without decoding them"
             )
-        keep = None if keep_lost is None else lambda indices, lost: keep_lost(0, lost, indices)
         mine = _as_sparse(self)
-        total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, other.positions, other.values, keep))
+        total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, other.positions, other.values, keep_lost))
         return total._widened() if total.is_wide else total
 
     @override
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        total = values.to(torch.promote_types(values.dtype, self.values.dtype), copy=True)
-        here = total.index_select(0, self.positions)
-        there = add_values(here, self.values).to(total.dtype)
-        if keep_lost is not None and total.dtype in SHORT:
-            keep_lost(0, lost_in_sum(here, self.values, there), self.positions)
-        return total.index_copy_(0, self.positions, there)
+        return add_at(values, self.positions, self.values, keep_lost)
 
     def _entries_before(self, borders: list[int]) -> list[int]:
         if self.positions.is_cpu:  # numpy is faster for a few numbers
@@ -392,11 +383,11 @@ class Seeded(IndexedValues):
         return cls(wire.numel, seed, wire.body.tensor(wire.num_entries, wire.dtype))
 
     def _cut(self, start: int, stop: int) -> Payload:
-        """Return a part, as `Sparse` because its positions do not follow from the seed; the whole range is `self`."""
+        # a part is `Sparse`, because its positions do not follow from the seed
         return self if (start, stop) == (0, self.numel) else _as_sparse(self).slice(start, stop)
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        """Return the sum: `Seeded` if both have the same positions, else as other payloads with positions."""
+        # `Seeded` if both have the same positions, else as other payloads with positions
         if not (isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries)):
             return _as_sparse(self).add(other, keep_lost)
         total = add_values(self.values, other.values)

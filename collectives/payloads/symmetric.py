@@ -156,11 +156,7 @@ class Triangle(Triangular):
 
     @override
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Triangle:
-        """Return the sum; `keep_lost` is ignored because matrices of second moments have no error feedback.
-
-        Raises:
-            PayloadError: `other` is not a triangle of the same size.
-        """
+        # `keep_lost` is ignored because matrices of second moments have no error feedback
         if not isinstance(other, Triangle):
             raise PayloadError(f"Triangle and {type(other).__name__} payloads cannot be added without decoding them")
         return Triangle(self.size, add_values(self.values, other.values))
@@ -225,13 +221,7 @@ class CholeskyFactor(Triangular):
         return [self._header(self.values.dtype, self.damping), self.values]
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> CholeskyFactor:
-        """Return the factor of the sum, by QR in fp32 or wider, with a non-negative diagonal, rounded once.
-
-        `keep_lost` is ignored because these matrices have no error feedback.
-
-        Raises:
-            PayloadError: `other` is not a factor of the same size.
-        """
+        # by QR in fp32 or wider, rounded once; `keep_lost` is ignored because these matrices have no error feedback
         if not isinstance(other, CholeskyFactor):
             raise PayloadError(f"CholeskyFactor and {type(other).__name__} payloads cannot be added")
         dtype = torch.promote_types(self.values.dtype, other.values.dtype)

@@ -91,9 +91,8 @@ class Lengths:
 
     def alone(self, start: Ints, stop: Ints, terms: Ints | int) -> Ints:
         """Return the bytes of messages of one piece each, int [messages]."""
-        if self.itemsize is not None:
-            return self.itemsize * (stop - start)
-        return _bundled(*self.packed(start, stop, np.broadcast_to(terms, start.shape)))
+        pieces = np.arange(len(start))
+        return self.joined(start, stop, terms, pieces, pieces + 1)
 
     def joined(self, start: Ints, stop: Ints, terms: Ints | int, first: Ints, last: Ints) -> Ints:
         """Return the bytes of messages of several pieces: message i holds pieces `first[i]` to `last[i] - 1`."""

@@ -95,16 +95,14 @@ class ProcessGroupTransport(Transport):
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
-        """Find out which rank is lost by pinging all ranks, which takes some seconds."""
         return self._lost(rank, "")
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        """Start the messages; on NCCL those of one `post` are one group call and complete together."""
         with self.ledger.timed():
             for tensor, _ in sends:
                 self.ledger.book(tensor.nbytes)
-            if self.in_step:
+            if self.in_step:  # one group call, whose messages complete together
                 return self._post_together(sends, receives)
             # receives first: a gloo message without a posted buffer takes another round trip
             return [self._start(self._group.recv, *receive) for receive in receives] + [
@@ -115,7 +113,6 @@ class ProcessGroupTransport(Transport):
     def send_receive(
         self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]
     ) -> Callable[[], list[torch.Tensor]]:
-        """Start the messages; on NCCL, exchange their lengths first."""
         if self.in_step:
             lengths = [(torch.tensor([message.numel()], device=self.device), to) for message, to in sends]
             incoming = [(torch.empty(1, dtype=torch.int64, device=self.device), source) for _, source in receives]
@@ -234,32 +231,30 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
     return ProcessGroupTransport()._lost(None, str(error))
 
 
+@dataclasses.dataclass(eq=False)
 class _Operation(Pending):
     """Something that the backend does: a message, those of one NCCL group call, or an all-reduce.
 
-    Args:
+    Attributes:
         transport: the transport that started it.
         works: the backend's handles.
         kept: what must stay alive until it is done.
         peer: the rank that is waited for; None: all ranks.
     """
 
-    def __init__(
-        self, transport: ProcessGroupTransport, works: list[dist.Work], kept: Sequence[object], peer: int | None
-    ) -> None:
-        self._transport = transport
-        self._works = works
-        self._kept = kept
-        self._peer = peer
+    transport: ProcessGroupTransport
+    works: list[dist.Work]
+    kept: Sequence[object]
+    peer: int | None
 
     @override
     def wait(self) -> None:
-        if not self._works:
+        if not self.works:
             return
-        with self._transport.ledger.timed():
+        with self.transport.ledger.timed():
             try:
-                for work in self._works:
-                    work.wait(self._transport._timeout)
+                for work in self.works:
+                    work.wait(self.transport._timeout)
             except RuntimeError as error:
-                raise self._transport._lost(self._peer, str(error)) from error
-        self._works = []
+                raise self.transport._lost(self.peer, str(error)) from error
+        self.works = []

@@ -38,12 +38,9 @@ class MeetingError(RuntimeError):
 def interface_host(otherwise: str) -> str:
     """Return this machine's address on the first interface in `GLOO_SOCKET_IFNAME`, or else `otherwise`."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    addresses = psutil.net_if_addrs().get(name, [])
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for found in addresses:
-            if found.family == family:
-                return str(found.address)
-    return otherwise
+    found = psutil.net_if_addrs().get(name, [])
+    families = socket.AF_INET, socket.AF_INET6
+    return next((str(each.address) for family in families for each in found if each.family == family), otherwise)
 
 
 def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: float) -> dict[int, socket.socket]:
@@ -66,12 +63,10 @@ def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: 
     deadline = time.monotonic() + timeout_s
     token = secrets.token_bytes(_TOKEN_BYTES)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sockets: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as if_it_fails:
         with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as listener:
             store.set(str(rank), json.dumps([*listener.getsockname()[:2], token.hex()]))
-            for peer in range(rank):
-                sockets[peer] = if_it_fails.enter_context(_connect(store, peer, deadline, rank))
+            sockets = {peer: if_it_fails.enter_context(_connect(store, peer, deadline, rank)) for peer in range(rank)}
             tokens = {peer: _entry(store, peer, deadline)[1] for peer in range(rank + 1, world_size)}
             for peer, sock in _Acceptor(listener, token, tokens).accept_all(deadline):
                 sockets[peer] = if_it_fails.enter_context(sock)

@@ -218,7 +218,7 @@ class SharedMemoryTransport(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """Reduce in place: each rank adds its own part of all ranks' tensors in rank order, and sends it to all."""
+        # each rank adds its own part of all ranks' tensors in rank order, and sends it to all
         if (n := self.world_size) == 1:
             return Pending()
         self.ledger.book(round(2 * (n - 1) / n * tensor.nbytes), from_formula=True)

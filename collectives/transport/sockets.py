@@ -255,7 +255,6 @@ class SocketTransport(Transport):
     def send_receive(
         self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]
     ) -> Callable[[], list[torch.Tensor]]:
-        """Start the messages; each buffer is allocated with the exact length when that is known."""
         received, sent = self._post(sends, [(bound, source, None) for bound, source in receives])
 
         def wait() -> list[torch.Tensor]:
@@ -267,7 +266,7 @@ class SocketTransport(Transport):
 
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """Finish all messages under way, which do not move while a rank waits for the backend; then start."""
+        # first finish all messages under way, which do not move while a rank waits for the backend
         with self.ledger.timed():
             self._connections.flush()
         return self._backend.start_all_reduce_(tensor, op)

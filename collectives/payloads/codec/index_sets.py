@@ -21,7 +21,7 @@ import torch
 
 from collectives.kernels.loop import ByteArray, Float, Int, LongArray, Longs, Loop, addresses, longs
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
-from collectives.payloads.codec.values import SHORT, to_value_dtype
+from collectives.payloads.codec.values import SHORT, add_values, to_value_dtype
 from collectives.payloads.fields import Field, PayloadError, Reader
 
 Coding = Literal["coo", "bitmap", "elias_fano"]
@@ -123,7 +123,7 @@ def add_index_sets(
     values_a: torch.Tensor,
     indices_b: torch.Tensor,
     values_b: torch.Tensor,
-    keep_lost: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+    keep_lost: Callable[..., None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the union of two index sets with values, which are added (and rounded once) where both have an entry.
 
@@ -132,7 +132,7 @@ def add_index_sets(
         values_a: floating [a] or [a, width].
         indices_b: int64 [b], strictly ascending.
         values_b: floating [b] or [b, width].
-        keep_lost: called with the common indices and the rounding errors of their 16-bit sums, fp32.
+        keep_lost: called with 0, the rounding errors of 16-bit sums, fp32, and their indices.
 
     Returns:
         indices int64 [u], strictly ascending, and values [u] or [u, width] in the wider type of both; new tensors
@@ -155,8 +155,18 @@ def add_index_sets(
     total.index_add_(0, slots_b, values_b.to(wide))
     values = to_value_dtype(total, dtype)
     if keep_lost is not None and both.numel():
-        keep_lost(indices.index_select(0, both), total.index_select(0, both).sub_(values.index_select(0, both)))
+        lost = total.index_select(0, both).sub_(values.index_select(0, both))
+        keep_lost(0, lost, indices.index_select(0, both))
     return indices, values
+
+
+def add_at(
+    values: torch.Tensor, indices: torch.Tensor, addends: torch.Tensor, keep_lost: Callable[..., None] | None
+) -> torch.Tensor:
+    """Return a new tensor, `values` [n, ...] + `addends` [z, ...] at these indices, in the wider type, rounded once."""
+    total = values.to(torch.promote_types(values.dtype, addends.dtype), copy=True)
+    sums = add_values(total.index_select(0, indices), addends, keep_lost, indices)
+    return total.index_copy_(0, indices, sums)
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

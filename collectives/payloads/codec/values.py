@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -94,16 +94,27 @@ def value_limit(dtype: torch.dtype, world_size: int) -> float:
     return float(limit)
 
 
-def add_values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap."""
+def add_values(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    keep_lost: Callable[..., None] | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap.
+
+    `keep_lost` gets 0, the rounding errors of 16-bit sums, and `positions`.
+    """
     dtype = torch.promote_types(a.dtype, b.dtype)
-    if dtype in SHORT:
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return to_value_dtype(a.float() + b.float(), dtype)
+    if dtype not in SHORT:
+        return a + b
+    if a.dtype == b.dtype and a.shape == b.shape:
         total = torch.empty(a.shape, dtype=dtype, device=a.device)
         sum_values(a.contiguous(), b.contiguous(), torch.finfo(dtype).max, total)
-        return total
-    return a + b
+    else:
+        total = to_value_dtype(a.float() + b.float(), dtype)
+    if keep_lost is not None:
+        keep_lost(0, lost_in_sum(a, b, total), positions)
+    return total
 
 
 def lost_in_sum(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
