@@ -6,8 +6,6 @@ list of terms in rank order. The own payload is included as the other ranks see 
 Bytes: (n-1) times the packed payload per rank.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 
@@ -31,7 +29,7 @@ class Allgather(Collective):
     finds_maxima = False
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundAllgather:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         return BoundAllgather(self, transport)
 
     @override

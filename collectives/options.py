@@ -133,19 +133,23 @@ class Option:
         }
 
 
-@functools.cache  # because reading annotations takes long
+_OPTIONS: dict[type, tuple[Option, ...]] = {}  # made once per class, because reading annotations takes long
+
+
 def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options that the fields of a dataclass declare, in order."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return tuple(
-        Option(
-            name=field.name,
-            hint=hints[field.name],
-            default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
+    if cls not in _OPTIONS:
+        hints = typing.get_type_hints(cls, include_extras=True)
+        _OPTIONS[cls] = tuple(
+            Option(
+                name=field.name,
+                hint=hints[field.name],
+                default=field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
+            )
+            for field in dataclasses.fields(cls)
+            if field.init
         )
-        for field in dataclasses.fields(cls)
-        if field.init
-    )
+    return _OPTIONS[cls]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)

@@ -17,8 +17,6 @@ itself); a server answers n-1 times. With one server and a dense downlink, an up
 reduces the total traffic by less than a factor of 2, however large c is.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
@@ -95,7 +93,7 @@ class Server(Collective):
         self.tells_layers_apart = self.is_sharded or self.downlink != "dense"
 
     @override
-    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundServer:
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
         self.check_ranks(transport.world_size)
         return BoundServer(self, transport, downlink)
 

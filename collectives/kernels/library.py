@@ -19,10 +19,11 @@ from collectives.kernels.build import HERE, NOT_BUILT, TARGETS, digest, library_
 from collectives.options import OptionError
 
 VARIABLE = "GRADWIRE_KERNELS"
-CPU_INFO = Path("/proc/cpuinfo")
 AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
-AVX512 = AVX2 | frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
-NEEDS = {"x86_64_v3": AVX2, "x86_64_v4": AVX512}  # flags in /proc/cpuinfo that a target in `TARGETS` needs
+NEEDS = {  # flags in /proc/cpuinfo that a target in `TARGETS` needs
+    "x86_64_v3": AVX2,
+    "x86_64_v4": AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+}
 
 Kernels = Literal["native", "triton", "reference"]
 
@@ -118,7 +119,7 @@ def suitable_processors() -> list[str]:
 def cpu_flags() -> frozenset[str]:
     """Return the processor's flags from /proc/cpuinfo; empty if there are none."""
     try:
-        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
     return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())

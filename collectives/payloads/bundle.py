@@ -61,7 +61,8 @@ class Bundle(Payload):
         ]
         if not self.payloads:
             raise PayloadError("a bundle needs at least one payload")
-        self._offsets = [0, *itertools.accumulate(member.numel for member in self.payloads)]
+        self._numels = [member.numel for member in self.payloads]
+        self._offsets = [0, *itertools.accumulate(self._numels)]
         self.numel = self._offsets[-1]
         self.addable = all(member.addable for member in self.payloads)
         self.elementwise = all(member.elementwise for member in self.payloads) and (
@@ -123,12 +124,12 @@ class Bundle(Payload):
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        for member, part in self._members_of(dense):
+        for member, part in zip(self.payloads, torch.split(dense, self._numels), strict=True):
             member.add_to_(part, divisor=divisor)
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        for member, part in self._members_of(dense):
+        for member, part in zip(self.payloads, torch.split(dense, self._numels), strict=True):
             member.clear_in_(part)
 
     @property
@@ -170,7 +171,7 @@ class Bundle(Payload):
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Bundle:
         # member by member; a payload of another kind is first cut at this bundle's borders
-        pieces = members(other, [member.numel for member in self.payloads])
+        pieces = members(other, self._numels)
         return Bundle(
             [
                 member.add(piece, shifted(keep_lost, offset))
@@ -196,9 +197,6 @@ class Bundle(Payload):
             begin, end = max(start - offset, 0), min(stop - offset, member.numel)
             if begin < end:
                 yield member, begin, end
-
-    def _members_of(self, dense: torch.Tensor) -> list[tuple[Payload, torch.Tensor]]:
-        return list(zip(self.payloads, torch.split(dense, [member.numel for member in self.payloads]), strict=True))
 
 
 def members(total: Payload, numels: Sequence[int]) -> list[Payload]:

@@ -7,8 +7,6 @@ element; without the bits if both values are zero.
 Bytes: 24 + scales * (4 or 2) + ceil(m bits / 8).
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import math
@@ -201,7 +199,7 @@ class Codes(CodedElements):
         return cls(wire.numel, find_codebook(number).name, bits, packed, scales, block_numel)
 
     @override
-    def _cut(self, start: int, stop: int) -> Codes:
+    def _cut(self, start: int, stop: int) -> Payload:
         packed = self.packed[start * self.bits // 8 : packed_nbytes(stop, self.bits)]
         scales = self.scales
         if self.block_numel:
@@ -290,7 +288,7 @@ class TwoMeans(CodedElements):
         return cls(wire.numel, low, high, wire.body.tensor(packed_nbytes(wire.num_entries, 1), torch.uint8))
 
     @override
-    def _cut(self, start: int, stop: int) -> TwoMeans:
+    def _cut(self, start: int, stop: int) -> Payload:
         if start == stop:
             return TwoMeans(0, 0.0, 0.0, self.packed[:0])
         return TwoMeans(stop - start, self.low, self.high, self.packed[start // 8 : packed_nbytes(stop, 1)])

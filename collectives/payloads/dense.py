@@ -1,7 +1,5 @@
 """Dense: a payload that sends every element. Body: the values."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Self
@@ -71,11 +69,11 @@ class Dense(Payload):
         return True
 
     @override
-    def _cut(self, start: int, stop: int) -> Dense:
+    def _cut(self, start: int, stop: int) -> Payload:
         return Dense(self.values[start:stop])
 
     @override
-    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Dense:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         return Dense(other._added_onto(self.values, keep_lost))
 
     @override
@@ -83,5 +81,5 @@ class Dense(Payload):
         return add_values(values, self.values, keep_lost)
 
     @override
-    def with_wire(self, wire: torch.Tensor) -> Dense:
+    def with_wire(self, wire: torch.Tensor) -> Payload:
         return Dense(wire)

@@ -9,8 +9,6 @@ Bytes: GroupSparse 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), cei
 RowSparse 24 + rows * row_numel * v + row indices (at most ceil(num_rows / 8)).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import struct
@@ -281,7 +279,7 @@ class RowSparse(Payload):
         return (before * self.row_numel + (upto - before) * column).diff().tolist()
 
     @override
-    def _cut(self, start: int, stop: int) -> RowSparse:
+    def _cut(self, start: int, stop: int) -> Payload:
         limits = torch.tensor([start // self.row_numel, stop // self.row_numel], device=self.device)
         first, last = torch.searchsorted(self.rows, limits).tolist()
         return RowSparse(stop - start, self.rows[first:last] - start // self.row_numel, self.values[first:last])

@@ -8,8 +8,6 @@ summed elementwise. The factor is for receivers that solve linear systems with t
 16 bits, L L^T is positive semi-definite.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import enum
@@ -155,14 +153,14 @@ class Triangle(Triangular):
         return [self._header(self.values.dtype), self.values]
 
     @override
-    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Triangle:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # `keep_lost` is ignored because matrices of second moments have no error feedback
         if not isinstance(other, Triangle):
             raise PayloadError(f"Triangle and {type(other).__name__} payloads cannot be added without decoding them")
         return Triangle(self.size, add_values(self.values, other.values))
 
     @override
-    def with_wire(self, wire: torch.Tensor) -> Triangle:
+    def with_wire(self, wire: torch.Tensor) -> Payload:
         return Triangle(self.size, wire)
 
 
@@ -220,7 +218,7 @@ class CholeskyFactor(Triangular):
     def fields(self) -> list[Field]:
         return [self._header(self.values.dtype, self.damping), self.values]
 
-    def _add(self, other: Payload, keep_lost: KeepLost | None) -> CholeskyFactor:
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # by QR in fp32 or wider, rounded once; `keep_lost` is ignored because these matrices have no error feedback
         if not isinstance(other, CholeskyFactor):
             raise PayloadError(f"CholeskyFactor and {type(other).__name__} payloads cannot be added")

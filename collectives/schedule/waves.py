@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,31 +58,19 @@ class Wave(NamedTuple):
         return sources[others], targets[others], np.broadcast_to(self.nbytes, shape)[others]
 
 
-class PackedSizes(Protocol):
-    """Compute the packed lengths of many pieces at once."""
-
-    def __call__(self, start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
-        """Return the number of payloads in each piece and their total bytes, int [pieces] each.
-
-        If a piece has several payloads, each is padded to a multiple of 8 bytes.
-
-        Args:
-            start: first elements, int [pieces].
-            stop: elements past the last, int [pieces].
-            terms: number of ranks whose contributions are in each piece, int [pieces]; several are merged to a union.
-        """
-
-
 @dataclasses.dataclass(frozen=True)
 class Lengths:
     """Compute the bytes of messages.
 
     Attributes:
-        packed: computes the lengths of packed pieces.
+        packed: returns the number of payloads in each packed piece and their total bytes, int [pieces] each, given the
+            first elements, the elements past the last, and the numbers of ranks whose contributions are inside, int
+            [pieces] each. Several contributions are merged to a union; each of several payloads in a piece is padded
+            to a multiple of 8 bytes.
         itemsize: bytes of an element if elements of a wire tensor travel; None if payloads travel packed.
     """
 
-    packed: PackedSizes
+    packed: Callable[[Ints, Ints, Ints], tuple[Ints, Ints]]
     itemsize: int | None = None
 
     def bare(self, itemsize: int | None) -> Lengths:

@@ -28,7 +28,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_
 from collectives.transport.rendezvous import interface_host
 
 _ANSWER = b"."
-_RETRY_S = 0.1
 
 Address = tuple[str, int]  # (host, port)
 
@@ -64,7 +63,7 @@ class PingServer:
             try:
                 connection, _ = self._server.accept()
             except OSError:  # closed, or a temporary shortage, such as too many open files
-                self._closed.wait(_RETRY_S)
+                self._closed.wait(0.1)
                 continue
             with connection, contextlib.suppress(OSError):  # the caller may already have disconnected
                 connection.sendall(_ANSWER)

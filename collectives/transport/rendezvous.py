@@ -23,7 +23,6 @@ from torch.distributed.distributed_c10d import Store
 
 _TOKEN_BYTES = 32
 _GREETING = struct.Struct(f"<{_TOKEN_BYTES}sI")
-_BACKLOG = 128
 _MOST_STRANGERS = 64
 
 
@@ -64,7 +63,7 @@ def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: 
     token = secrets.token_bytes(_TOKEN_BYTES)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as if_it_fails:
-        with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as listener:
+        with socket.create_server((host, 0), family=family, backlog=128) as listener:
             store.set(str(rank), json.dumps([*listener.getsockname()[:2], token.hex()]))
             sockets = {peer: if_it_fails.enter_context(_connect(store, peer, deadline, rank)) for peer in range(rank)}
             tokens = {peer: _entry(store, peer, deadline)[1] for peer in range(rank + 1, world_size)}

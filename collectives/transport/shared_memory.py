@@ -156,8 +156,6 @@ class ReceivingEnd(ChannelEnd):
 
 RING_BYTES = 2**20
 
-SMALLER = "fewer devices, more room there (a container's --shm-size)"
-
 
 class SharedMemoryTransport(Transport):
     """Messages between ranks that map one region, used from one thread per rank; all ranks must create it together.
@@ -193,7 +191,12 @@ class SharedMemoryTransport(Transport):
         pairs = list(itertools.permutations(range(opener.world_size), 2))
         nbytes = rounded_up(ring_bytes, PAGE)
         memory = map_together(
-            opener, Path(path), 2 * len(pairs), nbytes * len(pairs), coherent=coherent, smaller=SMALLER
+            opener,
+            Path(path),
+            2 * len(pairs),
+            nbytes * len(pairs),
+            coherent=coherent,
+            smaller="fewer devices, more room there (a container's --shm-size)",
         )
         for index, (source, to) in enumerate(pairs):
             ring, line = memory.data[nbytes * index :][:nbytes], 2 * index

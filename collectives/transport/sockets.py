@@ -9,8 +9,6 @@ If one connection fails, the rank closes all of its connections: ranks that wait
 all find out together which rank is lost.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import math
@@ -186,36 +184,93 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 # Longest poll before reading without an event: a kernel short of memory may report a socket as readable too late.
 _LOOK_ANYWAY_S = 1.0
 
-_num_opened: collections.Counter[str] = collections.Counter()
 
-
-def open_transport(
-    group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
-) -> Transport:
-    """Open a transport among the ranks of a process group: sockets on CPUs, else the backend; all ranks must call.
+class Connections:
+    """One rank's connections to all others; shared by all views of a transport.
 
     Args:
-        group: the process group, which no other thread may use and which `close` destroys. None: the default group,
-            which is not destroyed.
-        device: device of the tensors; None: the CPU for gloo, the current GPU for NCCL.
-        timeout_s: longest wait for any one message, in seconds.
+        opener: the transport whose ranks are connected, with the same numbers.
+        by_rank: the connection to each other rank.
 
-    Raises:
-        TransportError: a rank is lost, or did not connect in time.
+    Attributes:
+        bell: an event that ends waits early; None: waits are not interrupted.
     """
-    backend = ProcessGroupTransport(group, device, timeout_s)
-    if backend.in_step or backend.device.type != "cpu" or backend.world_size == 1:
-        return backend
-    _num_opened[backend.group_name] += 1
-    place = f"gradwire/sockets/{backend.group_name}/{_num_opened[backend.group_name]}"
-    store = PrefixStore(place, _get_default_store())
-    host = interface_host(otherwise=failure_detector().host)
-    try:
-        sockets = connect_all(store, backend.rank, backend.world_size, host, timeout_s)
-    except MeetingError as error:
-        raise backend.timeout_error(error.rank) from error
-    connections = {peer: Connection(sock) for peer, sock in sockets.items()}
-    return SocketTransport(Connections(backend, connections), backend)
+
+    def __init__(self, opener: Transport, by_rank: Mapping[int, Connection]) -> None:
+        self.by_rank = by_rank
+        self._opener = opener
+        self._is_closed = False
+        self.bell: WakeupEvent | None = None
+
+    def send(self, message: SocketSend, peer: int) -> None:
+        """Queue a message, and send what the kernel takes.
+
+        Raises:
+            TransportError: the connection is broken.
+        """
+        connection = self.by_rank[peer]
+        connection.outgoing.append(message)
+        try:
+            connection.move(select.POLLOUT)
+        except OSError as error:
+            raise self.failure(peer) from error
+
+    def wait(self, message: MovedMessage, peer: int) -> None:
+        """Move all messages under way until this one, from or to `peer`, is done or the bell rings.
+
+        Raises:
+            TransportError: a connection is broken, the wait took too long, or a message is longer than its buffer.
+        """
+        deadline = time.monotonic() + self._opener.timeout_s
+        while not message.is_done and not (self.bell is not None and self.bell.is_ringing):
+            seconds = deadline - time.monotonic()
+            if self._is_closed or seconds <= 0:
+                raise self.failure(peer)
+            self._advance(min(seconds, _LOOK_ANYWAY_S))
+
+    def flush(self) -> None:
+        """Wait until all messages under way, in both directions, are done."""
+        for peer, connection in self.by_rank.items():
+            for message in (*connection.outgoing, *connection.incoming):
+                self.wait(message, peer)
+
+    def failure(self, peer: int) -> TransportError:
+        """Close all connections, find out why a wait for `peer` failed, and return the error to raise."""
+        self.close()
+        return self._opener.timeout_error(peer)
+
+    def close(self) -> None:
+        """Close all sockets; the kernel still delivers the bytes that it has taken."""
+        self._is_closed = True
+        for connection in self.by_rank.values():
+            connection.close()
+
+    def _advance(self, within_s: float) -> None:
+        """Wait until something can be sent or received, and do it; after `within_s`, try all connections anyway."""
+        poll = select.poll()
+        busy = {}
+        for rank, connection in self.by_rank.items():
+            if events := connection.events():
+                busy[connection.fileno()] = rank, events
+                poll.register(connection, events)
+        if self.bell is not None:
+            poll.register(self.bell, select.POLLIN)
+        ready = poll.poll(math.ceil(1e3 * within_s)) or [
+            (descriptor, events) for descriptor, (_, events) in busy.items()
+        ]
+        for descriptor, events in ready:
+            if descriptor not in busy:  # it is the bell's
+                continue
+            rank, _ = busy[descriptor]
+            try:
+                self.by_rank[rank].move(events)
+            except OverflowError as error:
+                self.close()
+                raise TransportError(
+                    f"rank {self._opener.name(rank)} sent {error}; all ranks must sum payloads of one kind and length"
+                ) from error
+            except OSError as error:
+                raise self.failure(rank) from error
 
 
 class SocketTransport(Transport):
@@ -313,89 +368,33 @@ class SocketTransport(Transport):
             self._connections.wait(message, peer)
 
 
-class Connections:
-    """One rank's connections to all others; shared by all views of a transport.
+_num_opened: collections.Counter[str] = collections.Counter()
+
+
+def open_transport(
+    group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
+) -> Transport:
+    """Open a transport among the ranks of a process group: sockets on CPUs, else the backend; all ranks must call.
 
     Args:
-        opener: the transport whose ranks are connected, with the same numbers.
-        by_rank: the connection to each other rank.
+        group: the process group, which no other thread may use and which `close` destroys. None: the default group,
+            which is not destroyed.
+        device: device of the tensors; None: the CPU for gloo, the current GPU for NCCL.
+        timeout_s: longest wait for any one message, in seconds.
 
-    Attributes:
-        bell: an event that ends waits early; None: waits are not interrupted.
+    Raises:
+        TransportError: a rank is lost, or did not connect in time.
     """
-
-    def __init__(self, opener: Transport, by_rank: Mapping[int, Connection]) -> None:
-        self.by_rank = by_rank
-        self._opener = opener
-        self._is_closed = False
-        self.bell: WakeupEvent | None = None
-
-    def send(self, message: SocketSend, peer: int) -> None:
-        """Queue a message, and send what the kernel takes.
-
-        Raises:
-            TransportError: the connection is broken.
-        """
-        connection = self.by_rank[peer]
-        connection.outgoing.append(message)
-        try:
-            connection.move(select.POLLOUT)
-        except OSError as error:
-            raise self.failure(peer) from error
-
-    def wait(self, message: MovedMessage, peer: int) -> None:
-        """Move all messages under way until this one, from or to `peer`, is done or the bell rings.
-
-        Raises:
-            TransportError: a connection is broken, the wait took too long, or a message is longer than its buffer.
-        """
-        deadline = time.monotonic() + self._opener.timeout_s
-        while not message.is_done and not (self.bell is not None and self.bell.is_ringing):
-            seconds = deadline - time.monotonic()
-            if self._is_closed or seconds <= 0:
-                raise self.failure(peer)
-            self._advance(min(seconds, _LOOK_ANYWAY_S))
-
-    def flush(self) -> None:
-        """Wait until all messages under way, in both directions, are done."""
-        for peer, connection in self.by_rank.items():
-            for message in (*connection.outgoing, *connection.incoming):
-                self.wait(message, peer)
-
-    def failure(self, peer: int) -> TransportError:
-        """Close all connections, find out why a wait for `peer` failed, and return the error to raise."""
-        self.close()
-        return self._opener.timeout_error(peer)
-
-    def close(self) -> None:
-        """Close all sockets; the kernel still delivers the bytes that it has taken."""
-        self._is_closed = True
-        for connection in self.by_rank.values():
-            connection.close()
-
-    def _advance(self, within_s: float) -> None:
-        """Wait until something can be sent or received, and do it; after `within_s`, try all connections anyway."""
-        poll = select.poll()
-        busy = {}
-        for rank, connection in self.by_rank.items():
-            if events := connection.events():
-                busy[connection.fileno()] = rank, events
-                poll.register(connection, events)
-        if self.bell is not None:
-            poll.register(self.bell, select.POLLIN)
-        ready = poll.poll(math.ceil(1e3 * within_s)) or [
-            (descriptor, events) for descriptor, (_, events) in busy.items()
-        ]
-        for descriptor, events in ready:
-            if descriptor not in busy:  # it is the bell's
-                continue
-            rank, _ = busy[descriptor]
-            try:
-                self.by_rank[rank].move(events)
-            except OverflowError as error:
-                self.close()
-                raise TransportError(
-                    f"rank {self._opener.name(rank)} sent {error}; all ranks must sum payloads of one kind and length"
-                ) from error
-            except OSError as error:
-                raise self.failure(rank) from error
+    backend = ProcessGroupTransport(group, device, timeout_s)
+    if backend.in_step or backend.device.type != "cpu" or backend.world_size == 1:
+        return backend
+    _num_opened[backend.group_name] += 1
+    place = f"gradwire/sockets/{backend.group_name}/{_num_opened[backend.group_name]}"
+    store = PrefixStore(place, _get_default_store())
+    host = interface_host(otherwise=failure_detector().host)
+    try:
+        sockets = connect_all(store, backend.rank, backend.world_size, host, timeout_s)
+    except MeetingError as error:
+        raise backend.timeout_error(error.rank) from error
+    connections = {peer: Connection(sock) for peer, sock in sockets.items()}
+    return SocketTransport(Connections(backend, connections), backend)
