@@ -62,8 +62,6 @@ class Collective(Options, abc.ABC):
         carries_wires: element-wise payloads travel as bare wire tensors, whose length and dtype all ranks know.
         leaves_terms: other payloads come back as a list of terms that are not added yet.
         decodes: other payloads come back decoded, or encoded again, instead of as a sum of the same payload kind.
-
-    Facts that options may change:
         finds_maxima: it can also compute the maximum of a dense tensor over ranks.
         recodes: sums that are not element-wise are encoded again by the run's compressor.
         keeps_residuals: it adds the error of its answers to the next sums; this needs a training run's layers.
