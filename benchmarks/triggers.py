@@ -1,8 +1,9 @@
 """Measure the cost of letting the host command the exchange: step times of `placed` with both triggers, interleaved.
 
 Each of two devices has one replica. With `--trigger sync` the host waits for all devices and then commands the
-exchange; with `async` a device starts as soon as it is ready. Both run with equal devices and with one device that is
-three times slower. The last row of every run is written to one CSV file; the printed figures are medians over repeats.
+exchange; with `async` a device starts as soon as it is ready. Both run with equal devices and with one device that
+takes three times as long. The last row of every run is written to one CSV file; the printed figures are medians over
+repeats.
 
     python benchmarks/triggers.py --out results/reference/triggers.csv [--repeats 5]
 """

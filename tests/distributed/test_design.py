@@ -21,7 +21,8 @@ DRAWN = re.compile(r"^((?:compressors|collectives)/\S+\.py) +(\w+(?:, \w+)*)", r
 
 def drawn_functions() -> set[tuple[str, str]]:
     """Return (file, function) of every function in the drawing."""
-    drawing = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("### A gradient's way")[1].split("```")[1]
+    page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    drawing = page.split("### The path of a gradient")[1].split("```")[1]
     return {(path, name) for path, names in DRAWN.findall(drawing) for name in names.split(", ")}
 
 

@@ -73,7 +73,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Compresso
 
 def test_its_file_is_all_that_the_registry_needs(example: type[Compressor]) -> None:
     entry = registry.entries("compressors")["round_robin"]
-    assert entry.description.startswith("Round robin: one slice of every layer per step")
+    assert entry.description.startswith("Round robin: send another slice of every layer in each step")
     assert registry.load("compressors", "round_robin") is example
 
 
