@@ -171,9 +171,9 @@ def test_the_commands_that_write_documents_are_the_real_ones() -> None:
     assert f"python -m {defaults_doc.__name__}" in CONTRIBUTING
 
 
-@pytest.mark.parametrize(("whose", "most_stations", "most_files"), [("A gradient", 24, 14), ("An option", 24, 14)])
+@pytest.mark.parametrize(("whose", "most_stations", "most_files"), [("a gradient", 24, 14), ("an option", 24, 14)])
 def test_a_way_is_as_drawn_and_short(whose: str, most_stations: int, most_files: int) -> None:
-    (drawing,) = re.findall(rf"^#+ {whose}'s way.*?```(?:text)?\n(.*?)```", DESIGN, re.DOTALL | re.MULTILINE)
+    (drawing,) = re.findall(rf"^#+ The path of {whose}$.*?```(?:text)?\n(.*?)```", DESIGN, re.DOTALL | re.MULTILINE)
     file, stations = "", set()
     for line in drawing.splitlines():
         path, names = re.match(r"(\S*) +(\w+(?:, \w+)*)", line).groups()  # type: ignore[union-attr]
