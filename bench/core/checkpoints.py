@@ -23,7 +23,7 @@ from bench.core.config.run import RunConfig
 from bench.core.environment import version_of
 from bench.core.errors import UsageError
 from bench.core.files import replacing, sync_folder
-from bench.core.run_folder import RunFolder, read_json
+from bench.core.run_folder import RunFolder, read_json, write_json
 
 FORMAT = 5
 _MANIFEST = "manifest.json"
@@ -72,42 +72,6 @@ class Manifest:
     files: dict[int, FileFacts]
     rows: dict[str, int]
 
-    def to_json(self) -> str:
-        """Return the manifest as JSON text, with its format and the version that wrote it."""
-        head = {"kind": _MARK, "format": FORMAT, "version": version_of("gradwire")}
-        return json.dumps(head | dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a manifest that `to_json` wrote.
-
-        Raises:
-            UsageError: the file is not a manifest, or has another version's format.
-        """
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if values.pop("kind") != _MARK:
-                raise ValueError("another program wrote it")
-            form, version = values.pop("format"), values.pop("version")
-            if form != FORMAT:
-                raise UsageError(
-                    f"{path.parent} was written by gradwire {version} in format {form}, and this version reads format "
-                    f"{FORMAT}; resume the run with gradwire {version}, or start it again"
-                )
-            return pydantic.TypeAdapter(cls).validate_python(values)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            raise _no_manifest(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise _no_manifest(path, f"{type(error).__name__}: {error}") from None
-
-
-def _no_manifest(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{path} is not a checkpoint's manifest ({why}); remove {path.parent}, and training resumes from an older "
-        "checkpoint or starts again"
-    )
-
 
 class Checkpoints:
     """The checkpoints of one run.
@@ -142,7 +106,27 @@ class Checkpoints:
         Raises:
             UsageError: the file is not a manifest, or has another version's format.
         """
-        return Manifest.read(self.at(step) / _MANIFEST)
+        path = self.at(step) / _MANIFEST
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop("kind") != _MARK:
+                raise ValueError("another program wrote it")
+            form, version = values.pop("format"), values.pop("version")
+            if form == FORMAT:
+                return pydantic.TypeAdapter(Manifest).validate_python(values)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, pydantic.ValidationError):
+                first = error.errors()[0]
+                why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise UsageError(
+                f"{path} is not a checkpoint's manifest ({why}); remove {path.parent}, and training resumes from an "
+                "older checkpoint or starts again"
+            ) from None
+        raise UsageError(
+            f"{path.parent} was written by gradwire {version} in format {form}, and this version reads format "
+            f"{FORMAT}; resume the run with gradwire {version}, or start it again"
+        )
 
     def check(self, step: int, config: RunConfig) -> Manifest:
         """Check, without reading the files, that a run can resume from this checkpoint; return its manifest.
@@ -174,9 +158,9 @@ class Checkpoints:
         return manifest
 
     def complete(self, manifest: Manifest) -> None:
-        """Write the manifest, which completes the checkpoint."""
-        with replacing(self.at(manifest.step) / _MANIFEST) as temporary:
-            temporary.write_text(manifest.to_json(), encoding="utf-8")
+        """Write the manifest, which completes the checkpoint, with its format and the version that wrote it."""
+        head = {"kind": _MARK, "format": FORMAT, "version": version_of("gradwire")}
+        write_json(self.at(manifest.step) / _MANIFEST, head | dataclasses.asdict(manifest))
 
     def write(self, step: int, rank: int, save: Callable[[Path], object]) -> FileFacts:
         """Write a rank's file; it is on the disk when this returns.
@@ -197,22 +181,15 @@ class Checkpoints:
         sync_folder(self._folder.path)
         return facts
 
-    def prune(self, *, before: int) -> None:
-        """Remove all checkpoints older than this step; other ranks may be writing a newer one meanwhile."""
-        self._remove(lambda name: name < self.at(before).name)
+    def remove(self, compare: Callable[[str, str], bool], step: int) -> None:
+        """Remove checkpoints, complete or not, that no rank may be writing; leave what cannot be removed.
 
-    def prune_others(self, step: int) -> None:
-        """Remove all checkpoints but this step's, complete or not; no rank may be writing one."""
-        self._remove(lambda name: name != self.at(step).name)
-
-    def discard(self, step: int) -> None:
-        """Remove a checkpoint that was not completed on all machines."""
-        self._remove(lambda name: name == self.at(step).name)
-
-    def _remove(self, is_removed: Callable[[str], bool]) -> None:
-        """Remove the checkpoints with these names; leave what cannot be removed."""
+        Args:
+            compare: says by the folders' names which ones, e.g. `operator.lt` for those older than the given one.
+            step: the step of the given checkpoint.
+        """
         for path in list(self._path.glob("step-*")):
-            if is_removed(path.name):
+            if compare(path.name, self.at(step).name):
                 with contextlib.suppress(OSError):
                     (path / _MANIFEST).unlink(missing_ok=True)  # first: a half-removed one must not look complete
                 shutil.rmtree(path, ignore_errors=True)

@@ -10,6 +10,7 @@ Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)), which counts whole Ether
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import os
 import time
@@ -144,7 +145,21 @@ class OtherWork(CpuUse):
 
     @override
     def _read(self) -> tuple[float, float]:
-        return _others_and_cores_s(self._root)
+        """Return CPU seconds of all programs but the run's, and total seconds of the usable cores, since the boot."""
+        usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
+        stolen_s = sum(getattr(core, "steal", 0.0) for core in cores)  # used by other virtual machines
+        busy_s = stolen_s + sum(core.user + core.system + getattr(core, "nice", 0.0) for core in cores)
+        waiting_s = sum(
+            core.idle + sum(getattr(core, name, 0.0) for name in ("iowait", "irq", "softirq")) for core in cores
+        )
+        own_s = 0.0
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(self._root)
+            for process in (first, *first.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):  # it has just ended, so its parent's times include it
+                    own_s += sum(process.cpu_times()[:4])  # user and system, of itself and of its ended children
+        return busy_s - own_s, busy_s + waiting_s
 
     @property
     @override
@@ -159,46 +174,15 @@ def launcher_of_rank() -> int:
     return int(above[-1].pid) if above else os.getpid()
 
 
-def _others_and_cores_s(root: int) -> tuple[float, float]:
-    """Return CPU seconds of all programs but the run's, and total seconds of the usable cores, since the boot."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
-    stolen_s = sum(getattr(core, "steal", 0.0) for core in cores)  # used by other virtual machines
-    busy_s = stolen_s + sum(core.user + core.system + getattr(core, "nice", 0.0) for core in cores)
-    waiting_s = sum(
-        core.idle + sum(getattr(core, name, 0.0) for name in ("iowait", "irq", "softirq")) for core in cores
-    )
-    return busy_s - _used_s(root), busy_s + waiting_s
-
-
-def _used_s(root: int) -> float:
-    """Return CPU seconds of a process and its descendants, including those that have ended."""
-    try:
-        first = psutil.Process(root)
-        processes = [first, *first.children(recursive=True)]
-    except psutil.Error:
-        return 0.0
-    return sum(map(_own_s, processes))
-
-
-def _own_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:  # the process has just ended, so its parent's times include it
-        return 0.0
-    return float(times.user + times.system + times.children_user + times.children_system)
-
-
 # Set for every process on a virtual host with a forwarder: the path of the forwarder's thread below /proc.
 FORWARDER_VARIABLE = "BENCH_FORWARDER_TASK"
 
 _UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, which ends with the last bracket
 
 
-def forwarder_cpu_s(task: str | None = None) -> float | None:
+def forwarder_cpu_s() -> float | None:
     """Return the CPU seconds of the forwarder since it started, in steps of 10 ms; None if there is no forwarder."""
-    task = task or os.environ.get(FORWARDER_VARIABLE)
-    if task is None:
+    if (task := os.environ.get(FORWARDER_VARIABLE)) is None:
         return None
     figures = Path("/proc", task, "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return (int(figures[_UTIME]) + int(figures[_STIME])) / os.sysconf("SC_CLK_TCK")

@@ -69,18 +69,15 @@ def cpu_model() -> str:
     Virtual machines give processors with and without AVX-512 the same name, but torch rounds sums differently on the
     two, and encoding takes up to twice as long without AVX-512.
     """
-    flags = cpu_flags()
-    vectors = next((name for flag, name in VECTORS.items() if flag in flags), None)
+    vectors = next((name for flag, name in VECTORS.items() if flag in cpu_flags()), None)
     return " with ".join(filter(None, (_name_of_cpu(), vectors)))
 
 
 def _name_of_cpu() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = info.read_text(encoding="utf-8", errors="replace") if info.exists() else ""
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,19 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """
     # Some network file systems lock only files opened for writing; a folder cannot be opened so.
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    is_held = True
     try:
-        yield _take(path, descriptor, wait)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            is_held = False
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be locked: {error.strerror or error}; choose a folder on a file system with locks"
+            ) from None
+        yield is_held
     finally:
         os.close(descriptor)
-
-
-def _take(path: Path, descriptor: int, wait: bool) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"{path} cannot be locked: {reason}; choose a folder on a file system with locks") from None
-    return True
 
 
 def check_regular(path: Path) -> None:
@@ -156,12 +154,12 @@ def tables(content: Mapping[str, Any], name: str, *, where: str) -> list[Mapping
         UsageError: the key `name` holds something else.
     """
     found = content.get(name, [])
-    if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
-        raise UsageError(f"{where}: write each {name} as its own table under the heading [[{name}]]")
-    return found
+    if isinstance(found, list) and all(isinstance(table, dict) for table in found):
+        return found
+    raise UsageError(f"{where}: write each {name} as its own table under the heading [[{name}]]")
 
 
-def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str) -> None:
+def refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, where: str) -> None:
     """Refuse keys that are not known.
 
     Raises:
@@ -169,7 +167,6 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, where: str
     """
     from collectives.options import did_you_mean  # imports pydantic, so only if it is needed
 
-    known = tuple(known)
     for key in table:
         if key not in known:
             raise UsageError(f"{where}: there is no '{key}'{did_you_mean(key, known)}; known are {', '.join(known)}")

@@ -65,12 +65,8 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    _handle(_ignore)
+    _handle(lambda *_: None)  # unlike SIG_IGN, this is not inherited by child processes
     raise KeyboardInterrupt
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing; unlike SIG_IGN, this is not inherited by child processes."""
 
 
 _PACKAGES = Path(__file__).resolve().parents[2]

@@ -18,10 +18,10 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -123,9 +123,8 @@ def load(kind: str, name: str) -> type[Options]:
             f"`bench list {kind}` shows them all"
         )
     warn_of_clashes(kind)
-    module, _, attribute = known[name].target.partition(":")
     with blaming_provider(kind, name):
-        component: type[Options] = getattr(importlib.import_module(module), attribute)
+        component: type[Options] = pkgutil.resolve_name(known[name].target)
         if known[name].provider:
             _check_class(component, KINDS[kind])
         component.component_name = name  # an entry point's name may differ from that of the file
@@ -161,9 +160,8 @@ def load_plugin(group: str, name: str) -> object:
         PluginError: it cannot be imported.
     """
     entry = plugins(group)[name]
-    module, _, attribute = entry.target.partition(":")
     with _blaming(f"{group.removesuffix('s')} '{name}'", entry.provider):
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(entry.target)
 
 
 def blaming_provider(
@@ -184,13 +182,10 @@ def blaming_provider(
 
 @contextlib.contextmanager
 def _blaming(what: str, provider: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    not_blamed: tuple[type[BaseException], ...] = (KeyboardInterrupt, PluginError, *passing)
     try:
         yield
-    except not_blamed:
-        raise
     except BaseException as error:
-        if not provider:
+        if not provider or isinstance(error, (KeyboardInterrupt, PluginError, *passing)):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(
@@ -200,13 +195,12 @@ def _blaming(what: str, provider: str, passing: tuple[type[Exception], ...] = ()
 
 def required_of(component: type) -> set[str]:
     """Return the abstract methods and class variables that base classes declare and no class defines."""
-    facts = {
+    return set(getattr(component, "__abstractmethods__", ())) | {
         name
         for parent in component.__mro__
         for name, hint in inspect.get_annotations(parent).items()
         if str(hint).startswith("ClassVar") and not hasattr(component, name)
     }
-    return facts | set(getattr(component, "__abstractmethods__", ()))
 
 
 @functools.cache  # searching all packages takes 0.1 s; forked ranks inherit the result
@@ -250,8 +244,7 @@ def _readable(package: importlib.metadata.Distribution) -> list[importlib.metada
 
 
 def _check_class(component: object, kind: ComponentKind) -> None:
-    """Raise TypeError if a third party's object is not a complete component of the kind."""
-    base = getattr(importlib.import_module(f"{kind.package}.base"), kind.base)
+    base = pkgutil.resolve_name(f"{kind.package}.base:{kind.base}")
     if not (isinstance(component, type) and issubclass(component, base)):
         raise TypeError(f"it does not derive from {kind.package}.base.{kind.base}")
     if missing := required_of(component):

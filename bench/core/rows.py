@@ -69,7 +69,15 @@ class RowWriter:
     def _append(self, lines: str) -> None:
         try:
             with self.path.open("a+b", buffering=0) as file:
-                _write_or_take_back(file, (self._repair(file) + lines).encode("utf-8", errors="backslashreplace"))
+                rest = memoryview((self._repair(file) + lines).encode("utf-8", errors="backslashreplace"))
+                end = file.seek(0, os.SEEK_END)
+                try:
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)  # no part of a row is left
+                    raise
         except OSError as error:
             raise StoreError(
                 f"cannot write {self.path}: {error.strerror or error}; rows written before are kept: make room or "
@@ -107,9 +115,6 @@ class MissingColumns(ValueError):
 class RepeatedColumns(ValueError):
     """A file has a column more than once, so its value is ambiguous."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(f"it has more than one column {', '.join(names)}")
-
 
 def read_rows(
     path: Path,
@@ -144,9 +149,9 @@ def read_rows(
     if missing := [name for name in required if name not in header]:
         raise MissingColumns(missing)
     if repeated := [column.name for column in columns if header.count(column.name) > 1]:
-        raise RepeatedColumns(repeated)
+        raise RepeatedColumns(f"it has more than one column {', '.join(repeated)}")
     types = {column.name: column.type for column in columns}
-    known = [(index, name, _value_of(types[name])) for index, name in enumerate(header) if name in types]
+    known = [(index, name, types[name]) for index, name in enumerate(header) if name in types]
     rows = []
     for number, line in enumerate(lines[1:], start=2):
         if line:
@@ -154,7 +159,7 @@ def read_rows(
                 cells = _cells(line)
                 if len(cells) != len(header):
                     raise ValueError(f"it is cut or damaged ({len(cells)} cells under {len(header)} columns)")
-                row = {name: value_of(cells[index]) for index, name, value_of in known}
+                row = {name: _value(cells[index], type_) for index, name, type_ in known}
                 if empty := [name for name in required if row[name] is None]:
                     raise ValueError(f"{', '.join(empty)} is empty")
                 rows.append(row)
@@ -163,10 +168,7 @@ def read_rows(
     return rows
 
 
-@functools.cache
-def _value_of(type_: type) -> Callable[[str], Any]:
-    """Return a function that reads a cell of this type; it remembers the values, because most texts repeat."""
-    return functools.cache(lambda cell: from_cell(cell, type_))
+_value = functools.cache(from_cell)  # most texts repeat
 
 
 def _cells(line: str) -> list[str]:
@@ -187,16 +189,3 @@ def _lines(path: Path) -> list[str]:
     *whole, rest = path.read_bytes().decode("utf-8-sig", errors="replace").split("\n")
     lines = [line + "\n" if line.strip() else "" for line in whole]
     return [*lines, rest] if rest else lines
-
-
-def _write_or_take_back(file: BinaryIO, data: bytes) -> None:
-    """Write all bytes to the disk, or leave the file as it was and raise the OSError."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
-        os.fsync(file.fileno())
-    except OSError:
-        file.truncate(end)
-        raise

@@ -32,7 +32,7 @@ class RunFolder:
         logs: output of torchrun and the ranks.
         log: output of torchrun, or of the fork server.
         rendezvous: temporary folder through which ranks on one machine connect.
-        errors: one file per rank that failed.
+        errors: one file per rank that failed, `rank-<rank>.json`.
         model: the trained weights, if they are saved.
         checkpoints: one folder per checkpoint.
         resume: number of times the run was resumed; exists only after that.
@@ -68,9 +68,9 @@ class RunFolder:
         utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
         stem = f"{utc}-{name}-s{seed}-{digest}"
         for attempt in range(1000):
-            path = out / (stem if attempt == 0 else f"{stem}-{attempt}")
+            folder = cls(out / (f"{stem}-{attempt}" if attempt else stem))
             try:
-                path.mkdir(parents=True)
+                folder.path.mkdir(parents=True)
             except FileExistsError:
                 if not out.is_dir():
                     raise UsageError(
@@ -80,7 +80,6 @@ class RunFolder:
                 reason = error.strerror or error
                 raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None
             else:
-                folder = cls(path)
                 folder.errors.mkdir()
                 folder.logs.mkdir()
                 return folder
@@ -91,14 +90,6 @@ class RunFolder:
         """The run's digest, from the folder's name; empty if the folder is not a run's."""
         match = re.fullmatch(r".+-s[0-9]+-([0-9a-f]{10})(-[0-9]+)?", self.run_id)
         return match[1] if match else ""
-
-    def error_of(self, rank: int) -> Path:
-        """Return the file in which a failing rank reports its error."""
-        return self.errors / f"rank-{rank}.json"
-
-    def trace_of(self, rank: int) -> Path:
-        """Return the file of a rank's Chrome trace."""
-        return self.path / f"trace-rank-{rank}.json"
 
 
 def write_json(path: Path, value: Any) -> None:

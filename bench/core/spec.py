@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from bench.core import registry
 from bench.core.errors import UsageError
@@ -50,8 +51,8 @@ def parse(text: str) -> Spec:
         return Spec.parse(text)
 
 
-def build(kind: str, text: str) -> Options:
-    """Return the component that a spec text names, with its options validated.
+def build(kind: str, text: str) -> Any:
+    """Return the component that a spec text names, of the kind's base class, with its options validated.
 
     Args:
         kind: kind of the component, e.g. ``compressors``.

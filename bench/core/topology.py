@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -304,7 +304,7 @@ def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
 
 
 def _tables(
-    path: Path, content: Mapping[str, Any], name: str, keys: Iterable[str]
+    path: Path, content: Mapping[str, Any], name: str, keys: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each table [[name]] of a file with its place, for messages; refuse other keys than these."""
     for number, table in enumerate(tables(content, name, where=str(path)), start=1):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
-from bench.datasets.base import Dataset
-from bench.models.base import Model
 from compressors.base import FP32_BYTES, Compressor, PerLayer
 from compressors.ddp.hook import OwnHook
 from compressors.layer import Layer, LayerKind, layers_of
@@ -60,11 +57,10 @@ class LayerPlan:
 
 def plan_layers(config: RunConfig) -> LayerPlan:
     """Return the plan of a complete configuration, computed from shapes alone."""
-    dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
-    compressor = cast(Compressor, spec.build("compressors", config.filled["compressor"]))
+    num_classes = spec.build("datasets", config.filled["dataset"]).num_classes
+    compressor: Compressor = spec.build("compressors", config.filled["compressor"])
     with torch.device("meta"):
-        model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes)
-    layers = layers_of(model)
+        layers = layers_of(spec.build("models", config.filled["model"]).build(num_classes))
     rows = planned_layers(compressor, layers)
     return LayerPlan(
         layers=rows,

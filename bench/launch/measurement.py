@@ -8,11 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from bench.core import processes, registry, spec
+from bench.core.config.configuration import NOT_GIVEN
 from bench.core.config.job import JobConfig
 from bench.core.config.measurements import CollectivesConfig, CompressorsConfig, Dtype
 from bench.core.errors import Interrupted, RunFailed, UsageError
@@ -108,11 +109,24 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
     collectives = None if config.collectives is None else spec.split_list(config.collectives)
     for name in collectives or ():
-        _check_collective(name, config.world_size)
+        collective: Collective = spec.build("collectives", name)
+        if collective.recodes or collective.keeps_residuals:
+            raise UsageError(
+                f"{name} needs the compressor of a training run; use downlink=dense or union without error feedback"
+            )
+        with spec.usage_errors():
+            collective.check_ranks(config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
-    config = dataclasses.replace(config, pairs=tuple(pairs))
-    _check_memory(config)
-    return config, left_out
+    # All ranks on this machine hold tensors at once: for the sum and, to check it, for the payload of each rank.
+    memory = psutil.virtual_memory().total
+    largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
+    held = 2 + len({name for name, _ in pairs}) + (config.world_size if "none" in {name for _, name in pairs} else 1)
+    if held * largest * ranks > memory:
+        raise UsageError(
+            f"{held} tensors of {format_bytes(largest)} on each of {ranks} ranks, some of them for checking sums, do "
+            f"not fit into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
+        )
+    return dataclasses.replace(config, pairs=tuple(pairs)), left_out
 
 
 def with_device(config: CollectivesConfig) -> CollectivesConfig:
@@ -138,19 +152,13 @@ def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkSer
         RunFailed: a rank failed or hung, or the network could not be set up; the message names the logs.
         Interrupted: the user stopped it.
     """
-    timeouts = WatchdogTimeouts.with_job(config)
-    measure("collectives", config, lambda folder: torchrun.launch(config, folder, server), timeouts, on_report)
-
-
-def _check_collective(text: str, world_size: int) -> None:
-    """Check that a collective can be measured outside of training, with this number of ranks."""
-    collective = cast("Collective", spec.build("collectives", text))
-    if collective.recodes or collective.keeps_residuals:
-        raise UsageError(
-            f"{text} needs the compressor of a training run; use downlink=dense or union without error feedback"
-        )
-    with spec.usage_errors():
-        collective.check_ranks(world_size)
+    measure(
+        "collectives",
+        config,
+        lambda folder: torchrun.launch(config, folder, server),
+        WatchdogTimeouts.with_job(config),
+        on_report,
+    )
 
 
 def _legal_pairs(
@@ -206,19 +214,6 @@ def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
         raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
 
 
-def _check_memory(config: CollectivesConfig) -> None:
-    """Check that the tensors that all ranks on this machine hold at once fit into its memory."""
-    memory = psutil.virtual_memory().total
-    largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
-    collectives, compressors = (set(names) for names in zip(*config.pairs, strict=True))
-    held = 2 + len(collectives) + (config.world_size if "none" in compressors else 1)
-    if held * largest * ranks > memory:
-        raise UsageError(
-            f"{held} tensors of {format_bytes(largest)} on each of {ranks} ranks, some of them for checking sums, do "
-            f"not fit into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
-        )
-
-
 # Encoding: `bench compressors`.
 
 
@@ -228,9 +223,28 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
     Raises:
         UsageError: an option is unknown or out of range.
     """
+    from compressors.base import TorchHook
+    from compressors.ddp.hook import OwnHook
+
+    if options.compressors is NOT_GIVEN:
+        made = registry.ask_each("compressors", lambda component: component())
+        names = [name for name, compressor in made.items() if not isinstance(compressor, TorchHook | OwnHook)]
+        names.sort(key=lambda name: (name != BASELINE_COMPRESSOR, name))
+    else:
+        chosen = _built("compressors", options.compressor_specs)
+        for name, compressor in chosen.items():
+            if isinstance(compressor, TorchHook):
+                raise UsageError(
+                    f"{name} encodes inside PyTorch's own hook, where it cannot be timed; measure it with bench run"
+                )
+            if isinstance(compressor, OwnHook):
+                raise UsageError(
+                    f"{name} encodes nothing itself; measure the compressors that it tries, such as topk or bf16"
+                )
+        names = list(chosen)
     return dataclasses.replace(
         options,
-        compressors=",".join(_measurable(options.compressors)),
+        compressors=",".join(names),
         model=spec.short_text(spec.build("models", options.model)),
         dataset=spec.short_text(spec.build("datasets", options.dataset)),
         data_dir=str(Path(options.data_dir).absolute()),
@@ -260,30 +274,10 @@ def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: For
         RunFailed: the process failed or hung; the message names its log.
         Interrupted: the user stopped it.
     """
-
-    def start(folder: RunFolder) -> torchrun.Started:
-        return server.start(folder, num_ranks=1, threads=config.threads, device=config.device)
-
-    measure("compressors", config, start, WatchdogTimeouts.with_one_process(config.timeout_s), on_report)
-
-
-def _measurable(texts: str | None) -> list[str]:
-    """Return short spec texts without repetitions; None: all compressors, the baseline first."""
-    from compressors.base import TorchHook
-    from compressors.ddp.hook import OwnHook
-
-    if texts is None:
-        made = registry.ask_each("compressors", lambda component: cast("Compressor", component()))
-        names = [name for name, compressor in made.items() if not isinstance(compressor, TorchHook | OwnHook)]
-        return sorted(names, key=lambda name: (name != BASELINE_COMPRESSOR, name))
-    chosen = _built("compressors", spec.split_list(texts))
-    for name, compressor in chosen.items():
-        if isinstance(compressor, TorchHook):
-            raise UsageError(
-                f"{name} encodes inside PyTorch's own hook, where it cannot be timed; measure it with bench run"
-            )
-        if isinstance(compressor, OwnHook):
-            raise UsageError(
-                f"{name} encodes nothing itself; measure the compressors that it tries, such as topk or bf16"
-            )
-    return list(chosen)
+    measure(
+        "compressors",
+        config,
+        lambda folder: server.start(folder, num_ranks=1, threads=config.threads, device=config.device),
+        WatchdogTimeouts.with_one_process(config.timeout_s),
+        on_report,
+    )

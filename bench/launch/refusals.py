@@ -63,6 +63,14 @@ def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageEr
     return outcomes
 
 
+def result_or_refusal(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | UsageError:
+    """Return the function's result, or the UsageError that it raises."""
+    try:
+        return function(*args, **kwargs)
+    except UsageError as refusal:
+        return refusal
+
+
 def _outcome(call: Callable[[], T]) -> T | UsageError | None:
     try:
         return call()
@@ -78,9 +86,8 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import hook that returns a module of placeholders instead of torch."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in LEFT_OUT:
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
+        is_left_out = fullname.partition(".")[0] in LEFT_OUT
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if is_left_out else None
 
     def exec_module(self, module: ModuleType) -> None:
         vars(module)["__getattr__"] = _Placeholder().__getattr__
@@ -111,8 +118,7 @@ class _Placeholder:
     def __or__(self, other: object) -> _Placeholder:
         return self
 
-    def __ror__(self, other: object) -> _Placeholder:
-        return self
+    __ror__ = __or__
 
     def __bool__(self) -> bool:
         raise TypeError("a placeholder is neither true nor false")

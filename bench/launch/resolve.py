@@ -11,7 +11,7 @@ import functools
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bench.core import spec
 from bench.core.config.job import DEFAULT_WORLD_SIZE, RanksConfig
@@ -22,7 +22,7 @@ from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.hosts.cluster_options import cluster_from_options
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.refusals import outcomes_without_torch
+from bench.launch.refusals import outcomes_without_torch, result_or_refusal
 from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
 from collectives.options import incompatibility
 
@@ -58,13 +58,7 @@ def resolve_each(options: Sequence[RunConfig], server: ForkServer) -> list[RunCo
 
 
 def _resolved_or_refused(options: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
-    outcomes: list[RunConfig | UsageError] = []
-    for each in options:
-        try:
-            outcomes.append(resolve(each))
-        except UsageError as refusal:
-            outcomes.append(refusal)
-    return outcomes
+    return [result_or_refusal(resolve, each) for each in options]
 
 
 def check(options: RunConfig) -> RunConfig:
@@ -86,13 +80,15 @@ def check(options: RunConfig) -> RunConfig:
     config = dataclasses.replace(config, train_size=train_size, test_size=test_size)
     _check_ranks(config)
     short: dict[str, Any] = {name: spec.short_text(component) for name, component in vars(parts).items()}
+    in_name = ["model", "dataset", "compressor", "collective"]
+    in_name += ["strategy"] if short["strategy"] != RunConfig.strategy else []
     config = dataclasses.replace(
         config,
         **short,
         filled={name: spec.full_text(component) for name, component in vars(parts).items()},
         data_dir=str(Path(config.data_dir).absolute()),
     ).choose(
-        name=_name(short),
+        name="-".join(short[kind].partition(":")[0] for kind in in_name),
         epochs=None if config.steps else DEFAULT_EPOCHS,
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
@@ -135,7 +131,7 @@ def prepare_data(dataset: str, data_dir: str) -> None:
         dataset: its spec.
         data_dir: folder of the data sets.
     """
-    component = cast("Dataset", spec.build("datasets", dataset))
+    component: Dataset = spec.build("datasets", dataset)
     if not component.is_present(Path(data_dir)):
         component.prepare(Path(data_dir))
 
@@ -187,31 +183,22 @@ def build_components(config: RunConfig) -> Components:
     Raises:
         UsageError: a component or option is unknown, or a value is out of range.
     """
-    strategy = cast("Strategy", spec.build("strategies", config.strategy))
-    compressor = cast("Compressor", spec.build("compressors", config.compressor))
-    collective = config.collective or _first_legal(strategy, compressor)
+    strategy: Strategy = spec.build("strategies", config.strategy)
+    compressor: Compressor = spec.build("compressors", config.compressor)
+    names = [config.collective] if config.collective else (strategy.default_collectives or compressor.default_collectives)
+    collectives: list[Collective] = [spec.build("collectives", name) for name in names]
+    legal = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
     return Components(
-        model=cast("Model", spec.build("models", config.model)),
-        dataset=cast("Dataset", spec.build("datasets", config.dataset)),
-        optimizer=cast("Optimizer", spec.build("optimizers", config.optimizer)),
+        model=spec.build("models", config.model),
+        dataset=spec.build("datasets", config.dataset),
+        optimizer=spec.build("optimizers", config.optimizer),
         compressor=compressor,
-        collective=cast("Collective", spec.build("collectives", collective)),
+        collective=next(legal, collectives[-1]),  # if none works, `_check_together` refuses the last with the reason
         strategy=strategy,
     )
 
 
-def _first_legal(strategy: Strategy, compressor: Compressor) -> str:
-    """Return the first of the strategy's default collectives that works with the compressor; if none does, the last.
-
-    `_check_together` then refuses that one with the reason.
-    """
-    *rest, last = strategy.default_collectives or compressor.default_collectives
-    legal = (n for n in rest if not incompatibility(compressor.check_compatible, spec.build("collectives", n)))
-    return next(legal, last)
-
-
 def _check_together(config: RunConfig, parts: Components) -> None:
-    """Check that the components work together in this run."""
     with spec.usage_errors():
         parts.strategy.check_compatible(config, parts.compressor, parts.collective, parts.optimizer)
         parts.compressor.check_compatible(parts.collective)
@@ -222,14 +209,7 @@ def _check_together(config: RunConfig, parts: Components) -> None:
 
 
 def _check_network(config: RunConfig, parts: Components, network: nn.Module, gradient_mb: float) -> list[str]:
-    """Check that the strategy and the compressor can train the network; return the strategy's notes about it.
-
-    Args:
-        config: the run, complete but for its notes.
-        parts: its components.
-        network: the network on the meta device.
-        gradient_mb: size of its fp32 gradient in MiB.
-    """
+    """Check that the strategy and the compressor can train the network; return the strategy's notes about it."""
     from bench.datasets.base import IMAGE_SIZE
     from bench.models.base import check_images
     from compressors.layer import layers_of
@@ -248,13 +228,6 @@ def _check_network(config: RunConfig, parts: Components, network: nn.Module, gra
     return notes
 
 
-def _name(short: dict[str, str]) -> str:
-    kinds = ["model", "dataset", "compressor", "collective"]
-    if short["strategy"] != RunConfig.strategy:
-        kinds.append("strategy")
-    return "-".join(short[kind].partition(":")[0] for kind in kinds)
-
-
 # Ranks and devices.
 
 
@@ -266,7 +239,14 @@ def place(options: C) -> C:
     """
     cluster = cluster_from_options(options)
     if cluster is None:
-        return _on_machines(options)
+        config = options.choose(world_size=DEFAULT_WORLD_SIZE)
+        if config.world_size % config.nnodes:
+            raise UsageError(
+                f"--world-size {config.world_size} cannot be divided over {config.nnodes} machines; make it a multiple "
+                "of --nnodes"
+            )
+        per_host = config.world_size // config.nnodes
+        return config.choose(hosts=config.nnodes, ranks_per_host=per_host, threads=max(1, usable_cores() // per_host))
     if options.world_size not in (None, cluster.world_size):
         raise UsageError(
             f"--world-size {options.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
@@ -285,19 +265,6 @@ def place(options: C) -> C:
         cluster=cluster.to_dict(),
         **cluster.columns(),
     ).choose(threads=max(1, usable_cores() // cluster.world_size))
-
-
-def _on_machines(options: C) -> C:
-    config = options.choose(world_size=DEFAULT_WORLD_SIZE)
-    if config.world_size % config.nnodes:
-        raise UsageError(
-            f"--world-size {config.world_size} cannot be divided over {config.nnodes} machines; make it a multiple of "
-            "--nnodes"
-        )
-    ranks_per_host = config.world_size // config.nnodes
-    return config.choose(
-        hosts=config.nnodes, ranks_per_host=ranks_per_host, threads=max(1, usable_cores() // ranks_per_host)
-    )
 
 
 def choose_device(device: Literal["auto", "cpu", "cuda"], num_needed: int = 1) -> Literal["cpu", "cuda"]:
@@ -322,19 +289,16 @@ def choose_device(device: Literal["auto", "cpu", "cuda"], num_needed: int = 1) -
 
 
 def _gpus_needed(config: RunConfig, parts: Components) -> int:
-    """Return the GPUs that the run needs on this machine.
-
-    Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages there.
-    """
     from bench.strategies.ddp import is_plain
     from compressors.base import TorchHook
 
+    # Ranks that share a GPU communicate through gloo, which can sum on GPUs for plain DDP but cannot send messages
+    # there.
     by_ddp = isinstance(parts.compressor, TorchHook) or is_plain(parts.compressor, parts.collective, config.trigger)
     return 1 if by_ddp and not parts.optimizer.exchanges else config.world_size // config.nnodes
 
 
 def _check_ranks(config: RunConfig) -> None:
-    """Check that every rank has enough samples, and that a straggler is one of the ranks."""
     if config.straggler:
         Straggler.parse(config.straggler).check_among(config.world_size)
     if config.holdout_size >= config.train_size:
@@ -358,7 +322,6 @@ def _check_ranks(config: RunConfig) -> None:
 
 
 def _check_alone(options: RunConfig) -> None:
-    """Check what depends on no component."""
     if options.epochs and options.steps:
         raise UsageError("--epochs and --steps both set the length of the run; give one of them")
     if options.max_restarts and not options.checkpoint_every:
@@ -381,10 +344,9 @@ def _check_alone(options: RunConfig) -> None:
 
 
 def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
-    """Return a note if the learning rate is scaled by the compressor's default, which the user may not expect."""
     chosen = parts.compressor.default_lr_scaling
     if chosen == "none" or config.lr_scaling != chosen or config.replicas == 1:
-        return []
+        return []  # a note is for users who do not expect the compressor's default
     scaled = config.lr * LrScaling.parse(chosen).factor(config.replicas)
     return [
         f"{config.compressor} scales the learning rate linearly, as its source does: {config.lr:g} x "
@@ -394,7 +356,6 @@ def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
 
 
 def _length_notes(config: RunConfig) -> list[str]:
-    """Return notes about what a run of this length does not do."""
     length, unit = (config.steps, "steps") if config.steps else (config.epochs, "epochs")
     notes = []
     if config.checkpoint_every and length is not None and config.checkpoint_every >= length:

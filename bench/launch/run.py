@@ -149,7 +149,9 @@ def _execute(
         return _failed(config, folder, started, "timeout", _silence(config, ending)), True
     if summary is None and ending.exit_code != 0:
         was_lost = not is_disk_full(folder) and all(report["lost_a_peer"] for report in reports_of(folder))
-        return _failed(config, folder, started, "failed", _with_names(config, explain(folder))), was_lost
+        names = Topology.from_dict(config.devices).rank_names() if config.devices else {}
+        reason = re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), explain(folder))
+        return _failed(config, folder, started, "failed", reason), was_lost
     if summary is None:  # rank 0 ran on another machine
         summary = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, summary)
@@ -158,7 +160,6 @@ def _execute(
 
 
 def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
-    """Return the error of a job that was stopped because it reported nothing for too long."""
     within = f"within {ending.silent_s:g} s"
     if config.nnodes > 1 and not ending.was_heard:
         return (
@@ -168,12 +169,6 @@ def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
     if config.node_rank > 0:
         return f"machine 0 has not answered for {ending.silent_s:g} s, and a rank here did not end by itself"
     return f"no step ended {within}; raise --timeout if the link is that slow"
-
-
-def _with_names(config: RunConfig, sentence: str) -> str:
-    """Replace rank numbers in a sentence by the names of devices, if the run has devices."""
-    names = Topology.from_dict(config.devices).rank_names() if config.devices else {}
-    return re.sub(r"\brank (\d+)\b", lambda found: names.get(int(found[1]), found[0]), sentence)
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer, *, is_new: bool) -> torchrun.Started:
@@ -193,7 +188,6 @@ def _launch(config: RunConfig, folder: RunFolder, server: ForkServer, *, is_new:
 
 
 def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, error: str) -> Result:
-    """Record in the folder how the run ended and return the result."""
     try:
         summary = record_ending(config, folder, status, error, time.time() - started)
     except (OSError, StoreError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -17,7 +17,7 @@ from bench.core.errors import UsageError
 from bench.optimizers.base import Optimizer
 from bench.optimizers.kronecker import MomentCapture, MomentExchange
 from collectives.base import Collective
-from collectives.options import Count, Incompatible, OptionError, Options, Positive, incompatibility
+from collectives.options import Count, Incompatible, OptionError, Positive, incompatibility
 from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import MatrixForm
 from compressors.base import Compressor
@@ -169,11 +169,11 @@ class Kfac(Optimizer, name="kfac"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.stepping = cast(Optimizer, self._part("optimizers", "inner", self.inner))
+        self.stepping: Optimizer = self._part("optimizers", "inner", self.inner)
         summing = self._part("collectives", "collective", self.collective) if self.collective is not None else None
-        self.summing = cast(Collective | None, summing)
+        self.summing: Collective | None = summing
 
-    def _part(self, room: str, option: str, text: str) -> Options:
+    def _part(self, room: str, option: str, text: str) -> Any:
         if text.partition(":")[0] == self.component_name:  # would recurse without end
             raise OptionError(
                 f"{self.component_name}: {option}={text} is not possible: it needs another optimizer inside"

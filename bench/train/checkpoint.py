@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import operator
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -64,10 +65,9 @@ class Checkpointer:
         self._rank = dist.get_rank()
         # One rank per folder completes checkpoints: virtual hosts share one folder, each machine has its own.
         self._completes = (int(os.environ["LOCAL_RANK"]) if config.nnodes > 1 else self._rank) == 0
-        self._group: dist.ProcessGroup | None = None  # used by the thread only
+        self._group: Any = None  # used by the thread only
         if config.checkpoint_every:
-            timeout = datetime.timedelta(seconds=config.timeout_s)
-            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+            self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=config.timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
         self._last_step: int | None = None
@@ -121,7 +121,7 @@ class Checkpointer:
                 why = str(error.strerror or error)
         self._give_up(step, gather_json(why, self._group))
         if self._completes:
-            self._checkpoints.prune(before=step)
+            self._checkpoints.remove(operator.lt, step)  # other ranks may be writing a newer one
         self._last_step = step
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:
@@ -131,19 +131,17 @@ class Checkpointer:
             CheckpointFailed: a rank had a problem.
         """
         for rank, why in enumerate(problems):
-            if why is None:
-                continue
-            self._checkpoints.discard(step)
-            if self._last_step is None:
-                advice = "there is no earlier one: make room and start the run again"
-            else:
-                path = self._folder.path
-                advice = (
-                    f"the one of step {self._last_step} is kept: make room and resume with bench run --resume {path}"
+            if why is not None:
+                self._checkpoints.remove(operator.eq, step)
+                raise CheckpointFailed(
+                    f"the checkpoint of step {step} could not be written on rank {rank} ({why}); "
+                    + (
+                        "there is no earlier one: make room and start the run again"
+                        if self._last_step is None
+                        else f"the one of step {self._last_step} is kept: make room and resume with bench run --resume "
+                        f"{self._folder.path}"
+                    )
                 )
-            raise CheckpointFailed(
-                f"the checkpoint of step {step} could not be written on rank {rank} ({why}); {advice}"
-            )
 
     def restore(self, device: torch.device) -> Restored | None:
         """Read the newest checkpoint that all ranks have; None if the run starts from the beginning.
@@ -165,38 +163,36 @@ class Checkpointer:
             )
         step = max(set.intersection(*(set(steps or ()) for steps in steps_of_ranks)), default=None)
         manifest = None if step is None else self._checkpoints.manifest(step)
-        restored = None if manifest is None else self._read_together(manifest, resume or {}, device)
+        restored = None
+        if manifest is not None:
+            is_resized = manifest.world_size != self._config.world_size
+            states, problem = [], None
+            try:
+                for rank in range(manifest.world_size) if is_resized else [self._rank]:
+                    states.append(self._read(manifest, rank, device))
+            except CheckpointFailed as failure:
+                problem = str(failure)
+            if problems := [each for each in gather_json(problem) if each is not None]:
+                raise CheckpointFailed(problems[0])
+            waiting = resume["waiting"] if resume and is_resized else None
+            restored = Restored(step=manifest.step, states=states, waiting=waiting)
         if self._completes:
             cut_rows(self._folder, manifest.rows if manifest else {})
             if manifest is not None:
-                self._checkpoints.prune_others(manifest.step)
+                self._checkpoints.remove(operator.ne, manifest.step)
         dist.barrier()
         self._last_step = step
         return restored
 
-    def _read_together(self, manifest: Manifest, resume: dict[str, Any], device: torch.device) -> Restored:
-        """Read this rank's state, or all if the number of ranks has changed; fail on all ranks if one cannot."""
-        is_resized = manifest.world_size != self._config.world_size
-        states, problem = [], None
-        try:
-            ranks = range(manifest.world_size) if is_resized else [self._rank]
-            states = [self._read(manifest, rank, device) for rank in ranks]
-        except CheckpointFailed as failure:
-            problem = str(failure)
-        if problems := [each for each in gather_json(problem) if each is not None]:
-            raise CheckpointFailed(problems[0])
-        return Restored(step=manifest.step, states=states, waiting=resume["waiting"] if is_resized else None)
-
-    def _read(self, manifest: Manifest, rank: int, device: torch.device) -> dict[str, Any]:
+    def _read(self, manifest: Manifest, rank: int, device: torch.device) -> Any:
         file = self._checkpoints.file(manifest.step, rank)
         advice = "put it back from a copy, or start the run again"
         try:
             if FileFacts.of(file) != manifest.files[rank]:
                 raise CheckpointFailed(f"{file} is damaged: its checksum is not the manifest's; {advice}")
-            state: dict[str, Any] = load_state(file, device)
+            return load_state(file, device)
         except (OSError, StateError, KeyError) as error:
             raise CheckpointFailed(f"{file} cannot be read ({error}); {advice}") from None
-        return state
 
 
 Waiting = Literal["sum", "drop"]
@@ -229,7 +225,6 @@ def resized(
 
 
 def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: Waiting) -> RankState:
-    """Return the new state of an exchange."""
     own = parts[rank % len(parts)]
     if "reducer" not in own:  # DDP itself, which keeps nothing
         return own
@@ -244,8 +239,7 @@ def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: W
 
 
 def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
-    """Return the mean over ranks of each layer's tensor; a rank without the tensor counts as zeros."""
-    keys = {key: None for tensors in by_rank for key in tensors}
+    keys = {key: None for tensors in by_rank for key in tensors}  # a rank without the tensor counts as zeros
     return {
         key: torch.stack([tensors[key] for tensors in by_rank if key in tensors]).sum(dim=0) / len(by_rank)
         for key in keys
@@ -270,9 +264,9 @@ def _redistributed(
     saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: ImageSet
 ) -> RankState:
     """Return a new rank's state of `Batches`, with its share of the samples left in this epoch."""
-    before = dataclasses.replace(config, replicas=len(saved))
     rest = []
     for old_rank, state in enumerate(saved):
+        before = dataclasses.replace(config, replicas=len(saved))
         batches = Batches(before, dataset, train, old_rank, torch.device("cpu"))
         batches.load_state_dict(state)
         rest.append(batches.unused())
@@ -280,9 +274,8 @@ def _redistributed(
     num_left = len(unused) // config.replicas // config.samples_per_step
     per_epoch = data.steps_per_epoch(len(train), config.replicas, config.samples_per_step)
     used = (batches.epoch + 1) * per_epoch - num_left
-    generator = data.augmentation_generator(config.seed, rank, batches.epoch)
     return {
         "used": used,
-        "generator": generator.get_state(),
+        "generator": data.augmentation_generator(config.seed, rank, batches.epoch).get_state(),
         "rest": [batches.epoch, used % per_epoch, unused[rank :: config.replicas]] if num_left else None,
     }

@@ -69,10 +69,6 @@ class StepTimes:
         """Return this rank's steps per second; None if no step was timed."""
         return len(self.steps) / sum(step.total_s for step in self.steps) if self.steps else None
 
-    def cpu_s_per_step(self) -> float | None:
-        """Return this rank's mean CPU time per step in seconds; None if no step was timed."""
-        return mean([step.cpu_s for step in self.steps])
-
     def columns(self) -> dict[str, float | None]:
         """Return the `speed` columns that are times; an empty dict if no step was timed.
 
@@ -82,28 +78,17 @@ class StepTimes:
         if not self.steps:
             return {}
         total = torch.tensor([s.total_s for s in self.steps], dtype=torch.float64)
-        median_s = float(total.quantile(0.5))
+        median_s, p95_s = total.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
+        shares = {name: self._share(name) for name in ("encode_s", "exchange_s", "exposed_s")}
         computing, waiting = self._share("until_exchanged_s"), self._share("waited_s")
-        shares = {
-            "forward_backward_s": computing and max(0.0, computing - (waiting or 0.0)),
-            "encode_s": self._share("encode_s"),
-            "exchange_s": self._share("exchange_s"),
-            "exposed_s": self._share("exposed_s"),
-        }
-        return {
-            "step_time_s": median_s,
-            "step_time_p95_s": float(total.quantile(0.95)),
-            **{name: share and share * median_s for name, share in shares.items()},
-        }
+        shares["forward_backward_s"] = computing and max(0.0, computing - (waiting or 0.0))
+        parts = {name: share and share * median_s for name, share in shares.items()}
+        return {"step_time_s": median_s, "step_time_p95_s": p95_s, **parts}
 
     def _share(self, part: str) -> float | None:
-        """Return a part's share of the total time of those steps for which the part is known.
-
-        None if it is known for no step, or if it takes longer than the steps, because one of the clocks is then wrong.
-        """
         known = [step for step in self.steps if getattr(step, part) is not None]  # DDP times only some steps
         part_s, total_s = sum(getattr(step, part) for step in known), sum(step.total_s for step in known)
-        return part_s / total_s if known and part_s <= total_s else None
+        return part_s / total_s if known and part_s <= total_s else None  # longer than the steps: a clock is wrong
 
 
 def mean(values: list[float] | list[float | None]) -> float | None:

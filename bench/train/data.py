@@ -161,6 +161,7 @@ def train_sample(train: ImageSet) -> ImageSet:
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
+@torch.no_grad()
 def evaluate(
     model: nn.Module,
     parts: Sequence[ImageSet],
@@ -182,33 +183,21 @@ def evaluate(
         on_batch: called after every mini-batch.
     """
     average_running_statistics_(model, group)
+    size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * IMAGE_SIZE**2 // dataset.image_size**2))
+    qualities = []
     model.eval()
-    qualities = [_quality(model, part, dataset, device, group, on_batch) for part in parts]
+    for samples in parts:
+        part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
+        totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of correct predictions
+        for images, labels in zip(samples.images[part].split(size), samples.labels[part].split(size), strict=True):
+            y = labels.to(device)
+            logits = model(normalise(images.to(device), dataset.mean, dataset.std))
+            totals[0] += nn.functional.cross_entropy(logits, y, reduction="sum").double().cpu()
+            totals[1] += (logits.argmax(1) == y).sum().cpu()
+            on_batch()
+        totals = totals.to(device)
+        dist.all_reduce(totals, group=group)
+        loss, accuracy = (totals / len(samples)).tolist()
+        qualities.append(Quality(loss=loss, accuracy=accuracy))
     model.train()
     return qualities
-
-
-@torch.no_grad()
-def _quality(
-    model: nn.Module,
-    samples: ImageSet,
-    dataset: Dataset,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-    on_batch: Callable[[], object],
-) -> Quality:
-    part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
-    images, labels = samples.images[part], samples.labels[part]
-    totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of correct predictions
-    size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * IMAGE_SIZE**2 // dataset.image_size**2))
-    for start in range(0, len(labels), size):
-        x = normalise(images[start : start + size].to(device), dataset.mean, dataset.std)
-        y = labels[start : start + size].to(device)
-        logits = model(x)
-        totals[0] += nn.functional.cross_entropy(logits, y, reduction="sum").double().cpu()
-        totals[1] += (logits.argmax(1) == y).sum().cpu()
-        on_batch()
-    totals = totals.to(device)
-    dist.all_reduce(totals, group=group)
-    loss, accuracy = (totals / len(samples)).tolist()
-    return Quality(loss=loss, accuracy=accuracy)

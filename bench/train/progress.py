@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
@@ -60,6 +60,9 @@ class ProgressFile:
             return
         elapsed = now - self._reported_at if self._reported_at else None
         steps = max(1, step - self._step)
+        waiting_share = None
+        if elapsed and self._recent_exposed:
+            waiting_share = steps * statistics.fmean(self._recent_exposed) / elapsed
         self._last_line = {
             "step": step,
             "total_steps": total_steps,
@@ -67,7 +70,8 @@ class ProgressFile:
             "loss": loss(),
             "accuracy": self.accuracy,
             "samples_per_s": (samples - self._samples) / elapsed if elapsed else None,
-            "waiting_share": self._waiting_share(steps, elapsed),
+            # above 1 if there are too few readings
+            "waiting_share": waiting_share if waiting_share is None or waiting_share <= 1.0 else None,
             "eta_s": (total_steps - step) * elapsed / steps if elapsed else None,
         }
         self._write(self._last_line)
@@ -86,13 +90,6 @@ class ProgressFile:
         if self._last_line and time.monotonic() - self._written_at >= PROGRESS_EVERY_S:
             self._write(self._last_line)
 
-    def _waiting_share(self, steps: int, elapsed_s: float | None) -> float | None:
-        """Return the share of `elapsed_s` that this rank waited; None if unknown, or above 1 from too few readings."""
-        if not elapsed_s or not self._recent_exposed:
-            return None
-        share = steps * statistics.fmean(self._recent_exposed) / elapsed_s
-        return share if share <= 1.0 else None
-
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
@@ -105,18 +102,10 @@ _NUMBERS = [
 ]
 
 
-class Tracker(Protocol):
-    """A tool that also shows the run's rows."""
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Add one row of `metrics.csv`."""
-
-    def close(self) -> None:
-        """Mark the run as finished."""
-
-
-def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> Tracker | None:
+def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> _TensorBoard | _MLflow | None:
     """Return the tracker that the configuration names, or None; call only on the rank that writes rows.
+
+    It has `row`, which adds one row of `metrics.csv`, and `close`, which marks the run as finished.
 
     Args:
         config: the run's configuration.
@@ -156,16 +145,14 @@ class _MLflow:
         found = self._client.get_experiment_by_name("gradwire")
         experiment = found.experiment_id if found else self._client.create_experiment("gradwire")
         begun = self._client.search_runs([experiment], f"attributes.run_name = '{folder.run_id}'")
-        self._run: str = begun[0].info.run_id if begun else self._begin(experiment, config, folder)
-        shown = self._client.get_metric_history(self._run, "step") if begun else []
+        run = begun[0] if begun else self._client.create_run(experiment, run_name=folder.run_id)
+        self._run: str = run.info.run_id
+        if not begun:
+            for name, value in config.columns().items():
+                if value is not None:
+                    self._client.log_param(self._run, name, value)
+        shown = self._client.get_metric_history(self._run, "step")
         self._shown_until = max((metric.step for metric in shown), default=0)
-
-    def _begin(self, experiment: str, config: RunConfig, folder: RunFolder) -> str:
-        run: str = self._client.create_run(experiment, run_name=folder.run_id).info.run_id
-        for name, value in config.columns().items():
-            if value is not None:
-                self._client.log_param(run, name, value)
-        return run
 
     def row(self, row: Mapping[str, Any]) -> None:
         if row["step"] <= self._shown_until:
@@ -178,5 +165,4 @@ class _MLflow:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the row's measured numbers by column name."""
     return {name: float(row[name]) for name in _NUMBERS if row.get(name) is not None}

@@ -118,7 +118,7 @@ def rank_main(
                 "traceback": traceback.format_exc(),
             }
             with contextlib.suppress(OSError):  # a full disk must not hide the error that the log also holds
-                write_json(folder.error_of(rank), report)
+                write_json(folder.errors / f"rank-{rank}.json", report)
             traceback.print_exc()
             return 1
         return 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from bench.core.counters import ForwarderUse, OtherWork, interface_bytes, launch
 from bench.core.processes import peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, append_json_line, read_json
-from bench.core.schema.metrics import LAYERS, LINKS, METRICS
+from bench.core.schema.metrics import LAYERS, LINKS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.clock import StepTimes, mean
@@ -83,19 +83,16 @@ class Recorder:
             "resumes": (read_json(folder.resume) or {}).get("resumes", 0),
             **link_columns(folder),
         }
-        self._metrics = RowWriter(folder.metrics, METRICS) if self.is_writer else None
-        self._layers = RowWriter(folder.layers, LAYERS) if self.is_writer else None
+        if self.is_writer:
+            self._metrics = RowWriter(folder.metrics)
+            self._layers = RowWriter(folder.layers, LAYERS)
         self._tracker = open_tracker(config, folder, after) if self.is_writer else None
         self.progress = ProgressFile(folder.progress if self.is_writer else None)
         self._numel = sum(layer.numel for layer in strategy.layers)
         self._decision: Decision | None = None
         self._decided_until = -1
         # Columns that depend on the whole run so far.
-        self._so_far: dict[str, Any] = {
-            "time_to_target_s": None,
-            "factor_fallbacks": None,
-            "factor_updates_skipped": None,
-        }
+        self._so_far: dict[str, Any] = dict.fromkeys(("time_to_target_s", "factor_fallbacks", "factor_updates_skipped"))
         self.last_row: dict[str, Any] = {}
         self._reset()
 
@@ -129,17 +126,17 @@ class Recorder:
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.traffic
         self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
-        self._replay_decisions()
         self._started = time.time() - state["wall_time_s"]
         self._fixed["started_at"] = state["started_at"]
-
-    def _replay_decisions(self) -> None:
-        """Repeat what the stopped process decided after the checkpoint, at the same steps."""
-        path = self._folder.choices
+        # What the stopped process decided after the checkpoint is repeated at the same steps.
         for exchange in (each for each in self.strategy.exchanges if isinstance(each, RepeatsDecisions)):
-            decisions = gather_json(_read_lines(path) if self.is_writer else [])[0]
-            if self.is_writer:  # the last line of the file may be incomplete
-                path.write_text("".join(json.dumps(decision) + "\n" for decision in decisions), encoding="utf-8")
+            text = ""
+            if self.is_writer:
+                self._folder.choices.touch()
+                text = self._folder.choices.read_text(encoding="utf-8")
+                text = text[: text.rfind("\n") + 1]  # the last line may be incomplete
+                self._folder.choices.write_text(text, encoding="utf-8")
+            decisions = [json.loads(line) for line in gather_json(text)[0].splitlines()]
             exchange.replay(decisions)
             self._decided_until = max((decision["step"] for decision in decisions), default=-1)
 
@@ -178,15 +175,11 @@ class Recorder:
         count_layers(self._layer_counts, report.encoded)
         self.progress.count_wait(report.exposed_s)
         if report.decision is not None and report.decision is not self._decision:
-            self._keep(report.decision)
-
-    def _keep(self, decision: Decision) -> None:
-        """Write a new decision to the file at once, so that a resumed run can repeat it."""
-        self._decision = decision
-        if decision.step > self._decided_until:
-            self._decided_until = decision.step
-            if self.is_writer:
-                append_json_line(self._folder.choices, decision.to_dict())
+            self._decision = report.decision
+            if self._decision.step > self._decided_until:
+                self._decided_until = self._decision.step
+                if self.is_writer:  # at once, so that a resumed run can repeat it
+                    append_json_line(self._folder.choices, self._decision.to_dict())
 
     def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any], times: StepTimes) -> None:
         """Gather measurements from all ranks and append rows to the run's files; every rank must call.
@@ -201,7 +194,7 @@ class Recorder:
             **dataclasses.asdict(self._sums),
             **figures,
             "steps_per_s": times.steps_per_s(),
-            "cpu_s_per_step": times.cpu_s_per_step(),
+            "cpu_s_per_step": mean([step.cpu_s for step in times.steps]),
             "other_cpu_share": self._other_work.share if self._is_first_here else None,
             "traffic": self._sent(),
             "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
@@ -214,7 +207,7 @@ class Recorder:
         target = self.config.target_accuracy
         if target is not None and self._so_far["time_to_target_s"] is None and columns["test_accuracy"] >= target:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
-        if self._metrics is not None and self._layers is not None:
+        if self.is_writer:
             row = self._fixed | self._so_far | columns | times.columns() | self._joint_columns(everyone)
             self._metrics.append(row)
             steps, norms = self._sums.steps, self.strategy.residual_norms()
@@ -237,75 +230,54 @@ class Recorder:
         return {p: dataclasses.asdict(entry.since(self._traffic_before[p])) for p, entry in now.items()}
 
     def _joint_columns(self, everyone: list[dict[str, Any]]) -> dict[str, Any]:
-        steps = max(1, sum(figures["steps"] for figures in everyone))  # sum over ranks
-        speeds = [figures["steps_per_s"] for figures in everyone if figures["steps_per_s"] is not None]
-        other_work = [share for figures in everyone if (share := figures["other_cpu_share"]) is not None]
-        staleness = [versions for figures in everyone for versions in figures["staleness"]]
-        return {
-            "wall_time_s": time.time() - self._started,
-            "samples": sum(figures["samples"] for figures in everyone),
-            "train_loss": mean_loss(everyone),
-            "samples_per_s": sum(speeds) * self.config.samples_per_step if speeds else None,
-            "cpu_s_per_step": mean([figures["cpu_s_per_step"] for figures in everyone]),
-            "other_cpu_share": max(other_work, default=None),
-            **self._wire_columns(everyone, steps),
-            **(self._decision.columns(self.strategy.layers) if self._decision is not None else {}),
-            "effective_density": sum(figures["entries"] for figures in everyone) / steps / self._numel,
-            "support_overlap": sampled_overlap([figures["index_sets"] for figures in everyone]),
-            "replicas_in_sync": len({figures["weights"] for figures in everyone}) == 1,
-            "skipped_steps": max(figures["skipped_steps"] for figures in everyone),
-            "staleness_mean": mean([float(versions) for versions in staleness]),
-            "staleness_max": max(staleness, default=None),
-            "peak_rss_bytes": max(figures["peak_rss_bytes"] for figures in everyone),
-        }
-
-    def _wire_columns(self, everyone: list[dict[str, Any]], steps: int) -> dict[str, Any]:
-        """Return the columns of what was sent; `steps` is the sum of all ranks' steps."""
         world_size = len(everyone)
-        gradient = [figures["traffic"]["gradient"] for figures in everyone]
+        of_all = {name: [figures[name] for figures in everyone] for name in everyone[0]}
+        known = {name: [value for value in values if value is not None] for name, values in of_all.items()}
+        steps = max(1, sum(of_all["steps"]))
+        staleness = list(itertools.chain.from_iterable(of_all["staleness"]))
+        gradient = [sent["gradient"] for sent in of_all["traffic"]]
         mean_bytes = sum(sent["nbytes"] for sent in gradient) / steps
         from_formula = gradient[0]["from_formula"]
         dense_ring_bytes = 2 * (world_size - 1) / world_size * 4 * self._numel
         columns = {
+            "wall_time_s": time.time() - self._started,
+            "samples": sum(of_all["samples"]),
+            "train_loss": mean_loss(everyone),
+            "samples_per_s": sum(known["steps_per_s"]) * self.config.samples_per_step if known["steps_per_s"] else None,
+            "cpu_s_per_step": mean(of_all["cpu_s_per_step"]),
+            "other_cpu_share": max(known["other_cpu_share"], default=None),
             "payload_bytes_per_step": mean_bytes,
             "payload_bytes_max_per_step": max(
-                sent["nbytes"] / max(1, figures["steps"]) for sent, figures in zip(gradient, everyone, strict=True)
+                sent["nbytes"] / max(1, own) for sent, own in zip(gradient, of_all["steps"], strict=True)
             ),
             "payload_bytes_source": "formula" if from_formula else "counted",
             "dense_bytes_per_step": 4.0 * self._numel,
             "compression_ratio": dense_ring_bytes / mean_bytes if mean_bytes else None,
             "messages_per_step": None if from_formula else sum(sent["messages"] for sent in gradient) / steps,
+            "effective_density": sum(of_all["entries"]) / steps / self._numel,
+            "support_overlap": sampled_overlap(of_all["index_sets"]),
+            "replicas_in_sync": len(set(of_all["weights"])) == 1,
+            "skipped_steps": max(of_all["skipped_steps"]),
+            "staleness_mean": mean([float(versions) for versions in staleness]),
+            "staleness_max": max(staleness, default=None),
+            "peak_rss_bytes": max(of_all["peak_rss_bytes"]),
         }
         for purpose in _BESIDE_GRADIENTS:
-            sent = sum(figures["traffic"].get(purpose, {}).get("nbytes", 0) for figures in everyone)
+            sent = sum(traffic.get(purpose, {}).get("nbytes", 0) for traffic in of_all["traffic"])
             columns[f"{purpose}_bytes_per_step"] = sent / steps
         if self.config.cluster is not None:
             # Ranks of one host share its interface, and each reads the whole counter.
-            per_host = self.config.ranks_per_host
-            received = sum(figures["wire_received"] for figures in everyone)
-            columns["wire_bytes_per_step"] = sum(figures["wire_sent"] for figures in everyone) / per_host / steps
-            columns["wire_bytes_received_per_step"] = received / per_host / steps
+            columns["wire_bytes_per_step"] = sum(of_all["wire_sent"]) / self.config.ranks_per_host / steps
+            columns["wire_bytes_received_per_step"] = sum(of_all["wire_received"]) / self.config.ranks_per_host / steps
             columns["forwarder_cpu_share"] = self._forwarder_use.share
-        return columns
-
-
-def _read_lines(path: Path) -> list[Any]:
-    """Return the JSON value of every line; a last line that is incomplete is left out."""
-    values = []
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                values.append(json.loads(line))
-    return values
+        return columns | (self._decision.columns(self.strategy.layers) if self._decision is not None else {})
 
 
 def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
     """Return the mean loss over all ranks' batches, each rank weighted by its steps; None if no rank has a loss."""
-    losses: list[tuple[float, int]] = [
-        (each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None
-    ]
-    most = max((steps for _, steps in losses), default=1)
-    weights = [steps / most for _, steps in losses]  # exactly 1 if all ranks made equally many steps
-    if not losses:
+    known = [each for each in everyone if each["train_loss"] is not None]
+    most = max((each["steps"] for each in known), default=0)
+    weights = [max(1, each["steps"]) / max(1, most) for each in known]  # exactly 1 if all made equally many steps
+    if not known:
         return None
-    return sum(loss * weight for (loss, _), weight in zip(losses, weights, strict=True)) / sum(weights)
+    return float(sum(each["train_loss"] * weight for each, weight in zip(known, weights, strict=True)) / sum(weights))

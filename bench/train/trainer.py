@@ -60,8 +60,8 @@ class Trainer:
         strategy: exchanges what the ranks compute and updates the model.
         dataset, train, test: the data; every rank holds all of it.
         recorder: writes rows and progress (on rank 0).
+        save: saves this rank's state at a checkpoint.
         profiler: records a Chrome trace; None without --profile.
-        save: saves this rank's state at a checkpoint; None if the run makes no checkpoints.
     """
 
     config: RunConfig
@@ -71,8 +71,8 @@ class Trainer:
     test: ImageSet
     recorder: Recorder
     device: torch.device
+    save: SaveState
     profiler: torch.profiler.profile | None = None
-    save: SaveState | None = None
 
     def __post_init__(self) -> None:
         config = self.config
@@ -153,7 +153,6 @@ class Trainer:
             torch.cuda.set_rng_state(state["device_generator"], self.device)
 
     def _checkpoint(self) -> None:
-        assert self.save is not None
         on_cuda = self.device.type == "cuda"
         with self.recorder.measuring(), self.clock.running():
             of_strategy = self.strategy.state_dict()  # may wait for ranks that are behind
@@ -212,7 +211,10 @@ class Trainer:
         if self.profiler is not None:
             self.profiler.step()
         self.recorder.count(report)
-        if self._is_timed:
+        # The warm-up is over after `untimed_steps` steps of the run; an asynchronous slow rank makes few steps itself.
+        untimed = config.untimed_steps
+        is_profiled = self.profiler is not None and self.profiler.step_num <= untimed
+        if self.step - self._resumed_at > untimed and not is_profiled:
             self.times.steps.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
@@ -227,28 +229,15 @@ class Trainer:
 
     def _check_skips(self, report: StepReport) -> None:
         """Count skipped steps; stop at the first if the configuration says so, else at too many in a row."""
-        if not report.skipped:
-            self._skips_in_a_row = 0
-            return
-        self.skipped_steps += 1
-        self._skips_in_a_row += 1
-        if self.config.nonfinite == "raise":
+        self.skipped_steps += report.skipped
+        self._skips_in_a_row = self._skips_in_a_row + 1 if report.skipped else 0
+        if report.skipped and self.config.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self.step}")
         if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise Diverged(
                 f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
                 "training has diverged: try a lower --lr"
             )
-
-    @property
-    def _is_timed(self) -> bool:
-        """Return True if this step's time is recorded: after the warm-up, and not while the profiler records.
-
-        The warm-up is over after `untimed_steps` steps of the run; an asynchronous slow rank makes few steps itself.
-        """
-        untimed = self.config.untimed_steps
-        is_profiled = self.profiler is not None and self.profiler.step_num <= untimed
-        return self.step - self._resumed_at > untimed and not is_profiled
 
     def _remember_loss(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)
@@ -259,12 +248,10 @@ class Trainer:
 
     def _check_losses(self) -> None:
         """Stop at a non-finite loss, on a CPU before its gradient is used, on a GPU soon after."""
-        if not self._unchecked:
-            return
-        recent = torch.stack(self._losses[-self._unchecked :])
-        bad = torch.nonzero(~torch.isfinite(recent))
-        if len(bad):
-            first = int(bad[0])
+        recent = self._losses[len(self._losses) - self._unchecked :]
+        finite = torch.isfinite(torch.stack(recent)).tolist() if recent else []
+        if not all(finite):
+            first = finite.index(False)
             step = self._num_losses - self._unchecked + first
             raise Diverged(
                 f"the loss is {float(recent[first])} at step {step}; training has diverged: try a lower --lr"

@@ -14,9 +14,8 @@ import platform
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,22 +24,19 @@ from torch import nn
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
-from bench.core.errors import BenchError
+from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, ImageSet
-from bench.models.base import Model, weights_hash
-from bench.optimizers.base import Optimizer
-from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
+from bench.models.base import weights_hash
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train.checkpoint import Checkpointer, Restored
 from bench.train.clock import device_time
 from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
-from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
 from collectives.transport.base import TransportError
-from compressors.base import Compressor
 from compressors.ddp.hook import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
@@ -57,18 +53,27 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         if dist.get_world_size() != config.world_size:
             raise RuntimeError(f"the run has {config.world_size} ranks, but {dist.get_world_size()} were started")
         if len(set(gather_json(config.digest))) > 1:
-            raise Mismatch(
+            raise RunFailed(
                 "the machines were given different options; use the same command on each, except for --node-rank, and "
                 "add --threads and --device if their cores or GPUs differ"
             )
-        dataset = cast(Dataset, spec.build("datasets", config.filled["dataset"]))
+        dataset: Dataset = spec.build("datasets", config.filled["dataset"])
         torch.manual_seed(config.seed)  # every rank draws the same weights
-        model = cast(Model, spec.build("models", config.filled["model"])).build(dataset.num_classes).to(device)
+        model: nn.Module = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
         if len(set(gather_json(weights_hash(model.parameters())))) > 1:
-            raise Mismatch(
+            raise RunFailed(
                 "ranks drew different initial weights from one seed; use the same torch version on every machine"
             )
-        strategy = _bind(config, model, device)
+        strategy: BoundStrategy | CommandedRank = spec.build("strategies", config.filled["strategy"]).bind(
+            Setup(
+                config=config,
+                model=model,
+                compressor=spec.build("compressors", config.filled["compressor"]),
+                collective=spec.build("collectives", config.filled["collective"]),
+                optimizer=spec.build("optimizers", config.filled["optimizer"]),
+                device=device,
+            )
+        )
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
         if isinstance(strategy, CommandedRank):
@@ -84,20 +89,6 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         strategy.close()
 
 
-def _bind(config: RunConfig, model: nn.Module, device: torch.device) -> BoundStrategy | CommandedRank:
-    """Bind the run's strategy on this rank; every rank must call."""
-    return cast(Strategy, spec.build("strategies", config.filled["strategy"])).bind(
-        Setup(
-            config=config,
-            model=model,
-            compressor=cast(Compressor, spec.build("compressors", config.filled["compressor"])),
-            collective=cast(Collective, spec.build("collectives", config.filled["collective"])),
-            optimizer=cast(Optimizer, spec.build("optimizers", config.filled["optimizer"])),
-            device=device,
-        )
-    )
-
-
 def _train(
     config: RunConfig,
     folder: RunFolder,
@@ -110,7 +101,14 @@ def _train(
 ) -> None:
     """Run the training loop, from the restored state if there is one; rank 0 then writes the result."""
     train, test = parts_of(config)
-    with _profiler(config, folder) as profiler:
+    profiler = None
+    if config.profile:
+        trace = str(folder.path / f"trace-rank-{dist.get_rank()}.json")
+        profiler = torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=config.warmup_steps, warmup=1, active=config.profile, repeat=1),
+            on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
+        )
+    with profiler or contextlib.nullcontext():
         trainer = Trainer(
             config=config,
             strategy=strategy,
@@ -169,28 +167,8 @@ def parts_of(config: RunConfig) -> tuple[ImageSet, ImageSet]:
 def _load(
     dataset: str, data_dir: str, seed: int, *, train_size: int | None, test_size: int | None
 ) -> tuple[ImageSet, ImageSet]:
-    component = cast(Dataset, spec.build("datasets", dataset))
+    component: Dataset = spec.build("datasets", dataset)
     return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
-
-
-class Mismatch(BenchError):
-    """Ranks differ in something that must be equal on all."""
-
-    exit_code = 3
-
-
-@contextlib.contextmanager
-def _profiler(config: RunConfig, folder: RunFolder) -> Iterator[torch.profiler.profile | None]:
-    """Profile `config.profile` steps after the warm-up and then write the trace."""
-    if not config.profile:
-        yield None
-        return
-    trace = str(folder.trace_of(dist.get_rank()))
-    with torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=config.warmup_steps, warmup=1, active=config.profile, repeat=1),
-        on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
-    ) as profiler:
-        yield profiler
 
 
 def slow_down(model: nn.Module, slowdown: float) -> None:

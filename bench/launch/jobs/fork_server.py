@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -203,7 +202,7 @@ class ForkedJob:
 
     def __init__(self, server: ServerProcess, folder: RunFolder) -> None:
         self.server = server
-        self._folder = folder
+        self.folder = folder
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
@@ -224,16 +223,8 @@ class ForkedJob:
             try:
                 self._exit_code = int(self.server.connection.recv())
             except ENDED:
-                self._exit_code = self._lost_server()
+                said = self.server.last_words()
+                with contextlib.suppress(OSError), self.folder.log.open("a", encoding="utf-8") as log:  # a full disk
+                    log.write(f"{said}\n")
+                self._exit_code = self.server.wait() or 1
         return self._exit_code
-
-    def tidy_up(self) -> None:
-        """Remove the rendezvous folder; the job must have ended."""
-        shutil.rmtree(self._folder.rendezvous)
-
-    def _lost_server(self) -> int:
-        """Write to the job's log how the server ended, and return its exit code, or 1 if that is 0."""
-        said = self.server.last_words()
-        with contextlib.suppress(OSError), self._folder.log.open("a", encoding="utf-8") as log:  # the disk may be full
-            log.write(f"{said}\n")
-        return self.server.wait() or 1

@@ -18,7 +18,6 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.rows import RowWriter, read_rows
 from bench.core.run_folder import RunFolder, read_json, write_json
-from bench.core.schema.metrics import METRICS
 from bench.launch.jobs.failure import ProgressReader
 
 
@@ -39,7 +38,10 @@ def record_ending(
         StoreError: the row cannot be written.
     """
     shutil.rmtree(folder.rendezvous, ignore_errors=True)
-    reached = _reached(folder)
+    progress = ProgressReader(folder.progress)
+    progress.new_lines()
+    known = progress.last if progress.last.get("step") is not None else _last_row_with(folder, "step")
+    reached = {key: known.get(key) for key in ("epoch", "step")}
     resumes = (read_json(folder.resume) or {"resumes": 0})["resumes"]
     origin = environment.origin_columns(config.device)
     row = {
@@ -54,31 +56,21 @@ def record_ending(
     }
     summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
     try:
-        row["wall_time_s"] = None if wall_time_s is None else _in_all(folder, wall_time_s, resumes)
-        RowWriter(folder.metrics, METRICS).append(row)
+        if wall_time_s is not None and (last := _last_row_with(folder, "wall_time_s")):
+            # The last row holds the duration of earlier jobs of the run, or includes this one.
+            before_s: float = last["wall_time_s"]
+            is_included = last.get("resumes") == resumes
+            wall_time_s = max(before_s, wall_time_s) if is_included else before_s + wall_time_s
+        RowWriter(folder.metrics).append(row | {"wall_time_s": wall_time_s})
     finally:
         write_json(folder.status, summary)
     return summary
 
 
-def _in_all(folder: RunFolder, wall_time_s: float, resumes: int) -> float:
-    """Return the duration of all jobs of the run; its last row holds that of earlier jobs, or includes this one."""
-    rows = list(read_rows(folder.metrics)) if folder.metrics.is_file() else []
-    last = next((row for row in reversed(rows) if row.get("wall_time_s") is not None), None)
-    if last is None:
-        return wall_time_s
-    known_s: float = last["wall_time_s"]
-    return max(known_s, wall_time_s) if last.get("resumes") == resumes else known_s + wall_time_s
-
-
-def _reached(folder: RunFolder) -> dict[str, Any]:
-    """Return how far training came, from the job's last report, or from the last row if there is no report."""
-    progress = ProgressReader(folder.progress)
-    progress.new_lines()
-    known = progress.last
-    if known.get("step") is None and folder.metrics.is_file():
-        known = next((row for row in reversed(list(read_rows(folder.metrics))) if row.get("step") is not None), known)
-    return {key: known.get(key) for key in ("epoch", "step")}
+def _last_row_with(folder: RunFolder, column: str) -> dict[str, Any]:
+    """Return the last row in which the column is not empty; empty if there is none."""
+    rows = read_rows(folder.metrics) if folder.metrics.is_file() else []
+    return next((row for row in reversed(rows) if row.get(column) is not None), {})
 
 
 def noted(command: str, folder: Path) -> AbstractContextManager[object]:

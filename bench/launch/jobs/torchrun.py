@@ -12,6 +12,7 @@ import dataclasses
 import math
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -55,11 +56,10 @@ class MachineZero:
         if now - self._last_try < ASK_EVERY_S:
             return False
         self._last_try = now
-        try:
+        with contextlib.suppress(OSError):
             socket.create_connection(self._address, ANSWER_WITHIN_S).close()
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
 
 POLL_S = 0.1
@@ -116,12 +116,15 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
         UsageError: this machine does not support virtual hosts, or their links as configured.
         RunFailed: the network could not be set up.
     """
-
-    def agent_of(index: int) -> tuple[list[str], dict[str, str]]:
-        return agent_on_host(index, cluster, config.threads, folder, module)
-
     with folder.log.open("wb") as output:
-        return start_hosts(cluster, folder.path, agent_of, output=output, grace_s=HOSTS_GRACE_S, seed=config.seed)
+        return start_hosts(
+            cluster,
+            folder.path,
+            lambda index: agent_on_host(index, cluster, config.threads, folder, module),
+            output=output,
+            grace_s=HOSTS_GRACE_S,
+            seed=config.seed,
+        )
 
 
 def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
@@ -144,8 +147,20 @@ def agent(config: RanksConfig, folder: RunFolder, module: str) -> tuple[list[str
         module: module that every rank runs.
     """
     where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}"]
-    needed = job_variables(config.threads, is_local=config.nnodes == 1)
-    return _command([*where, *_rendezvous(config)], folder.logs, module, folder), needed
+    if config.nnodes == 1:
+        # Static, because torchrun's other rendezvous reads pickles that any local user can write; with a free port, so
+        # that two runs on one machine do not meet.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            where += ["--master-addr=127.0.0.1", f"--master-port={probe.getsockname()[1]}"]
+    else:
+        host, _, port = (config.rdzv_endpoint or "").rpartition(":")
+        # A static rendezvous numbers ranks by machine, so machine 0 has rank 0 and writes the results.
+        where += [f"--node-rank={config.node_rank}", f"--master-addr={host}", f"--master-port={port}"]
+        # Longer than the launcher's limit, because its error message is clearer.
+        where.append(f"--rdzv-conf=timeout={math.ceil(2 * WatchdogTimeouts.with_job(config).first_s)}")
+    variables = job_variables(config.threads, is_local=config.nnodes == 1)
+    return _command(where, folder.logs, module, folder), variables
 
 
 def agent_on_host(
@@ -258,11 +273,10 @@ def stop(job: Started) -> None:
     """End the job and all its descendants."""
     if isinstance(job, HostsJob):
         job.close()  # its processes are in a namespace that ends with it
-        return
-    if isinstance(job, ForkedJob):
+    elif isinstance(job, ForkedJob):
         if job.poll() is None:  # otherwise its server has ended all ranks, and may run another job
             _end(job.server)
-        job.tidy_up()
+        shutil.rmtree(job.folder.rendezvous)
     else:
         _end(job)
 
@@ -282,28 +296,6 @@ def _end(above: subprocess.Popen[bytes]) -> None:
         if process.is_running():
             process.kill()
     psutil.wait_procs(below, timeout=GRACE_S)
-
-
-def _rendezvous(config: RanksConfig) -> list[str]:
-    if config.nnodes == 1:
-        # Static, because torchrun's other rendezvous reads pickles that any local user can write; with a free port, so
-        # that two runs on one machine do not meet.
-        return ["--master-addr=127.0.0.1", f"--master-port={_free_port()}"]
-    host, _, port = (config.rdzv_endpoint or "").rpartition(":")
-    # A static rendezvous numbers ranks by machine, so machine 0 has rank 0 and writes the results.
-    return [
-        f"--node-rank={config.node_rank}",
-        f"--master-addr={host}",
-        f"--master-port={port}",
-        # Longer than the launcher's limit, because its error message is clearer.
-        f"--rdzv-conf=timeout={math.ceil(2 * WatchdogTimeouts.with_job(config).first_s)}",
-    ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -23,6 +23,7 @@ from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.refusals import result_or_refusal
 from bench.launch.resolve import resolve_each
 
 # Option name -> value.
@@ -30,8 +31,6 @@ Settings = dict[str, Any]
 
 # Option name -> values.
 Lists = dict[str, list[Any]]
-
-_SEED_KEYS = ("seed", "seeds")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,19 +103,19 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
     """
     content = read_toml(path, "sweep file")
     refuse_unknown(content, ("base", "matrix", "method", "include", "exclude", *further), where=str(path))
-    base, base_seeds = _without_seeds(_table(content, "base", path), path)
-    matrix, matrix_seeds = _without_seeds(_table(content, "matrix", path), path)
+    base, matrix = _table(content, "base", path), _table(content, "matrix", path)
+    base_seeds, matrix_seeds = _pop_seeds(base, path), _pop_seeds(matrix, path)
     if base_seeds and matrix_seeds:
         raise UsageError(f"{path} gives seeds in [base] and in [matrix]; give them once")
     sweep = SweepFile(
         where=str(path),
-        base=_single(base, f"{path} [base]"),
+        base=_by_name(base, f"{path} [base]"),
         seeds=base_seeds + matrix_seeds,
-        matrix=_several(matrix, f"{path} [matrix]"),
-        method=[_single(table, f"{path} [[method]]") for table in tables(content, "method", where=str(path))],
-        include=[_single(table, f"{path} [[include]]") for table in tables(content, "include", where=str(path))],
-        exclude=[_single(table, f"{path} [[exclude]]") for table in tables(content, "exclude", where=str(path))],
-        tune=_several(_table(content, "tune", path), f"{path} [tune]"),
+        matrix=_by_name(matrix, f"{path} [matrix]", lists=True),
+        method=[_by_name(table, f"{path} [[method]]") for table in tables(content, "method", where=str(path))],
+        include=[_by_name(table, f"{path} [[include]]") for table in tables(content, "include", where=str(path))],
+        exclude=[_by_name(table, f"{path} [[exclude]]") for table in tables(content, "exclude", where=str(path))],
+        tune=_by_name(_table(content, "tune", path), f"{path} [tune]", lists=True),
     )
     if both := sweep.base.keys() & sweep.matrix.keys():
         raise UsageError(f"{path} gives {', '.join(sorted(both))} in [base] and in [matrix]; give it once")
@@ -142,8 +141,8 @@ def toml_table(heading: str, options: Mapping[str, Any]) -> str:
     """Return a table of a sweep file: its heading, and one line per option."""
     keys = {name: key for key, name in options_by_key().items()}
     # JSON strings, numbers and booleans are also valid TOML.
-    lines = [f"{keys.get(name, name)} = {json.dumps(value)}" for name, value in options.items()]
-    return "\n".join([heading, *lines]) + "\n"
+    lines = [f"{keys.get(name, name)} = {json.dumps(value)}\n" for name, value in options.items()]
+    return "".join([f"{heading}\n", *lines])
 
 
 def run_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -153,52 +152,41 @@ def run_arguments(options: Mapping[str, Any]) -> list[str]:
     arguments = []
     for name, value in options.items():
         flag = flags.get(name, f"--{name}")
-        if isinstance(value, bool):
-            if value or name not in without_no:  # those have no --no- form and are off by default
-                arguments.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
+        if not isinstance(value, bool):
             arguments += [flag, str(value)]
+        elif value or name not in without_no:  # those have no --no- form and are off by default
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
     return arguments
 
 
 def _table(content: Mapping[str, Any], heading: str, path: Path) -> Settings:
-    """Return the table under [heading], with underscores in its keys."""
     table = content.get(heading, {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: write {heading} as a table under the heading [{heading}]")
     return {key.replace("-", "_"): value for key, value in table.items()}
 
 
-def _without_seeds(table: Settings, path: Path) -> tuple[Settings, list[int]]:
-    given = [table[key] for key in _SEED_KEYS if key in table]
+def _pop_seeds(table: Settings, path: Path) -> list[int]:
+    """Remove the seeds from a table and return them."""
+    given = [table.pop(key) for key in ("seed", "seeds") if key in table]
     if len(given) > 1:
         raise UsageError(f"{path} gives seed and seeds; give one of them")
-    rest = {key: value for key, value in table.items() if key not in _SEED_KEYS}
     texts = (seeds_text(value) if isinstance(value, list) else str(value) for value in given)
-    return rest, [seed for text in texts for seed in parse_seeds(text, f"{path}: seeds =")]
+    return [seed for text in texts for seed in parse_seeds(text, f"{path}: seeds =")]
 
 
-def _single(table: Mapping[str, Any], where: str) -> Settings:
-    options = _by_name(table, where)
-    for name, value in options.items():
-        if isinstance(value, (list, dict)):
-            raise UsageError(f"{where}: {name} = {value} is not a single value; write lists under [matrix]")
-    return options
-
-
-def _several(table: Mapping[str, Any], where: str) -> Lists:
-    lists = _by_name(table, where)
-    for name, values in lists.items():
-        if not (isinstance(values, list) and values):
-            raise UsageError(f"{where}: {name} = {values} is not a list of values; write {name} = [..., ...]")
-    return lists
-
-
-def _by_name(table: Mapping[str, Any], where: str) -> Settings:
+def _by_name(table: Mapping[str, Any], where: str, *, lists: bool = False) -> Settings:
+    """Return the table by option name, after checking that it has known keys, and single values or lists of values."""
     spelled = {key.replace("-", "_"): value for key, value in table.items()}
     names = options_by_key()
     refuse_unknown(spelled, names, where=where)
-    return {names[key]: value for key, value in spelled.items()}
+    options = {names[key]: value for key, value in spelled.items()}
+    for name, value in options.items():
+        if lists and not (isinstance(value, list) and value):
+            raise UsageError(f"{where}: {name} = {value} is not a list of values; write {name} = [..., ...]")
+        if not lists and isinstance(value, (list, dict)):
+            raise UsageError(f"{where}: {name} = {value} is not a single value; write lists under [matrix]")
+    return options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,7 +217,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
         UsageError: some configurations are impossible; the message lists them with the reasons.
     """
     settings = sweep.configurations()
-    given = [_given(sweep.base | each) for each in settings]
+    given = [result_or_refusal(RunConfig, **sweep.base | each) for each in settings]
     resolved = iter(resolve_each([each for each in given if isinstance(each, RunConfig)], server))
     outcomes = [next(resolved) if isinstance(each, RunConfig) else each for each in given]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
@@ -237,14 +225,6 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
         raise UsageError(_refusals(sweep.where, settings, outcomes))
     runs = [PlannedRun(settings=each, config=config) for each, config in zip(settings, configs, strict=True)]
     return _in_order(runs, sweep)
-
-
-def _given(options: Settings) -> RunConfig | UsageError:
-    """Return the options as a configuration, or the error if a value is out of range."""
-    try:
-        return RunConfig(**options)
-    except UsageError as refusal:
-        return refusal
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
@@ -17,10 +16,6 @@ from bench.core.errors import RunFailed, UsageError
 from bench.launch.refusals import without_torch
 from bench.launch.sweeps.file import Lists, PlannedRun, Settings, SweepFile, combinations, table_text, toml_table
 from bench.launch.sweeps.state import SweepState
-
-if TYPE_CHECKING:
-    from bench.datasets.base import Dataset
-    from bench.optimizers.base import Optimizer
 
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.
@@ -80,10 +75,10 @@ def with_defaults(sweep: SweepFile) -> tuple[SweepFile, str]:
 
 def _lr_and_size(base: Settings) -> tuple[float, int]:
     """Return the peak learning rate and the number of training samples of a run with these options."""
-    optimizer = cast("Optimizer", spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)))
-    dataset = cast("Dataset", spec.build("datasets", base.get("dataset", RunConfig.dataset)))
+    default_lr = spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)).default_lr
+    dataset = spec.build("datasets", base.get("dataset", RunConfig.dataset))
     train_size, _ = dataset.resolve_sizes(base.get("train_size"), None)
-    return base.get("lr", optimizer.default_lr), train_size
+    return base.get("lr", default_lr), train_size
 
 
 def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
@@ -157,15 +152,15 @@ def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: Sweep
         raise RunFailed(f"{failed}; see the logs, or try other values")
     best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))
     values = {name: best.settings[name] for name in lists}
+    at_the_end = []
+    for name, tried_values in lists.items():
+        numbers = [each for each in tried_values if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        if len(numbers) == len(tried_values) > 1 and values[name] in (min(numbers), max(numbers)):
+            at_the_end.append(name)
     return Tuned(
         settings=options,
         best=values,
         accuracy=accuracies[best.config.digest],
         rates_tried=len(tried),
-        at_the_end=[name for name, value in values.items() if _is_at_the_end(value, lists[name])],
+        at_the_end=at_the_end,
     )
-
-
-def _is_at_the_end(value: object, values: list[object]) -> bool:
-    numbers = [each for each in values if isinstance(each, (int, float)) and not isinstance(each, bool)]
-    return len(numbers) == len(values) > 1 and value in (min(numbers), max(numbers))

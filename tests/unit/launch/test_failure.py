@@ -39,7 +39,7 @@ def leave(
     traceback: str = "",
 ) -> None:
     report: dict[str, Any] = {"rank": rank, "time": at, "message": message, "lost_a_peer": lost_a_peer}
-    write_json(folder.error_of(rank), report | {"lost_rank": lost_rank, "traceback": traceback})
+    write_json(folder.errors / f"rank-{rank}.json", report | {"lost_rank": lost_rank, "traceback": traceback})
 
 
 def say(folder: RunFolder, log: str) -> None:
@@ -73,7 +73,7 @@ def test_variables_and_limits_are_named_where_torch_failed(folder: RunFolder, mo
     assert explain(folder) == f"rank 0: socket: Too many open files; `ulimit -n` is 40; raise it to 1024{advice}"
     monkeypatch.undo()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
-    folder.error_of(0).unlink()
+    (folder.errors / "rank-0.json").unlink()
     say(folder, KILLED.replace("-9", "-11"))
     assert explain(folder) == f"rank 1 was killed by SIGSEGV{advice}"
     say(folder, KILLED)

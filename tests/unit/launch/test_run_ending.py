@@ -39,7 +39,7 @@ def test_a_silent_run_is_explained(
 ) -> None:
     def launch(_config: object, folder: RunFolder, _server: object) -> None:
         if report:
-            write_json(folder.error_of(0), report)
+            write_json(folder.errors / "rank-0.json", report)
 
     monkeypatch.setattr(torchrun, "launch", launch)
     monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=1, silent_s=7.0))
@@ -120,7 +120,7 @@ def test_a_job_that_lost_a_rank_is_started_again_as_often_as_it_may(
         assert not folder.status.exists()
         started.append((read_json(folder.resume) or {"resumes": 0})["resumes"])
         if len(started) <= num_losses and report:
-            write_json(folder.error_of(0), report)
+            write_json(folder.errors / "rank-0.json", report)
 
     monkeypatch.setattr(torchrun, "launch", launch)
     monkeypatch.setattr(torchrun, "watch", lambda *_: Ending(exit_code=int(len(started) <= num_losses)))

@@ -57,6 +57,7 @@ def test_a_slow_rank_is_timed_from_the_step_of_all_on(
         test=PART,
         recorder=cast(Recorder, recorder),
         device=torch.device("cpu"),
+        save=mock.Mock(),
         profiler=profiler if profile else None,
     )
     trainer.train_until(16)
