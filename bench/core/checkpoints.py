@@ -82,11 +82,10 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._path = folder.checkpoints
 
     def at(self, step: int) -> Path:
         """Return the folder of the checkpoint made after this step."""
-        return self._path / f"step-{step:09d}"
+        return self._folder.checkpoints / f"step-{step:09d}"
 
     def file(self, step: int, rank: int) -> Path:
         """Return the path of a rank's file."""
@@ -95,7 +94,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, newest first."""
         found = []
-        for manifest in self._path.glob(f"step-*/{_MANIFEST}"):
+        for manifest in self._folder.checkpoints.glob(f"step-*/{_MANIFEST}"):
             with contextlib.suppress(ValueError):
                 found.append(int(manifest.parent.name.removeprefix("step-")))
         return sorted(found, reverse=True)
@@ -177,7 +176,7 @@ class Checkpoints:
         with replacing(self.file(step, rank)) as temporary:
             save(temporary)
             facts = FileFacts.of(temporary)
-        sync_folder(self._path)
+        sync_folder(self._folder.checkpoints)
         sync_folder(self._folder.path)
         return facts
 
@@ -188,7 +187,7 @@ class Checkpoints:
             compare: says by the folders' names which ones, e.g. `operator.lt` for those older than the given one.
             step: the step of the given checkpoint.
         """
-        for path in list(self._path.glob("step-*")):
+        for path in list(self._folder.checkpoints.glob("step-*")):
             if compare(path.name, self.at(step).name):
                 with contextlib.suppress(OSError):
                     (path / _MANIFEST).unlink(missing_ok=True)  # first: a half-removed one must not look complete
@@ -202,7 +201,7 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
         folder: the run's folder.
         rows: bytes to keep of each CSV file. Empty (no checkpoint): remove all rows and decisions.
     """
-    for path in (folder.metrics, folder.layers, folder.links):
+    for path in folder.tables:
         if path.exists():
             os.truncate(path, rows.get(path.name, 0))
     if not rows:
@@ -211,5 +210,4 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
 
 def row_bytes(folder: RunFolder) -> dict[str, int]:
     """Return the length in bytes of each CSV file that exists."""
-    files = (folder.metrics, folder.layers, folder.links)
-    return {path.name: path.stat().st_size for path in files if path.exists()}
+    return {path.name: path.stat().st_size for path in folder.tables if path.exists()}

@@ -91,8 +91,7 @@ def parse_counters(text: str, headers: WireHeaders) -> InterfaceBytes:
 def _on_the_wire(num_bytes: int, num_packets: int, headers: WireHeaders) -> float:
     if headers == "exact":
         return num_bytes
-    payload_bytes = num_bytes - FRAME_HEADER_BYTES * num_packets
-    num_frames = payload_bytes / (FRAME_BYTES - FRAME_HEADER_BYTES)
+    num_frames = (num_bytes - FRAME_HEADER_BYTES * num_packets) / (FRAME_BYTES - FRAME_HEADER_BYTES)
     return num_bytes + FRAME_HEADER_BYTES * max(0.0, num_frames - num_packets)
 
 
@@ -148,11 +147,9 @@ class OtherWork(CpuUse):
         """Return CPU seconds of all programs but the run's, and total seconds of the usable cores, since the boot."""
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
-        stolen_s = sum(getattr(core, "steal", 0.0) for core in cores)  # used by other virtual machines
-        busy_s = stolen_s + sum(core.user + core.system + getattr(core, "nice", 0.0) for core in cores)
-        waiting_s = sum(
-            core.idle + sum(getattr(core, name, 0.0) for name in ("iowait", "irq", "softirq")) for core in cores
-        )
+        # steal: used by other virtual machines
+        busy_s = sum(getattr(core, name, 0.0) for core in cores for name in ("user", "system", "nice", "steal"))
+        waiting_s = sum(getattr(core, name, 0.0) for core in cores for name in ("idle", "iowait", "irq", "softirq"))
         own_s = 0.0
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(self._root)

@@ -41,11 +41,12 @@ def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
 
 def possible_causes() -> str:
     """Return the end of an error message: the limits and environment variables that may have made torch fail."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [f"`ulimit -n` is {files}; raise it to {ENOUGH_FILES}"] if 0 <= files < ENOUGH_FILES else []
-    limits += [f"`ulimit -v` is {memory >> 10}; set it to unlimited"] if memory != resource.RLIM_INFINITY else []
-    return "".join(f"; {limit}" for limit in limits) + try_without_variables()
+    files, memory = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    return (
+        (f"; `ulimit -n` is {files}; raise it to {ENOUGH_FILES}" if 0 <= files < ENOUGH_FILES else "")
+        + (f"; `ulimit -v` is {memory >> 10}; set it to unlimited" if memory != resource.RLIM_INFINITY else "")
+        + try_without_variables()
+    )
 
 
 def failure_to_import_torch(error: BaseException) -> UsageError | None:
@@ -69,8 +70,8 @@ def cpu_model() -> str:
     Virtual machines give processors with and without AVX-512 the same name, but torch rounds sums differently on the
     two, and encoding takes up to twice as long without AVX-512.
     """
-    vectors = next((name for flag, name in VECTORS.items() if flag in cpu_flags()), None)
-    return " with ".join(filter(None, (_name_of_cpu(), vectors)))
+    vectors = [name for flag, name in VECTORS.items() if flag in cpu_flags()]
+    return " with ".join([_name_of_cpu(), *vectors[:1]])
 
 
 def _name_of_cpu() -> str:
@@ -96,8 +97,7 @@ def checkout() -> tuple[str, bool | None]:
     if not (here / ".git").exists():
         return "", None
     try:
-        sha = _git(here, "rev-parse", "HEAD")
-        return sha, bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
+        return _git(here, "rev-parse", "HEAD"), bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
         return "", None
 
@@ -149,7 +149,5 @@ def describe(command: list[str], device: str) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
-    )
-    return done.stdout.strip()
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -220,13 +220,13 @@ def _added() -> dict[str, list[Entry]]:
         else:
             provider = f"{point.dist.name} {point.dist.version}" if point.dist else "an unnamed package"
             description = f"(from {provider})"
-        entry = Entry(name=point.name, description=description, target=point.value, provider=provider)
-        found[point.group].append(entry)
+        found[point.group].append(
+            Entry(name=point.name, description=description, target=point.value, provider=provider)
+        )
     return dict(found)
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:
-    """Return the entry points for this project of all packages whose metadata can be read."""
     try:
         found = importlib.metadata.entry_points()
         return [point for group in found.groups if group.startswith("bench.") for point in found.select(group=group)]
@@ -272,9 +272,11 @@ def _built_in(kind: ComponentKind) -> dict[str, Entry]:
             bases[node.name] = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
             given = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "name"]
             if given or (node.name.lower() == path.stem.replace("_", "") and path.stem[0] != "_"):
-                name = given[0] if given else path.stem
-                target = f"{module}:{node.name}"
-                found[node.name] = Entry(name=name, description=_first_line(node if given else tree), target=target)
+                found[node.name] = Entry(
+                    name=given[0] if given else path.stem,
+                    description=_first_line(node if given else tree),
+                    target=f"{module}:{node.name}",
+                )
 
     def derives(name: str) -> bool:
         return any(base == kind.base or derives(base) for base in bases.get(name, []))

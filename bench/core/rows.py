@@ -11,7 +11,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,15 +101,7 @@ class RowWriter:
 
 
 class MissingColumns(ValueError):
-    """A file lacks required columns.
-
-    Attributes:
-        names: the missing columns.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(f"it has no column {', '.join(names)}")
-        self.names = names
+    """A file lacks required columns."""
 
 
 class RepeatedColumns(ValueError):
@@ -147,7 +139,7 @@ def read_rows(
     except ValueError:
         header = []  # not CSV, so it has none of the columns
     if missing := [name for name in required if name not in header]:
-        raise MissingColumns(missing)
+        raise MissingColumns(f"it has no column {', '.join(missing)}")
     if repeated := [column.name for column in columns if header.count(column.name) > 1]:
         raise RepeatedColumns(f"it has more than one column {', '.join(repeated)}")
     types = {column.name: column.type for column in columns}

@@ -25,6 +25,7 @@ class RunFolder:
         metrics: one row per evaluation.
         layers: one row per layer and evaluation.
         links: one row per evaluation and pair of processes that exchange activations.
+        tables: all CSV files.
         choices: what the exchange has decided while training, one JSON object per line.
         status: result of the run, written last.
         progress: reports of the running job, one JSON object per line.
@@ -46,6 +47,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.layers = path / "layers.csv"
         self.links = path / "links.csv"
+        self.tables = (self.metrics, self.layers, self.links)
         self.choices = path / "choices.jsonl"
         self.status = path / "status.json"
         self.progress = path / "progress.jsonl"
@@ -65,8 +67,7 @@ class RunFolder:
         Raises:
             UsageError: the folder cannot be made.
         """
-        utc = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-        stem = f"{utc}-{name}-s{seed}-{digest}"
+        stem = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{name}-s{seed}-{digest}"
         for attempt in range(1000):
             folder = cls(out / (f"{stem}-{attempt}" if attempt else stem))
             try:
@@ -77,8 +78,9 @@ class RunFolder:
                         f"cannot write results to {out}: it is not a folder; choose another one with --out"
                     ) from None
             except OSError as error:
-                reason = error.strerror or error
-                raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None
+                raise UsageError(
+                    f"cannot write results to {out}: {error.strerror or error}; choose another folder with --out"
+                ) from None
             else:
                 folder.errors.mkdir()
                 folder.logs.mkdir()

@@ -123,22 +123,19 @@ class Topology:
         if not 1 <= len(self.devices) <= MAX_DEVICES:
             raise UsageError(f"{len(self.devices)} devices are not possible; describe 1 to {MAX_DEVICES}")
         names = [*(host.name for host in self.hosts), *(link.node for link in self.links)]
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(f"two nodes are named '{name}'; give each its own name")
+        if name := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(f"two nodes are named '{name}'; give each its own name")
         device_names = {device.name for device in self.devices}
-        for link in self.all_links:
-            for end in (link.node, link.to):
-                if end not in names:
-                    raise UsageError(
-                        f"the link of {link.node} leads to '{end}', which is not there{did_you_mean(end, names)}; "
-                        "name a host or a switch"
-                    )
-        for link in self.bridges:
-            if device := next((end for end in (link.node, link.to) if end in device_names), None):
-                raise UsageError(f"a [[link]] joins {device}, which is a device; let it join hosts or switches")
+        for link, end in [(each, end) for each in self.all_links for end in (each.node, each.to)]:
+            if end not in names:
+                raise UsageError(
+                    f"the link of {link.node} leads to '{end}', which is not there{did_you_mean(end, names)}; "
+                    "name a host or a switch"
+                )
+            if end in device_names and link in self.bridges:
+                raise UsageError(f"a [[link]] joins {end}, which is a device; let it join hosts or switches")
         for link in self.links:
-            self._way_to_host(link.node)
+            self._host_of(link.node)
         for name in names:
             self.route(self.host, name)
 
@@ -152,15 +149,17 @@ class Topology:
         content = read_toml(path, "device file")
         refuse_unknown(content, ("host", "switch", "device", "link"), where=str(path))
         hosts = _hosts(path, content)
-        links: list[Link] = []
         devices: list[Device] = []
-        for where, table in _tables(path, content, "switch", ("name", "link", "host", "to")):
-            links.append(_link(table, text(table, "name", None, where=where), hosts, where=where))
+        links = [
+            _link(table, text(table, "name", None, where=where), hosts, where=where)
+            for where, table in _tables(path, content, "switch", ("name", "link", "host", "to"))
+        ]
         for where, table in _tables(path, content, "device", _DEVICE_KEYS):
             role = text(table, "role", None, where=where)
             if role not in ROLES:
-                known = f"{did_you_mean(role, ROLES)}; known are {', '.join(ROLES)}"
-                raise UsageError(f"{where}: there is no role '{role}'{known}")
+                raise UsageError(
+                    f"{where}: there is no role '{role}'{did_you_mean(role, ROLES)}; known are {', '.join(ROLES)}"
+                )
             for _ in range(whole_number(table.get("count", 1), where=f"{where}: count")):
                 if len(devices) == MAX_DEVICES:
                     raise UsageError(f"{where}: count makes more than {MAX_DEVICES} devices; give fewer")
@@ -172,12 +171,12 @@ class Topology:
                 )
                 devices.append(device)
                 links.append(_link(table, device.name, hosts, where=where))
-        bridges = [
+        bridges = tuple(
             Link(**{field: text(table, key, None, where=where) for field, key in _BRIDGE_KEYS.items()})
             for where, table in _tables(path, content, "link", _BRIDGE_KEYS.values())
-        ]
+        )
         try:
-            return cls(hosts=hosts, devices=tuple(devices), links=tuple(links), bridges=tuple(bridges))
+            return cls(hosts=hosts, devices=tuple(devices), links=tuple(links), bridges=bridges)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
 
@@ -198,8 +197,8 @@ class Topology:
 
     def rank_names(self) -> dict[int, str]:
         """Return names of the processes for messages, by rank: the controlling host, then the devices."""
-        names = [f"the {HOST}", *(f"device {device.name}" for device in self.devices)]
-        return {rank: f"{name} (rank {rank})" for rank, name in enumerate(names)}
+        of_devices = {rank: f"device {device.name} (rank {rank})" for rank, device in enumerate(self.devices, start=1)}
+        return {0: f"the {HOST} (rank 0)"} | of_devices
 
     def route(self, source: str, to: str) -> list[Link]:
         """Return the shortest path of links from one node to another; the file's order decides ties.
@@ -228,15 +227,13 @@ class Topology:
         """
         groups: list[list[Device]] = []
         for host in self.hosts:
-            devices = [device for device in self.devices if self._way_to_host(device.name)[-1].to == host.name]
-            groups += _equal_groups(devices)
-        shapes = [[device.role for device in group] for group in groups]
-        for shape in shapes:
-            if shape != shapes[0]:
-                raise UsageError(
-                    f"one pool has the devices {', '.join(shapes[0])}, another {', '.join(shape)}; give every host the "
-                    "same devices in each pool"
-                )
+            groups += _equal_groups([device for device in self.devices if self._host_of(device.name) == host.name])
+        first, *others = [[device.role for device in group] for group in groups]
+        if other := next((roles for roles in others if roles != first), None):
+            raise UsageError(
+                f"one pool has the devices {', '.join(first)}, another {', '.join(other)}; give every host the "
+                "same devices in each pool"
+            )
         return [tuple(group) for group in groups]
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,17 +257,15 @@ class Topology:
         except (TypeError, KeyError) as error:
             raise UsageError(f"these are not devices as `bench` writes them ({error})") from None
 
-    def _way_to_host(self, node: str) -> list[Link]:
-        hosts = {host.name for host in self.hosts}
-        link_of = {link.node: link for link in self.links}
-        way: list[Link] = []
-        while node not in hosts:
-            if link_of[node] in way:
-                circle = " -> ".join([*(link.node for link in way), node])
-                raise UsageError(f"links form a circle: {circle}; each must lead nearer to a host")
-            way.append(link_of[node])
-            node = link_of[node].to
-        return way
+    def _host_of(self, node: str) -> str:
+        """Return the host that a node's link leads to, over switches; refuse circles."""
+        end_of = {link.node: link.to for link in self.links}
+        way = [node]
+        while next_node := end_of.get(way[-1]):
+            way.append(next_node)
+            if way.count(next_node) > 1:
+                raise UsageError(f"links form a circle: {' -> '.join(way)}; each must lead nearer to a host")
+        return way[-1]
 
 
 def _equal_groups(devices: Sequence[Device]) -> list[list[Device]]:
@@ -296,11 +291,11 @@ def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
         return (Host(kind=text(found, "kind", "cpu", where=f"{path}, host")),)
     if not (isinstance(found, list) and all(isinstance(table, dict) for table in found)):
         raise UsageError(f"{path}: write the host as a table under the heading [host], several under [[host]]")
-    hosts = []
-    for place, table in _tables(path, content, "host", ("name", "kind")):
-        name = text(table, "name", HOST if len(found) == 1 else None, where=place)
-        hosts.append(Host(name=name, kind=text(table, "kind", "cpu", where=place)))
-    return tuple(hosts)
+    default_name = HOST if len(found) == 1 else None
+    return tuple(
+        Host(name=text(table, "name", default_name, where=where), kind=text(table, "kind", "cpu", where=where))
+        for where, table in _tables(path, content, "host", ("name", "kind"))
+    )
 
 
 def _tables(

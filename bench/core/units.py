@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from bench.core.errors import UsageError
 
@@ -29,27 +29,27 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_40
 
 def format_bytes(num_bytes: float) -> str:
     """Format bytes with decimal prefixes, as link rates have: ``1_234_567`` -> ``1.23 MB``."""
-    return _format(num_bytes, "bytes", lambda: f"{num_bytes:.0f} B")
+    return _format(num_bytes, "bytes", f"{num_bytes:.0f} B")
 
 
 def format_seconds(seconds: float) -> str:
     """Format seconds: ``0.0123`` -> ``12.3 ms``; from two minutes on ``3 min 20 s``."""
     if 120 <= seconds < math.inf:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return _format(seconds, "s", lambda: f"{_three_digits(seconds / 1e-6)} us" if seconds else "0 s")
+    return _format(seconds, "s", f"{_three_digits(seconds / 1e-6)} us" if seconds else "0 s")
 
 
 def format_rate(bits_per_s: float) -> str:
     """Format bits per second: ``1e8`` -> ``100 Mbit/s``."""
-    return _format(bits_per_s, "bit/s", lambda: f"{bits_per_s:.0f} bit/s")
+    return _format(bits_per_s, "bit/s", f"{bits_per_s:.0f} bit/s")
 
 
-def _format(value: float, unit: str, small: Callable[[], str]) -> str:
+def _format(value: float, unit: str, small: str) -> str:
     """Return the value in the largest unit that it reaches, or the text for a smaller one; "-" if it is not finite."""
     if not math.isfinite(value):
         return "-"
     steps = (f"{_three_digits(value / factor)} {name}" for factor, name in _STEPS[unit] if abs(value) >= factor)
-    return next(steps, None) or small()
+    return next(steps, small)
 
 
 def scale_of(unit: str, largest: float) -> tuple[float, str]:

@@ -197,7 +197,6 @@ def _legal_pairs(
 
 
 def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Build components; return them by short spec text."""
     components = [spec.build(kind, text) for text in texts]
     return {spec.short_text(component): component for component in components}
 

@@ -27,8 +27,6 @@ from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tabl
 from collectives.options import incompatibility
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bench.datasets.base import Dataset
     from bench.models.base import Model
     from bench.optimizers.base import Optimizer
@@ -113,14 +111,27 @@ def resolve(options: RunConfig) -> RunConfig:
     _check_together(config, parts)  # again, because some components work only on the CPU
     import torch
 
+    from bench.datasets.base import IMAGE_SIZE
+    from bench.models.base import check_images
+    from compressors.layer import layers_of
+
     with torch.device("meta"):  # shapes and dtypes, but no memory
         network = parts.model.build(parts.dataset.num_classes)
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
     gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
-    default_mb = parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor)
-    config = config.choose(bucket_mb=default_mb)
-    notes = parts.compressor.warnings() + _scaling_notes(config, parts)
-    notes += _check_network(config, parts, network, gradient_mb) + _length_notes(config)
+    config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor))
+    if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
+        raise UsageError(
+            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
+            f"small for it; leave it out, or give {gradient_mb:g} or more"
+        )
+    size = parts.dataset.image_size
+    if size != IMAGE_SIZE and (reason := incompatibility(check_images, network, config.model, size)):
+        raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
+    of_strategy = parts.strategy.examine(config, network)
+    with spec.usage_errors():
+        parts.compressor.check_layers(layers_of(network))
+    notes = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy, *_length_notes(config)]
     return dataclasses.replace(config, notes=tuple(notes))
 
 
@@ -206,26 +217,6 @@ def _check_together(config: RunConfig, parts: Components) -> None:
         parts.collective.check_ranks(config.replicas)
         if parts.compressor.owns_momentum:
             parts.optimizer.hand_over_momentum()
-
-
-def _check_network(config: RunConfig, parts: Components, network: nn.Module, gradient_mb: float) -> list[str]:
-    """Check that the strategy and the compressor can train the network; return the strategy's notes about it."""
-    from bench.datasets.base import IMAGE_SIZE
-    from bench.models.base import check_images
-    from compressors.layer import layers_of
-
-    if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
-        raise UsageError(
-            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
-            f"small for it; leave it out, or give {gradient_mb:g} or more"
-        )
-    size = parts.dataset.image_size
-    if size != IMAGE_SIZE and (reason := incompatibility(check_images, network, config.model, size)):
-        raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
-    notes = parts.strategy.examine(config, network)
-    with spec.usage_errors():
-        parts.compressor.check_layers(layers_of(network))
-    return notes
 
 
 # Ranks and devices.

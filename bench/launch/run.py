@@ -26,6 +26,7 @@ from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts, explain,
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.jobs.stale_jobs import noted, record_ending
 from bench.launch.jobs.torchrun import MachineZero
+from bench.launch.refusals import result_or_refusal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def resume(
             write_json(folder.config, dataclasses.asdict(config))
         with noted("run", folder.path):
             prepare_folder(folder)
-            return _watched(config, folder, on_progress, server, is_new=False)
+            return _watched(config, folder, on_progress, server)
 
 
 @processes.interruptible()
@@ -95,50 +96,39 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
     with noted("run", folder.path), locked(folder.path):
-        return _watched(config, folder, on_progress, server, is_new=True)
+        return _watched(config, folder, on_progress, server)
 
 
 def _watched(
-    config: RunConfig,
-    folder: RunFolder,
-    on_progress: Callable[[dict[str, Any]], None],
-    server: ForkServer,
-    *,
-    is_new: bool,
+    config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
 ) -> Result:
     """Execute the job; if it lost a process, restart it up to `config.max_restarts` times."""
-    result, was_lost = _execute(config, folder, on_progress, server, is_new=is_new)
+    result, was_lost = _execute(config, folder, on_progress, server)
     for attempt in range(1, config.max_restarts + 1):
         if not was_lost:
             break
         print(f"note: {result.error}; restart {attempt} of {config.max_restarts}", file=sys.stderr)
         prepare_folder(folder)
-        result, was_lost = _execute(config, folder, on_progress, server, is_new=False)
+        result, was_lost = _execute(config, folder, on_progress, server)
     return result
 
 
 def _execute(
-    config: RunConfig,
-    folder: RunFolder,
-    on_progress: Callable[[dict[str, Any]], None],
-    server: ForkServer,
-    *,
-    is_new: bool,
+    config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
 ) -> tuple[Result, bool]:
     """Start and watch the job; return its result and whether it failed because a process was lost."""
-    progress = ProgressReader(folder.progress)
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
     job: torchrun.Started | None = None
     try:
-        job = _launch(config, folder, server, is_new=is_new)
-        ending = torchrun.watch(job, progress, WatchdogTimeouts.with_job(config), on_progress, machine_zero)
+        job = _launch(config, folder, server)
+        timeouts = WatchdogTimeouts.with_job(config)
+        ending = torchrun.watch(job, ProgressReader(folder.progress), timeouts, on_progress, machine_zero)
     except KeyboardInterrupt:
         server.close()  # also ends ranks that are not watched yet
         return _failed(config, folder, started, "interrupted", "stopped by the user; the rows so far are kept"), False
     except RunFailed as failure:
-        was_possible = job is not None or not is_new
-        return _failed(config, folder, started, "failed", str(failure)), was_possible
+        return _failed(config, folder, started, "failed", str(failure)), job is not None or folder.resume.exists()
     except BaseException as error:
         if job is not None and read_json(folder.status) is None:  # for example, the reader of stdout ended
             reason = f"bench itself ended with {type(error).__name__}; the rows so far are kept"
@@ -171,8 +161,9 @@ def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
     return f"no step ended {within}; raise --timeout if the link is that slow"
 
 
-def _launch(config: RunConfig, folder: RunFolder, server: ForkServer, *, is_new: bool) -> torchrun.Started:
+def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
     """Start the job; if that fails, remove a new run's folder, or record that the resumed run was interrupted."""
+    is_new = not folder.resume.exists()
     try:
         if is_new:
             write_json(folder.config, dataclasses.asdict(config))
@@ -226,8 +217,8 @@ def configuration_of(folder: RunFolder) -> RunConfig:
         raise UsageError(f"{error}; resume with the version that started the run, or start it again") from None
     checkpoints = Checkpoints(folder)
     if not (steps := checkpoints.steps()):
-        advice = "start the run again" + ("" if config.checkpoint_every else " with --checkpoint-every")
-        raise UsageError(f"{path} holds no checkpoint; {advice}")
+        option = "" if config.checkpoint_every else " with --checkpoint-every"
+        raise UsageError(f"{path} holds no checkpoint; start the run again{option}")
     checkpoints.check(steps[0], config)
     return config
 
@@ -244,18 +235,14 @@ def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
     manifest = checkpoints.manifest(checkpoints.steps()[0])
     resumed = read_json(folder.resume) or {"resumes": 0}
     write_json(folder.resume, resumed | {"waiting": waiting, "digest_before": manifest.digest})
-    before = folder.config.with_name(f"config-before-{resumed['resumes'] + 1}.json")
-    before.write_text(folder.config.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copyfile(folder.config, folder.config.with_name(f"config-before-{resumed['resumes'] + 1}.json"))
     write_json(folder.config, dataclasses.asdict(config))
 
 
 def obstacle_to_resuming(folder: RunFolder) -> str | None:
     """Return a sentence that says why a run cannot be resumed, or None if it can."""
-    try:
-        configuration_of(folder)
-    except UsageError as error:
-        return str(error)
-    return None
+    outcome = result_or_refusal(configuration_of, folder)
+    return str(outcome) if isinstance(outcome, UsageError) else None
 
 
 def last_step(folder: RunFolder) -> int | None:

@@ -25,8 +25,7 @@ from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.micro.interleave import interleave
 from bench.micro.synthetic_payloads import SyntheticPayloads, make_synthetic_payloads
-from bench.train.clock import device_time
-from bench.train.rank import end_process, link_columns, process_group, rank_main, set_up_device
+from bench.train.rank import device_time, end_process, link_columns, process_group, rank_main, set_up_device
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads.base import Payload, PayloadError

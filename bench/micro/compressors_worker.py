@@ -28,8 +28,7 @@ from bench.micro.interleave import interleave
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
 from bench.train import data
-from bench.train.clock import device_time
-from bench.train.rank import end_process, rank_main, set_up_device
+from bench.train.rank import device_time, end_process, rank_main, set_up_device
 from collectives.base import Key
 from collectives.payloads.base import Payload, unpack
 from collectives.transport.base import SingleRank

@@ -81,8 +81,8 @@ class Batches:
         self._size = config.samples_per_step
         self._per_epoch = steps_per_epoch(len(train), config.replicas, self._size)
         self._used = 0
-        # (epoch, first batch, samples) that replace the rest of an epoch after the number of ranks has changed
-        self._rest: tuple[int, int, torch.Tensor] | None = None
+        # epoch, first batch, samples: these replace the rest of an epoch after the number of ranks has changed
+        self._rest: list[Any] | None = None
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,13 +99,11 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches used, the generator's state, and samples that were redistributed within an epoch."""
-        rest = None if self._rest is None else list(self._rest)
-        return {"used": self._used, "generator": self._generator.get_state(), "rest": rest}
+        return {"used": self._used, "generator": self._generator.get_state(), "rest": self._rest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._used, rest = state["used"], state["rest"]
-        self._rest = None if rest is None else tuple(rest)
+        self._used, self._rest = state["used"], state["rest"]
         self._begin_epoch()
         self._generator.set_state(state["generator"])
 

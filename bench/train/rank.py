@@ -156,6 +156,13 @@ def set_up_device(name: str, threads: int) -> torch.device:
     return device
 
 
+def device_time(device: torch.device) -> float:
+    """Return the current time in seconds, after all work queued on the device has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 @contextlib.contextmanager
 def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     """Run the block with the job's process group; every rank must call.

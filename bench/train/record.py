@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pydantic
+import torch
 import torch.distributed as dist
 
 from bench.core import environment
@@ -22,14 +24,58 @@ from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema.metrics import LAYERS, LINKS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
-from bench.train.clock import StepTimes, mean
 from bench.train.progress import ProgressFile, open_tracker
-from bench.train.rank import gather_json, link_columns
+from bench.train.rank import device_time, gather_json, link_columns
 from bench.train.sent import LayerCounts, count_layers, layer_rows, sample_index_sets, sampled_overlap
 from collectives.transport.base import Purpose, Traffic
 from compressors.ddp.report import Decision, StepReport, add_counts
 
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step.
+
+    Attributes:
+        total_s: the whole step, including loading the batch.
+        cpu_s: CPU time of the process during the step, all threads together.
+        until_exchanged_s: forward, backward and the wait for the exchange of gradients.
+        waited_s: the wait within `until_exchanged_s`; None if unknown.
+        encode_s, exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
+        exposed_s: all waiting after backward, including for what the optimizer exchanges; None if unknown.
+    """
+
+    total_s: float
+    cpu_s: float
+    until_exchanged_s: float
+    waited_s: float | None
+    encode_s: float | None
+    exchange_s: float | None
+    exposed_s: float | None
+
+
+def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
+    """Return the `speed` columns that are times; an empty dict if there are no steps.
+
+    A part of a step is reported as its share of all steps' time, times the median step. Its mean could exceed the
+    median step if a few steps are slow.
+    """
+    if not steps:
+        return {}
+
+    def share(part: str) -> float | None:
+        known = [step for step in steps if getattr(step, part) is not None]  # DDP times only some steps
+        part_s, total_s = sum(getattr(step, part) for step in known), sum(step.total_s for step in known)
+        return part_s / total_s if known and part_s <= total_s else None  # longer than the steps: a clock is wrong
+
+    total = torch.tensor([step.total_s for step in steps], dtype=torch.float64)
+    median_s, p95_s = total.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
+    shares = {name: share(name) for name in ("encode_s", "exchange_s", "exposed_s")}
+    computing, waiting = share("until_exchanged_s"), share("waited_s")
+    shares["forward_backward_s"] = computing and max(0.0, computing - (waiting or 0.0))
+    parts = {name: part and part * median_s for name, part in shares.items()}
+    return {"step_time_s": median_s, "step_time_p95_s": p95_s, **parts}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -61,6 +107,7 @@ class Recorder:
         after: the step from which training resumes; 0 in a new run.
 
     Attributes:
+        train_time_s: seconds inside `measuring` blocks, also those before the run was resumed.
         progress: writes lines of progress, on rank 0.
         last_row: the newest row of `metrics.csv`, on rank 0; empty before the first.
     """
@@ -73,8 +120,7 @@ class Recorder:
         self._folder = folder
         self.is_writer = dist.get_rank() == 0
         self._started = started_at
-        on_one_machine = config.world_size // config.nnodes
-        self._is_first_here = dist.get_rank() % on_one_machine == 0
+        self._is_first_here = dist.get_rank() % (config.world_size // config.nnodes) == 0
         self._fixed = {
             **config.columns(),
             "run_id": folder.run_id,
@@ -88,6 +134,8 @@ class Recorder:
             self._layers = RowWriter(folder.layers, LAYERS)
         self._tracker = open_tracker(config, folder, after) if self.is_writer else None
         self.progress = ProgressFile(folder.progress if self.is_writer else None)
+        self.train_time_s = 0.0
+        self._device = next(strategy.model.parameters()).device
         self._numel = sum(layer.numel for layer in strategy.layers)
         self._decision: Decision | None = None
         self._decided_until = -1
@@ -122,7 +170,7 @@ class Recorder:
         self._so_far = state["so_far"]
         self.last_row = state["last_row"]
         self.progress.accuracy = self.last_row.get("test_accuracy")
-        self._layer_counts = {layer_id: LayerCounts.from_dict(count) for layer_id, count in state["layers"].items()}
+        self._layer_counts = pydantic.TypeAdapter(dict[int, LayerCounts]).validate_python(state["layers"])
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.traffic
         self._traffic_before = {purpose: entry.since(saved.get(purpose, Traffic())) for purpose, entry in now.items()}
@@ -142,20 +190,21 @@ class Recorder:
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Count other programs' CPU use and the virtual host's traffic inside the block; every rank must call.
+        """Count training time, other programs' CPU use and the virtual host's traffic; every rank must call.
 
-        On virtual hosts, barriers make all ranks enter and leave the block together, because a backend may return
-        before the kernel has sent everything.
+        Evaluation and set-up are outside of such blocks, so they are no training time. On virtual hosts, barriers make
+        all ranks enter and leave it together, because a backend may return before the kernel has sent everything.
         """
         if self._is_first_here:
             self._other_work.start()
-        if self.config.cluster is None:
-            yield
-        else:
+        if self.config.cluster is not None:
             dist.barrier()
             before = interface_bytes()
             self._forwarder_use.start()
-            yield
+        started = device_time(self._device)
+        yield
+        self.train_time_s += device_time(self._device) - started
+        if self.config.cluster is not None:
             dist.barrier()
             now = interface_bytes()
             self._forwarder_use.stop()
@@ -181,7 +230,7 @@ class Recorder:
                 if self.is_writer:  # at once, so that a resumed run can repeat it
                     append_json_line(self._folder.choices, self._decision.to_dict())
 
-    def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any], times: StepTimes) -> None:
+    def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any], times: Sequence[StepTime]) -> None:
         """Gather measurements from all ranks and append rows to the run's files; every rank must call.
 
         Args:
@@ -193,8 +242,8 @@ class Recorder:
         own = {
             **dataclasses.asdict(self._sums),
             **figures,
-            "steps_per_s": times.steps_per_s(),
-            "cpu_s_per_step": mean([step.cpu_s for step in times.steps]),
+            "steps_per_s": len(times) / sum(step.total_s for step in times) if times else None,
+            "cpu_s_per_step": mean([step.cpu_s for step in times]),
             "other_cpu_share": self._other_work.share if self._is_first_here else None,
             "traffic": self._sent(),
             "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
@@ -208,10 +257,10 @@ class Recorder:
         if target is not None and self._so_far["time_to_target_s"] is None and columns["test_accuracy"] >= target:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
         if self.is_writer:
-            row = self._fixed | self._so_far | columns | times.columns() | self._joint_columns(everyone)
+            row = self._fixed | self._so_far | columns | speed_columns(times) | self._joint_columns(everyone)
             self._metrics.append(row)
-            steps, norms = self._sums.steps, self.strategy.residual_norms()
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
+            steps, norms = self._sums.steps, self.strategy.residual_norms()
             rows = layer_rows(self.strategy.layers, self._layer_counts, steps, norms, self._decision)
             self._layers.extend(at | each for each in rows)
             if others is not None and (links := others.link_rows(steps)):
@@ -225,7 +274,6 @@ class Recorder:
         self._reset()
 
     def _sent(self) -> dict[str, dict[str, Any]]:
-        """Return what this rank has sent since the previous row, per purpose."""
         now = self.strategy.traffic
         return {p: dataclasses.asdict(entry.since(self._traffic_before[p])) for p, entry in now.items()}
 
@@ -281,3 +329,9 @@ def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
     if not known:
         return None
     return float(sum(each["train_loss"] * weight for each, weight in zip(known, weights, strict=True)) / sum(weights))
+
+
+def mean(values: list[float] | list[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if there are none."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None

@@ -8,7 +8,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,12 +57,6 @@ class LayerCounts:
     density: RunningStats = dataclasses.field(default_factory=RunningStats)
     wanted: RunningStats = dataclasses.field(default_factory=RunningStats)
     of_wanted: RunningStats = dataclasses.field(default_factory=RunningStats)
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Self:
-        """Return the counts of which `dataclasses.asdict` made this dict."""
-        fields: dict[str, Any] = {n: RunningStats(**v) if isinstance(v, dict) else v for n, v in saved.items()}
-        return cls(**fields)
 
 
 def count_layers(counts: dict[int, LayerCounts], encoded: Sequence[EncodedLayer]) -> None:
@@ -181,9 +175,9 @@ def _support(payload: Payload) -> torch.Tensor:
 
 def _mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
     """Return the mean overlap over pairs of masks, bool [numel]; None if every mask is empty."""
-    shares = []
-    for one, other in itertools.combinations(index_sets, 2):
-        entries = int(one.sum()) + int(other.sum())
-        if entries:
-            shares.append(2 * int((one & other).sum()) / entries)
+    shares = [
+        2 * int((one & other).sum()) / entries
+        for one, other in itertools.combinations(index_sets, 2)
+        if (entries := int(one.sum()) + int(other.sum()))
+    ]
     return sum(shares) / len(shares) if shares else None

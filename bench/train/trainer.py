@@ -15,9 +15,8 @@ from bench.core.config.syntax import LrScaling
 from bench.datasets.base import Dataset, ImageSet
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
-from bench.train.clock import StepTime, StepTimes, TrainingClock
 from bench.train.data import Batches, evaluate, train_sample
-from bench.train.record import Recorder
+from bench.train.record import Recorder, StepTime
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
@@ -82,8 +81,7 @@ class Trainer:
         # A process that feeds all replicas loads all their shards.
         shards = [dist.get_rank()] if config.replicas == config.world_size else range(config.replicas)
         self._batches = [Batches(config, self.dataset, self.train, shard, self.device) for shard in shards]
-        self.clock = TrainingClock(self.device)
-        self.times = StepTimes()
+        self.times: list[StepTime] = []
         self.step = 0  # optimizer steps of the run; each uses `replicas` batches
         self.own_steps = 0  # batches that this rank has used: equal to `step` unless ranks go at their own speed
         self.skipped_steps = 0
@@ -112,8 +110,8 @@ class Trainer:
                 self._checkpoint()
 
     def train_until(self, step: int) -> None:
-        """Train until `step` optimizer steps are done; the training clock runs meanwhile."""
-        with self.recorder.measuring(), self.clock.running():
+        """Train until `step` optimizer steps are done."""
+        with self.recorder.measuring():
             while self.step < step:
                 self.train_step()
                 self.recorder.progress.report(
@@ -145,8 +143,8 @@ class Trainer:
             self._evaluate_at = self._due(self.config.eval_every, at_multiple=True)
             self._checkpoint_at = self._due(self.config.checkpoint_every, at_multiple=True)
         self._losses = list(state["losses"].unbind())
-        self.times = StepTimes(steps=[StepTime(**seconds) for seconds in state["times"]])
-        self.clock.elapsed_s = state["train_time_s"]
+        self.times = [StepTime(**seconds) for seconds in state["times"]]
+        self.recorder.train_time_s = state["train_time_s"]
         self._resumed_at = self.step
         torch.set_rng_state(state["generator"])
         if self.device.type == "cuda":
@@ -154,7 +152,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         on_cuda = self.device.type == "cuda"
-        with self.recorder.measuring(), self.clock.running():
+        with self.recorder.measuring():
             of_strategy = self.strategy.state_dict()  # may wait for ranks that are behind
         state = {
             "strategy": of_strategy,
@@ -162,8 +160,8 @@ class Trainer:
             "batches": [batches.state_dict() for batches in self._batches],
             "counts": {name: getattr(self, name) for name in _COUNTS},
             "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
-            "times": [vars(seconds) for seconds in self.times.steps],
-            "train_time_s": self.clock.elapsed_s,
+            "times": [vars(seconds) for seconds in self.times],
+            "train_time_s": self.recorder.train_time_s,
             "generator": torch.get_rng_state(),
             "device_generator": torch.cuda.get_rng_state(self.device) if on_cuda else None,
         }
@@ -215,7 +213,7 @@ class Trainer:
         untimed = config.untimed_steps
         is_profiled = self.profiler is not None and self.profiler.step_num <= untimed
         if self.step - self._resumed_at > untimed and not is_profiled:
-            self.times.steps.append(
+            self.times.append(
                 StepTime(
                     total_s=time.perf_counter() - started,
                     cpu_s=time.process_time() - cpu_started,
@@ -272,7 +270,7 @@ class Trainer:
                 "status": "ok" if self.step >= self.total_steps else "running",
                 "epoch": self.epoch,
                 "step": self.step,
-                "train_time_s": self.clock.elapsed_s,
+                "train_time_s": self.recorder.train_time_s,
                 "train_accuracy": train.accuracy,
                 "test_loss": test.loss,
                 "test_accuracy": test.accuracy,
@@ -285,4 +283,4 @@ class Trainer:
             times=self.times,
         )
         self._losses = []
-        self.times = StepTimes()
+        self.times = []

@@ -30,8 +30,7 @@ from bench.datasets.base import Dataset, DatasetError, ImageSet
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train.checkpoint import Checkpointer, Restored
-from bench.train.clock import device_time
-from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
+from bench.train.rank import device_time, end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from collectives.options import OptionError

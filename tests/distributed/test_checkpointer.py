@@ -83,7 +83,7 @@ def damaged(rank: int, path: str) -> dict[str, Any]:
     checkpointer = Checkpointer(make_config(checkpoint_every=1), folder)
     checkpointer.save(1, state_of(rank, 1))
     checkpointer.wait()
-    Checkpoints.prune = lambda *_, **__: None  # type: ignore[method-assign] # in this process alone
+    Checkpoints.remove = lambda *_: None  # type: ignore[method-assign] # in this process alone
     checkpointer.save(2, state_of(rank, 2))
     checkpointer.wait()
     if rank == 1:

@@ -79,25 +79,17 @@ class CommandOption(Option):
     """An option of a command.
 
     Attributes:
-        panels: headings of the command's help.
+        flag: how the option is written on the command line; None if it is not there.
+        recorded: how the option is recorded in CSV files.
     """
 
-    panels: tuple[str, ...]
-
-    @property
-    def flag(self) -> Flag | None:
-        """Return how the option is written on the command line; None if it is not there."""
-        return next((note for note in self.notes(Flag) if note.panel in self.panels), None)
+    flag: Flag | None
+    recorded: Recorded
 
     @property
     def flag_name(self) -> str:
         """Return the flag with its dashes."""
         return (self.flag and self.flag.name) or f"--{self.name.replace('_', '-')}"
-
-    @property
-    def recorded(self) -> Recorded:
-        """Return how the option is recorded in CSV files."""
-        return next(iter(self.notes(Recorded)), Recorded())
 
     @property
     def cell_type(self) -> type:
@@ -137,14 +129,20 @@ class Configuration:
     def options(cls) -> tuple[CommandOption, ...]:
         """Return the options in the order of the panels, then the fields that the program fills in."""
         options = [
-            CommandOption(name=o.name, hint=o.hint, default=o.default, panels=cls.panels) for o in options_of(cls)
+            CommandOption(
+                name=each.name,
+                hint=each.hint,
+                default=each.default,
+                flag=next((note for note in each.notes(Flag) if note.panel in cls.panels), None),
+                recorded=next(iter(each.notes(Recorded)), Recorded()),
+            )
+            for each in options_of(cls)
         ]
         return tuple(sorted(options, key=lambda o: cls.panels.index(o.flag.panel) if o.flag else len(cls.panels)))
 
     def choose(self, **values: Any) -> Self:
         """Return a copy in which these values replace those that are None."""
-        chosen = {name: value for name, value in values.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **chosen)
+        return dataclasses.replace(self, **{n: value for n, value in values.items() if getattr(self, n) is None})
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment, by option name."""

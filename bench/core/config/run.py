@@ -221,8 +221,7 @@ class RunConfig(RanksConfig):
 
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment; components with every option."""
-        of_devices = {"devices": self.devices} if self.devices else {}
-        identity = super().identity() | self.filled | of_devices
+        identity = super().identity() | self.filled | ({"devices": self.devices} if self.devices else {})
         # Keep the digests of runs from before these options existed.
         if self.accumulate == 1:
             del identity["accumulate"]

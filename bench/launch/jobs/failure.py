@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -29,21 +30,16 @@ class ProgressReader:
 
     def new_lines(self) -> list[dict[str, Any]]:
         """Return the new reports, oldest first; a line that is still being written is left for the next call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        whole, newline, _ = text.rpartition(b"\n")
-        self._position += len(whole) + len(newline)
+        text = b""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._position)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._position += len(whole)
         reports: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
         for report in reports:
-            if "step" in report:
-                self.last = report
-            else:
-                evaluated = report.get("evaluated", {})
-                self.last = self.last | {key: evaluated[key] for key in ("epoch", "step") if key in evaluated}
+            evaluated = {key: value for key, value in report.get("evaluated", {}).items() if key in ("epoch", "step")}
+            self.last = report if "step" in report else self.last | evaluated
         return reports
 
 
@@ -113,8 +109,7 @@ def explain(folder: RunFolder) -> str:
         logs = [path for path in folder.logs.rglob("stderr.log") if path.stat().st_size]
         if first := min(logs, key=lambda path: path.stat().st_mtime, default=None):
             log = first.read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in log.splitlines() if line.strip(" =-")]
-    last = lines[-1] if lines else "(empty)"
+    *_, last = ["(empty)", *(line.strip() for line in log.splitlines() if line.strip(" =-"))]
     return f"the job ended without an error message; the last line of its log: {last}{possible_causes()}"
 
 
@@ -125,14 +120,13 @@ def is_disk_full(folder: RunFolder) -> bool:
 
 def reports_of(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the error reports of the ranks that failed, oldest first."""
-    reports = [read_json(path) for path in sorted(folder.errors.glob("rank-*.json"))]
-    return sorted((report for report in reports if report), key=lambda report: float(report["time"]))
+    found = (read_json(path) for path in sorted(folder.errors.glob("rank-*.json")))
+    return sorted(filter(None, found), key=lambda report: float(report["time"]))
 
 
 def _sentence(report: dict[str, Any]) -> str:
     is_torchs = _IN_TORCH.search(report.get("traceback", "")) or "Too many open files" in report["message"]
-    advice = possible_causes() if is_torchs else ""
-    return f"rank {report['rank']}: {report['message']}{advice}"
+    return f"rank {report['rank']}: {report['message']}{possible_causes() if is_torchs else ''}"
 
 
 def _killed(log: str) -> str | None:

@@ -39,9 +39,13 @@ def job_variables(threads: int, *, is_local: bool = False) -> dict[str, str]:
         is_local: all ranks of the job are on this machine.
     """
     defaults = KEEP_MEMORY | (LOOPBACK if is_local else {})
-    given = {name: os.environ.get(name, value) for name, value in defaults.items()}
-    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return given | limits | {"PYTHONUNBUFFERED": "1"} | import_variables()
+    return {
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        **import_variables(),
+    }
 
 
 SERVER = "bench.train.fork_server"
@@ -112,15 +116,14 @@ class ForkServer:
         process = next(iter(self._processes.values()))
         process.send((function, args, kwargs))
         try:
-            answer = process.connection.recv()
+            answer: T | Exception = process.connection.recv()
         except ENDED:
             raise RunFailed(
                 f"the job could not be planned: {process.last_words()}{environment.possible_causes()}"
             ) from None
         if isinstance(answer, Exception):
             raise answer
-        result: T = answer
-        return result
+        return answer
 
     def start(self, folder: RunFolder, *, num_ranks: int, threads: int, device: str) -> ForkedJob:
         """Start a job; the one before it must have ended.

@@ -282,7 +282,6 @@ def stop(job: Started) -> None:
 
 
 def _end(above: subprocess.Popen[bytes]) -> None:
-    """End a process and all its descendants."""
     below = _descendants(above.pid)
     if above.poll() is None:
         above.send_signal(signal.SIGTERM)

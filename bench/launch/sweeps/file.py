@@ -68,9 +68,9 @@ class SweepFile:
         Raises:
             UsageError: no configuration is left, or an [[exclude]] matches none.
         """
-        only_included = bool(self.include) and not (self.matrix or self.method)
-        in_matrix = [] if only_included else combinations(self.matrix)
-        combined = [options | method for options in in_matrix for method in self.method or [{}]]
+        is_all_included = self.include and not (self.matrix or self.method)
+        methods = [] if is_all_included else self.method or [{}]
+        combined = [options | method for options in combinations(self.matrix) for method in methods]
         for table in self.exclude:
             kept = [options for options in combined if not table.items() <= (self.base | options).items()]
             if len(kept) == len(combined):
@@ -167,12 +167,13 @@ def _table(content: Mapping[str, Any], heading: str, path: Path) -> Settings:
 
 
 def _pop_seeds(table: Settings, path: Path) -> list[int]:
-    """Remove the seeds from a table and return them."""
     given = [table.pop(key) for key in ("seed", "seeds") if key in table]
     if len(given) > 1:
         raise UsageError(f"{path} gives seed and seeds; give one of them")
-    texts = (seeds_text(value) if isinstance(value, list) else str(value) for value in given)
-    return [seed for text in texts for seed in parse_seeds(text, f"{path}: seeds =")]
+    if not given:
+        return []
+    text = seeds_text(given[0]) if isinstance(given[0], list) else str(given[0])
+    return parse_seeds(text, f"{path}: seeds =")
 
 
 def _by_name(table: Mapping[str, Any], where: str, *, lists: bool = False) -> Settings:
@@ -223,8 +224,19 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if len(configs) < len(outcomes):
         raise UsageError(_refusals(sweep.where, settings, outcomes))
-    runs = [PlannedRun(settings=each, config=config) for each, config in zip(settings, configs, strict=True)]
-    return _in_order(runs, sweep)
+    first: dict[str, PlannedRun] = {}  # of equal configurations, so that its settings describe all its seeds
+    for each, config in zip(settings, configs, strict=True):
+        first.setdefault(config.digest, PlannedRun(settings=each, config=config))
+    names = [option.name for option in RanksConfig.options()]
+    ranks = {digest: short_digest([getattr(run.config, name) for name in names]) for digest, run in first.items()}
+    placements = list(dict.fromkeys(ranks.values()))
+    ordered: dict[str, PlannedRun] = {}
+    for seed in sweep.seeds or [RunConfig.seed]:
+        order = {digest: short_digest([sweep.digest, seed, number]) for number, digest in enumerate(first)}
+        for digest in sorted(first, key=lambda digest: (placements.index(ranks[digest]), order[digest])):
+            config = dataclasses.replace(first[digest].config, seed=seed)
+            ordered.setdefault(config.digest, dataclasses.replace(first[digest], config=config))
+    return list(ordered.values())
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:
@@ -236,22 +248,3 @@ def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig
             shared[str(outcome)] = {name: value for name, value in before.items() if each.get(name) == value}
     lines = [f"{table_text(options) or '[base]'}: {reason}" for reason, options in shared.items()]
     return "\n  ".join([f"{where} has configurations that are not possible, so nothing was started:", *lines])
-
-
-def _in_order(runs: list[PlannedRun], sweep: SweepFile) -> list[PlannedRun]:
-    first: dict[str, PlannedRun] = {}  # of equal configurations, so that its settings describe all its seeds
-    for run in runs:
-        first.setdefault(run.config.digest, run)
-    names = [option.name for option in RanksConfig.options()]
-    ranks = {run.config.digest: short_digest([getattr(run.config, name) for name in names]) for run in first.values()}
-    placements = list(dict.fromkeys(ranks.values()))
-    ordered: dict[str, PlannedRun] = {}
-    for seed in sweep.seeds or [RunConfig.seed]:
-        turns = [
-            (placements.index(ranks[run.config.digest]), short_digest([sweep.digest, seed, number]), run)
-            for number, run in enumerate(first.values())
-        ]
-        for *_, run in sorted(turns, key=lambda turn: turn[:2]):
-            config = dataclasses.replace(run.config, seed=seed)
-            ordered.setdefault(config.digest, dataclasses.replace(run, config=config))
-    return list(ordered.values())

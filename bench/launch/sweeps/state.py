@@ -123,8 +123,9 @@ def run_missing(
     try:
         locks.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise UsageError(f"cannot write results to {out}: {reason}; choose another folder with --out") from None
+        raise UsageError(
+            f"cannot write results to {out}: {error.strerror or error}; choose another folder with --out"
+        ) from None
 
     def is_settled(config: RunConfig, *, wait: bool) -> bool:
         lock = locks / config.digest
@@ -144,10 +145,14 @@ def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
     now = by_digest(past_runs(out, digest)).get(digest)
     if now is None or now.state == "torn":
         return True
-    before = seen.get(digest)
-    if before is None or before.state != "failed":
-        return False
-    return (before.folder.path, before.resumed) == (now.folder.path, now.resumed)  # a resumed run keeps its folder
+    before = seen.get(
+        digest
+    )  # a run that had failed is missing unless it was run again; a resumed run keeps its folder
+    return (
+        before is not None
+        and before.state == "failed"
+        and (before.folder.path, before.resumed) == (now.folder.path, now.resumed)
+    )
 
 
 Progress = Literal["missing", "failed", "done"]

@@ -74,7 +74,6 @@ def with_defaults(sweep: SweepFile) -> tuple[SweepFile, str]:
 
 
 def _lr_and_size(base: Settings) -> tuple[float, int]:
-    """Return the peak learning rate and the number of training samples of a run with these options."""
     default_lr = spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)).default_lr
     dataset = spec.build("datasets", base.get("dataset", RunConfig.dataset))
     train_size, _ = dataset.resolve_sizes(base.get("train_size"), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -53,9 +54,9 @@ def test_there_is_a_checkpoint_once_its_manifest_is_written_and_the_last_one_is_
     make(folder, config, 10)
     assert checkpoints.steps() == [10, 9]
     checkpoints.write(11, 1, content(b"x"))  # by a rank that is ahead
-    checkpoints.prune(before=10)
+    checkpoints.remove(operator.lt, 10)
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step-000000010", "step-000000011"]
-    checkpoints.prune_others(10)
+    checkpoints.remove(operator.ne, 10)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000000010"]
 
 

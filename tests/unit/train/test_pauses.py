@@ -17,7 +17,7 @@ def paused() -> tuple[MagicMock, MagicMock]:
     """Return a trainer after its steps, and the calls of its clock and strategy."""
     trainer, seen = MagicMock(), MagicMock()
     trainer.configure_mock(step=STEPS, _losses=[], device=torch.device("cpu"))
-    seen.attach_mock(trainer.clock.running.return_value, "running")
+    seen.attach_mock(trainer.recorder.measuring.return_value, "running")
     seen.attach_mock(trainer.strategy, "strategy")
     return trainer, seen
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.train.clock import StepTime, StepTimes
+from bench.train.record import StepTime, speed_columns
 
 
 def step(until_exchanged_s: float, exposed_s: float | None) -> StepTime:
@@ -23,25 +23,25 @@ def step(until_exchanged_s: float, exposed_s: float | None) -> StepTime:
 
 @pytest.mark.parametrize("known", [(2.0, 4.0, 3.0), (None, None, 3.0)])
 def test_compute_is_what_is_left_without_the_wait_that_is_known(known: tuple[float | None, ...]) -> None:
-    found = StepTimes(steps=[step(10.0, exposed_s) for exposed_s in known]).columns()
+    found = speed_columns([step(10.0, exposed_s) for exposed_s in known])
     assert found["exposed_s"] == pytest.approx(3.0)
     assert found["forward_backward_s"] == pytest.approx(7.0)
 
 
 def test_where_no_wait_is_known_nothing_is_left_out() -> None:
-    found = StepTimes(steps=[step(10.0, None)]).columns()
+    found = speed_columns([step(10.0, None)])
     assert (found["forward_backward_s"], found["exposed_s"]) == (10.0, None)
 
 
 def test_what_an_optimizer_sends_afterwards_is_no_part_of_computing() -> None:
     late = dataclasses.replace(step(10.0, 5.0), waited_s=1.0)  # four seconds of the five came after the gradients
-    found = StepTimes(steps=[late]).columns()
+    found = speed_columns([late])
     assert (found["forward_backward_s"], found["exposed_s"]) == (9.0, 5.0)
 
 
 def test_a_few_slow_steps_do_not_lift_the_wait_above_the_median_step() -> None:
     steps = [step(10.0, 5.0)] * 8 + [step(1000.0, 990.0)] * 2
-    found = StepTimes(steps=steps).columns()
+    found = speed_columns(steps)
     waiting = (8 * 5 + 2 * 990) / (8 * 11 + 2 * 1001)
     assert found["step_time_s"] == 11.0
     assert found["exposed_s"] == pytest.approx(11.0 * waiting)
@@ -49,10 +49,10 @@ def test_a_few_slow_steps_do_not_lift_the_wait_above_the_median_step() -> None:
 
 
 def test_a_wait_is_set_against_the_steps_of_which_it_is_known() -> None:
-    found = StepTimes(steps=[step(10.0, None)] * 2 + [step(100.0, 95.0)]).columns()
+    found = speed_columns([step(10.0, None)] * 2 + [step(100.0, 95.0)])
     assert found["exposed_s"] == pytest.approx(11.0 * 95 / 101)
 
 
 def test_where_clocks_contradict_each_other_the_cell_is_empty() -> None:
-    found = StepTimes(steps=[step(10.0, None), step(10.0, 88.2)]).columns()
+    found = speed_columns([step(10.0, None), step(10.0, 88.2)])
     assert (found["exposed_s"], found["forward_backward_s"]) == (None, 10.0)
