@@ -89,8 +89,7 @@ _PARSER = threading.Lock()
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
     """Return all components of one kind by name, sorted; built-in ones win over entry points of the same name."""
-    found = {entry.name: entry for entry in _added().get(f"bench.{kind}", ())} | _built_in(KINDS[kind])
-    return dict(sorted(found.items()))
+    return dict(sorted((plugins(kind) | _built_in(KINDS[kind])).items()))
 
 
 def warn_of_clashes(kind: str) -> None:
@@ -123,7 +122,7 @@ def load(kind: str, name: str) -> type[Options]:
             f"`bench list {kind}` shows them all"
         )
     warn_of_clashes(kind)
-    with blaming_provider(kind, name):
+    with blaming_provider(KINDS[kind].singular, known[name]):
         component: type[Options] = pkgutil.resolve_name(known[name].target)
         if known[name].provider:
             _check_class(component, KINDS[kind])
@@ -139,9 +138,9 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
         question: the function. If it raises for a third party's component, that is left out with a warning.
     """
     answers = {}
-    for name in entries(kind):
+    for name, entry in entries(kind).items():
         try:
-            with blaming_provider(kind, name):
+            with blaming_provider(KINDS[kind].singular, entry):
                 answers[name] = question(load(kind, name))
         except PluginError as error:
             warn_once(f"left out: {error}")
@@ -149,7 +148,7 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
 
 
 def plugins(group: str) -> dict[str, Entry]:
-    """Return what packages add by entry point to a group, ``commands`` or ``plots``, by name."""
+    """Return what packages add by entry point to a group, such as ``commands``, by name."""
     return {entry.name: entry for entry in _added().get(f"bench.{group}", ())}
 
 
@@ -160,36 +159,30 @@ def load_plugin(group: str, name: str) -> object:
         PluginError: it cannot be imported.
     """
     entry = plugins(group)[name]
-    with _blaming(f"{group.removesuffix('s')} '{name}'", entry.provider):
+    with blaming_provider(group.removesuffix("s"), entry):
         return pkgutil.resolve_name(entry.target)
 
 
-def blaming_provider(
-    kind: str, name: str, passing: tuple[type[Exception], ...] = ()
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def blaming_provider(what: str, entry: Entry, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turn any exception of a third party's component, even `SystemExit`, into an error that names its package.
 
     Args:
-        kind: kind of the component.
-        name: the component; exceptions of a built-in one pass unchanged.
+        what: kind of the component, in the singular.
+        entry: the component; exceptions of a built-in one pass unchanged.
         passing: exceptions that also pass, because they are the user's errors.
 
     Raises:
         PluginError: the block raised any other exception.
     """
-    return _blaming(f"{KINDS[kind].singular} '{name}'", entries(kind)[name].provider, passing)
-
-
-@contextlib.contextmanager
-def _blaming(what: str, provider: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not provider or isinstance(error, (KeyboardInterrupt, PluginError, *passing)):
+        if not entry.provider or isinstance(error, (KeyboardInterrupt, PluginError, *passing)):
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise PluginError(
-            f"{what} of {provider} cannot be used ({reason}); repair or uninstall that package"
+            f"{what} '{entry.name}' of {entry.provider} cannot be used ({reason}); repair or uninstall that package"
         ) from error
 
 

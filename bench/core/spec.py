@@ -63,8 +63,9 @@ def build(kind: str, text: str) -> Any:
     """
     spec = parse(text)
     component = registry.load(kind, spec.name)
+    entry = registry.entries(kind)[spec.name]
     try:
-        with registry.blaming_provider(kind, spec.name, passing=(OptionError,)):
+        with registry.blaming_provider(registry.KINDS[kind].singular, entry, passing=(OptionError,)):
             return component.from_text(spec.options)
     except OptionError as error:
         raise UsageError(f"{error}; `bench list {kind} --long` shows every option with its range") from None

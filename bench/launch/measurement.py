@@ -28,7 +28,6 @@ from collectives.options import incompatibility
 
 if TYPE_CHECKING:
     from collectives.base import Collective
-    from compressors.base import Compressor
 
 # What the measured components are compared with.
 BASELINE_COLLECTIVE, BASELINE_COMPRESSOR = "native", "none"
@@ -177,11 +176,19 @@ def _legal_pairs(
     Raises:
         UsageError: a component or option does not exist, or a named component works with none of the others.
     """
+    from compressors.base import PerLayer
+    from compressors.ddp.hook import OwnHook
+
     senders = _built("compressors", compressors)
     usable = registry.ask_each("collectives", lambda component: component()) if collectives is None else ()
     sums = _built("collectives", collectives or sorted(usable, key=lambda name: (name != BASELINE_COLLECTIVE, name)))
     for name, sender in senders.items():
-        _check_sender(name, sender, dtype)
+        if isinstance(sender, OwnHook):
+            raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
+        if not isinstance(sender, PerLayer):
+            raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
+        if dtype.startswith("int") and sender.component_name != BASELINE_COMPRESSOR:
+            raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
     reasons = {
         (name, sender_name): incompatibility(sender.check_compatible, collective)
         for sender_name, sender in senders.items()
@@ -199,18 +206,6 @@ def _legal_pairs(
 def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
     components = [spec.build(kind, text) for text in texts]
     return {spec.short_text(component): component for component in components}
-
-
-def _check_sender(name: str, compressor: Compressor, dtype: Dtype) -> None:
-    from compressors.base import PerLayer
-    from compressors.ddp.hook import OwnHook
-
-    if isinstance(compressor, OwnHook):
-        raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
-    if not isinstance(compressor, PerLayer):
-        raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
-    if dtype.startswith("int") and compressor.component_name != "none":
-        raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
 
 
 # Encoding: `bench compressors`.
@@ -277,6 +272,7 @@ def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: For
         "compressors",
         config,
         lambda folder: server.start(folder, num_ranks=1, threads=config.threads, device=config.device),
-        WatchdogTimeouts.with_one_process(config.timeout_s),
+        # one process, which waits for no other and so is silent only if it hangs
+        WatchdogTimeouts(first_s=config.timeout_s, next_s=config.timeout_s),
         on_report,
     )

@@ -31,9 +31,7 @@ def batches(
     indices: torch.Tensor, batch_size: int, num_steps: int, *, seed: int, rank: int, epoch: int
 ) -> Iterator[torch.Tensor]:
     """Yield `num_steps` batches of sample indices, int64 [batch_size], from the shard as shuffled for this epoch."""
-    shuffled = order(indices, seed=seed, rank=rank, epoch=epoch)
-    for step in range(num_steps):
-        yield shuffled[step * batch_size : (step + 1) * batch_size]
+    yield from order(indices, seed=seed, rank=rank, epoch=epoch).split(batch_size)[:num_steps]
 
 
 def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:

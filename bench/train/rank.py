@@ -194,10 +194,8 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     postpone_compiler()
     try:
         yield
-    except TransportError:
-        raise
     except RuntimeError as error:
-        lost = backend_failure(error)
+        lost = None if isinstance(error, TransportError) else backend_failure(error)
         if lost is None:
             raise
         raise lost from error

@@ -154,18 +154,20 @@ class Trainer:
         on_cuda = self.device.type == "cuda"
         with self.recorder.measuring():
             of_strategy = self.strategy.state_dict()  # may wait for ranks that are behind
-        state = {
-            "strategy": of_strategy,
-            "recorder": self.recorder.state_dict(),
-            "batches": [batches.state_dict() for batches in self._batches],
-            "counts": {name: getattr(self, name) for name in _COUNTS},
-            "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
-            "times": [vars(seconds) for seconds in self.times],
-            "train_time_s": self.recorder.train_time_s,
-            "generator": torch.get_rng_state(),
-            "device_generator": torch.cuda.get_rng_state(self.device) if on_cuda else None,
-        }
-        self.save(self.step, state)
+        self.save(
+            self.step,
+            {
+                "strategy": of_strategy,
+                "recorder": self.recorder.state_dict(),
+                "batches": [batches.state_dict() for batches in self._batches],
+                "counts": {name: getattr(self, name) for name in _COUNTS},
+                "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
+                "times": [vars(seconds) for seconds in self.times],
+                "train_time_s": self.recorder.train_time_s,
+                "generator": torch.get_rng_state(),
+                "device_generator": torch.cuda.get_rng_state(self.device) if on_cuda else None,
+            },
+        )
 
     def _due(self, every: int, *, at_multiple: bool = False) -> int:
         """Return the step that is `every` epochs from now (steps, if the run's length is given in steps).

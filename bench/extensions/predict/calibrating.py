@@ -170,7 +170,7 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
         "calibrate",
         job,
         lambda folder: server.start(folder, num_ranks=num_ranks, threads=config.threads, device=config.device),
-        WatchdogTimeouts.with_one_process(config.timeout_s),
+        WatchdogTimeouts(first_s=config.timeout_s, next_s=config.timeout_s),
         take,
     )
     left = [way for way in clusters if _text_of(way) not in kept.parts]

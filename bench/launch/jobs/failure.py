@@ -76,11 +76,6 @@ class WatchdogTimeouts:
             next_s += HOSTS_GRACE_S + STOP_GRACE_S
         return cls(first_s=max(next_s, START_S), next_s=next_s)
 
-    @classmethod
-    def with_one_process(cls, timeout_s: float) -> Self:
-        """Return the limits for a job of one process, which waits for no other and so is silent only if it hangs."""
-        return cls(first_s=timeout_s, next_s=timeout_s)
-
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 _KILLED_AGENT = re.compile(r"^torchrun on .* was killed by .*$", re.MULTILINE)

@@ -16,6 +16,7 @@ from typing import Any
 from bench.core import environment
 from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
+from bench.core.files import locked
 from bench.core.rows import RowWriter, read_rows
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch.jobs.failure import ProgressReader
@@ -97,12 +98,9 @@ def clear_away() -> None:
     except RuntimeError:  # the user has no home, and so no notes
         return
     for path in paths:
-        with contextlib.suppress(FileNotFoundError), path.open("r+b") as note:  # its job may end meanwhile
-            try:
-                fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # its launcher is alive, or another command is cleaning up
-                continue
-            if not (path.exists() and (text := note.read())):
+        with contextlib.suppress(FileNotFoundError), locked(path) as is_left:  # its job may end meanwhile
+            text = path.read_bytes() if is_left else b""
+            if not text:  # its launcher is alive, or another command is cleaning up
                 continue
             try:
                 job = json.loads(text)
