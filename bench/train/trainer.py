@@ -88,10 +88,8 @@ class Trainer:
         self._resumed_at = 0  # the step of the checkpoint from which this process resumed
         self._evaluate_at = self._due(config.eval_every)
         self._checkpoint_at = self._due(config.checkpoint_every)
-        self._skips_in_a_row = 0
+        self._skips_in_a_row = self._num_losses = self._unchecked = 0
         self._losses: list[torch.Tensor] = []
-        self._num_losses = 0
-        self._unchecked = 0
 
     def run(self) -> None:
         """Train to the end, with evaluations and checkpoints on the way.

@@ -129,12 +129,12 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
 
 def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
     """Return the shell commands that start the job by hand: one, or one per virtual host."""
-    if config.cluster is None:
-        agents = [agent(config, folder, TRAIN)]
-    else:
-        cluster = Cluster.from_dict(config.cluster)
-        hosts = range(len(cluster.hosts))
-        agents = [agent_on_host(index, cluster, config.threads, folder, TRAIN) for index in hosts]
+    cluster = Cluster.from_dict(config.cluster) if config.cluster is not None else None
+    agents = (
+        [agent(config, folder, TRAIN)]
+        if cluster is None
+        else [agent_on_host(index, cluster, config.threads, folder, TRAIN) for index in range(len(cluster.hosts))]
+    )
     return [shlex.join([*(f"{k}={value}" for k, value in needed.items()), *line]) for line, needed in agents]
 
 
@@ -288,7 +288,7 @@ def _end(above: subprocess.Popen[bytes]) -> None:
         try:
             above.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            below = [*below, *_descendants(above.pid)]
+            below += _descendants(above.pid)
             above.kill()
             above.wait()
     for process in below:
