@@ -93,11 +93,9 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, newest first."""
-        found = []
-        for manifest in self._folder.checkpoints.glob(f"step-*/{_MANIFEST}"):
-            with contextlib.suppress(ValueError):
-                found.append(int(manifest.parent.name.removeprefix("step-")))
-        return sorted(found, reverse=True)
+        folders = (manifest.parent for manifest in self._folder.checkpoints.glob(f"step-*/{_MANIFEST}"))
+        steps = (folder.name.removeprefix("step-") for folder in folders)
+        return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
     def manifest(self, step: int) -> Manifest:
         """Read a checkpoint's manifest.

@@ -18,10 +18,10 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -122,8 +122,9 @@ def load(kind: str, name: str) -> type[Options]:
             f"`bench list {kind}` shows them all"
         )
     warn_of_clashes(kind)
+    module, _, attribute = known[name].target.partition(":")
     with blaming_provider(KINDS[kind].singular, known[name]):
-        component: type[Options] = pkgutil.resolve_name(known[name].target)
+        component: type[Options] = getattr(importlib.import_module(module), attribute)
         if known[name].provider:
             _check_class(component, KINDS[kind])
         component.component_name = name  # an entry point's name may differ from that of the file
@@ -159,8 +160,9 @@ def load_plugin(group: str, name: str) -> object:
         PluginError: it cannot be imported.
     """
     entry = plugins(group)[name]
+    module, _, attribute = entry.target.partition(":")
     with blaming_provider(group.removesuffix("s"), entry):
-        return pkgutil.resolve_name(entry.target)
+        return getattr(importlib.import_module(module), attribute)
 
 
 @contextlib.contextmanager
@@ -237,7 +239,7 @@ def _readable(package: importlib.metadata.Distribution) -> list[importlib.metada
 
 
 def _check_class(component: object, kind: ComponentKind) -> None:
-    base = pkgutil.resolve_name(f"{kind.package}.base:{kind.base}")
+    base = getattr(importlib.import_module(f"{kind.package}.base"), kind.base)
     if not (isinstance(component, type) and issubclass(component, base)):
         raise TypeError(f"it does not derive from {kind.package}.base.{kind.base}")
     if missing := required_of(component):
