@@ -196,7 +196,8 @@ def build_components(config: RunConfig) -> Components:
     """
     strategy: Strategy = spec.build("strategies", config.strategy)
     compressor: Compressor = spec.build("compressors", config.compressor)
-    names = [config.collective] if config.collective else (strategy.default_collectives or compressor.default_collectives)
+    defaults = strategy.default_collectives or compressor.default_collectives
+    names = [config.collective] if config.collective else defaults
     collectives: list[Collective] = [spec.build("collectives", name) for name in names]
     legal = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
     return Components(
