@@ -8,7 +8,6 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -24,28 +23,6 @@ _USERS = {errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROF
 _MACHINES = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
 }  # fmt: skip
-
-
-@contextlib.contextmanager
-def report_errors() -> Iterator[None]:
-    """Run the command in the block; print its error on stderr in one sentence and exit with the error's code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # show the escape sequence of characters that the encoding lacks
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        try:
-            os.getcwd()  # noqa: PTH109 - the same
-        except FileNotFoundError:
-            raise UsageError("the working directory no longer exists; change to another one") from None
-        yield
-        sys.stdout.flush()  # so that a full disk raises here, not while Python exits
-    except BaseException as error:
-        shown = shown_error(error)
-        if shown is None:
-            raise
-        _write_no_more()
-        with contextlib.suppress(OSError):  # stderr cannot be written either; the exit code remains
-            print(f"bench: {shown}", file=sys.stderr)
-        sys.exit(shown.exit_code)
 
 
 def shown_error(error: BaseException) -> BenchError | None:
@@ -68,14 +45,6 @@ def shown_error(error: BaseException) -> BenchError | None:
 
 def _place(error: OSError) -> str:
     return "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
-
-
-def _write_no_more() -> None:
-    """Discard output that stdout cannot take, because Python would try to write it again at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 EXIT_CODES = (
@@ -121,10 +90,27 @@ def _options(
 
 
 def main() -> None:
-    """Run the command that the user typed."""
+    """Run the command that the user typed; print its error on stderr in one sentence and exit with the error's code."""
     gc.set_threshold(IMPORTED_OBJECTS)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # show the escape sequence of characters that the encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with report_errors():
-            app()
+        try:
+            os.getcwd()  # noqa: PTH109 - the same
+        except FileNotFoundError:
+            raise UsageError("the working directory no longer exists; change to another one") from None
+        app()
+        sys.stdout.flush()  # so that a full disk raises here, not while Python exits
+    except BaseException as error:
+        shown = shown_error(error)
+        if shown is None:
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:  # discard what stdout cannot take, because Python would try to write it again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):  # stderr cannot be written either; the exit code remains
+            print(f"bench: {shown}", file=sys.stderr)
+        sys.exit(shown.exit_code)
     finally:
         gc.freeze()  # no collection at exit, because the process ends anyway

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from bench.cli.console import Turns, print_json, stdout_console
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.cli.output.console import Turns, print_json, stdout_console
 from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import RunFailed
 from bench.core.schema.measurements import COLLECTIVES
 from bench.core.units import format_bytes
 from bench.hosts.cluster import Cluster
+from bench.launch.jobs.fork_server import SUM, ForkServer
+from bench.launch.measurement import check_sums, measure_sums, with_device
+from bench.launch.refusals import without_torch
 from bench.report.measurement_tables import collectives_table, with_ratios
 from bench.report.store import Row
 from bench.report.tables import print_rich
@@ -43,10 +46,6 @@ EXAMPLES = """[bold]Examples[/bold]
 @takes(CollectivesConfig)
 def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Compare collectives by summing tensors in real processes: time, bandwidth, messages, bytes, correctness."""
-    from bench.launch.jobs.fork_server import SUM, ForkServer
-    from bench.launch.measurement import check_sums, measure_sums, with_device
-    from bench.launch.refusals import without_torch
-
     with ForkServer(SUM) as server:
         checked = without_torch(check_sums, options)
         server.warm_up_for(checked[0] if checked else options)

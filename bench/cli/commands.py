@@ -1,6 +1,6 @@
 """Commands of `bench`: the built-in ones, and those that extensions add by entry point (group ``bench.commands``).
 
-A command's module is imported when the command is called or when all are listed, so `bench run` imports no other one.
+A command's module is imported when the command is called or when all are listed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,19 @@ ANSWER, MEASURE, MODEL, LOOK_AFTER = "Answer", "Measure parts", "Model", "Look a
 PANELS = (ANSWER, MEASURE, MODEL, LOOK_AFTER)
 GROUP = "commands"
 
-# Built-in commands in the order of the help: panel and function; the function's module has EXAMPLES.
+# Built-in commands in the order of the help: panel, and function in the module of this name, which has EXAMPLES.
 BUILT_IN = {
-    "run": (ANSWER, "bench.cli.run:run"),
-    "sweep": (ANSWER, "bench.cli.sweep:sweep"),
-    "tune": (ANSWER, "bench.cli.tune:tune"),
-    "compare": (ANSWER, "bench.cli.compare:compare"),
-    "report": (ANSWER, "bench.cli.report:report"),
-    "plot": (ANSWER, "bench.cli.plot:plot"),
-    "collectives": (MEASURE, "bench.cli.collectives:collectives"),
-    "compressors": (MEASURE, "bench.cli.compressors:compressors"),
-    "list": (LOOK_AFTER, "bench.cli.list:list_components"),
-    "data": (LOOK_AFTER, "bench.cli.data:data"),
-    "doctor": (LOOK_AFTER, "bench.cli.doctor:doctor"),
+    "run": (ANSWER, "run"),
+    "sweep": (ANSWER, "sweep"),
+    "tune": (ANSWER, "tune"),
+    "compare": (ANSWER, "compare"),
+    "report": (ANSWER, "report"),
+    "plot": (ANSWER, "plot"),
+    "collectives": (MEASURE, "collectives"),
+    "compressors": (MEASURE, "compressors"),
+    "list": (LOOK_AFTER, "list_components"),
+    "data": (LOOK_AFTER, "data"),
+    "doctor": (LOOK_AFTER, "doctor"),
 }
 # This project's extensions by their commands; an installation may lack them.
 EXTENSIONS = {
@@ -67,14 +66,13 @@ class Commands(TyperGroup):
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the help of `bench` without importing the built-in commands, because that takes long."""
-        for name, (panel, target) in BUILT_IN.items():
-            self.commands[name] = TyperCommand(name, help=_docstring(target), rich_help_panel=panel)
+        # Without importing the built-in commands, because that takes long.
+        for name, (panel, function) in BUILT_IN.items():
+            self.commands[name] = TyperCommand(name, help=_docstring(name, function), rich_help_panel=panel)
         super().format_help(ctx, formatter)
 
     @override
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands that can be imported, panel by panel."""
+    def list_commands(self, ctx: Any) -> list[str]:  # those that can be imported, panel by panel
         for name in (*BUILT_IN, *registry.plugins(GROUP)):
             try:
                 self._import(name)
@@ -86,11 +84,6 @@ class Commands(TyperGroup):
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; None if there is none of this name.
-
-        Raises:
-            UsageError: it belongs to an extension that is missing, or to a package whose command cannot be imported.
-        """
         if cmd_name in EXTENSIONS and cmd_name not in registry.plugins(GROUP):
             raise UsageError(
                 f"bench {cmd_name} comes with the extension {EXTENSIONS[cmd_name]}, which is missing here; install "
@@ -106,27 +99,23 @@ class Commands(TyperGroup):
         if name in self.commands:
             return
         if name in BUILT_IN:
-            panel, target = BUILT_IN[name]
-            module_name, _, attribute = target.partition(":")
-            module = importlib.import_module(module_name)
-            found = Command(function=getattr(module, attribute), epilog=module.EXAMPLES, panel=panel)
+            panel, function = BUILT_IN[name]
+            module = importlib.import_module(f"bench.cli.{name}")
+            found = Command(function=getattr(module, function), epilog=module.EXAMPLES, panel=panel)
         else:
             loaded = registry.load_plugin(GROUP, name)
             if not callable(loaded) and not isinstance(loaded, Command):
-                provider = registry.plugins(GROUP)[name].provider
-                raise PluginError(f"command '{name}' of {provider} is no function, nor a bench.cli.commands.Command")
+                raise PluginError(
+                    f"command '{name}' of {registry.plugins(GROUP)[name].provider} is no function, nor a "
+                    "bench.cli.commands.Command"
+                )
             found = loaded if isinstance(loaded, Command) else Command(function=loaded)
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
         alone.command(name, epilog=found.epilog or None, rich_help_panel=found.panel)(found.function)
         self.commands[name] = typer.main.get_command(alone)
 
 
-def _docstring(target: str) -> str | None:
-    """Read the docstring of a function, "module:function", from its file."""
-    module, _, function = target.partition(":")
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+def _docstring(command: str, function: str) -> str | None:  # read from the command's file
+    tree = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8"))
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     return next(ast.get_docstring(node) for node in functions if node.name == function)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from bench.cli.console import stdout_console, warn
+from bench.cli.options import complete_from
 from bench.core.errors import NothingToCompare, Regression, UsageError
+from bench.core.files import writing
 from bench.core.schema.metrics import METRICS
 from bench.report import caveats, comparison, gates, groups, store, tables
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
@@ -37,17 +40,7 @@ Format = Literal["rich", "markdown", "latex", "csv", "json"]
 _SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
 
-def _complete_column(incomplete: str) -> list[tuple[str, str]]:
-    return [(c.name, c.meaning) for c in METRICS if c.name.startswith(incomplete)]
-
-
-def _complete_order(incomplete: str) -> list[tuple[str, str]]:
-    return [(c.name, c.meaning) for c in COLUMNS_BY_NAME.values() if c.name.startswith(incomplete)]
-
-
-def _complete_metric(incomplete: str) -> list[tuple[str, str]]:
-    return [(name, meaning) for name, meaning in _complete_order(incomplete) if COLUMNS_BY_NAME[name].better]
-
+_COMPLETE_METRIC = complete_from(lambda: {c.name: c.meaning for c in COLUMNS_BY_NAME.values() if c.better})
 
 RunPaths = Annotated[
     list[Path] | None,
@@ -79,7 +72,7 @@ def compare(
             "time_to_target_s; for runs too short to be timed, test_accuracy).",
             metavar="COLUMN",
             show_default=False,
-            autocompletion=_complete_metric,
+            autocompletion=_COMPLETE_METRIC,
             rich_help_panel=MEANING,
         ),
     ] = None,
@@ -99,7 +92,7 @@ def compare(
             help="Group by these columns, separated by commas (default: everything but the seed).",
             metavar="COLUMNS",
             show_default=False,
-            autocompletion=_complete_column,
+            autocompletion=complete_from(lambda: {column.name: column.meaning for column in METRICS}),
             rich_help_panel=MEANING,
         ),
     ] = None,
@@ -137,7 +130,7 @@ def compare(
             "files).",
             metavar="COLUMN",
             show_default=False,
-            autocompletion=_complete_order,
+            autocompletion=complete_from(lambda: {c.name: c.meaning for c in COLUMNS_BY_NAME.values()}),
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -148,7 +141,7 @@ def compare(
             "with intervals, as in the other formats.",
             metavar="COLUMNS",
             show_default=False,
-            autocompletion=_complete_metric,
+            autocompletion=_COMPLETE_METRIC,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -193,21 +186,30 @@ def compare(
 
     Faster or slower means a significant difference of more than 5%; with a single seed the verdict is always unclear.
     """
-    chosen_format = _format(as_format, as_json, out)
-    given, limits = _paths_and_gates(paths or [], _parts(fail_on))
+    if as_json and as_format not in (None, "json"):
+        raise UsageError(f"--json and --format {as_format} contradict each other; give one of them")
+    by_suffix = _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
+    chosen_format: Format = "json" if as_json else as_format or by_suffix
+    # Of `--fail-on A B`, Typer passes B as a path.
+    further = [path for path in paths or [] if fail_on and gates.FORM.fullmatch(str(path))]
+    limits = [gates.Gate.parse(text) for text in [*_parts(fail_on), *map(str, further)]]
+    given = [path for path in paths or [] if path not in further]
     names = _parts(columns)
     extra = find_numbers([name for name in names if name != ALL])
     conditions = [condition for text in where or [] for condition in groups.parse_conditions(text)]
     rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
-    metric = metric or ("time_to_target_s" if target else _default_metric(rows))
+    are_timed = any(row["samples_per_s"] is not None for row in rows)
+    metric = metric or ("time_to_target_s" if target else "samples_per_s" if are_timed else "test_accuracy")
     compared = comparison.compare(
         rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
     )
     judged = gates.check(compared, limits)
     if reference is not None:
         sides = (rows, store.read([reference], warn=warn))
-        judged += gates.check_reference(*(groups.select(store.collect_runs(side), conditions) for side in sides))
-    cautions = [] if allow_other_machine else caveats.cautions(compared)
+        held = gates.check_reference(*(groups.select(store.collect_runs(side), conditions) for side in sides))
+        judged.crossed.extend(held.crossed)
+        judged.unmeasured.extend(held.unmeasured)
+    cautions = [] if allow_other_machine else list(caveats.cautions(compared))
     build = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
     table = build(compared, extra=extra, cautions=cautions)
     _write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
@@ -217,53 +219,22 @@ def compare(
         raise NothingToCompare("; ".join(judged.unmeasured))
 
 
-def _format(chosen: Format | None, as_json: bool, out: Path | None) -> Format:
-    """Return the requested format, or that of the file's suffix.
-
-    Raises:
-        UsageError: --json and another --format are given.
-    """
-    if as_json and chosen not in (None, "json"):
-        raise UsageError(f"--json and --format {chosen} contradict each other; give one of them")
-    return "json" if as_json else chosen or _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
-
-
-def _default_metric(rows: Sequence[store.Row]) -> str:
-    """Return the metric of speed, or that of accuracy if all runs were too short to be timed."""
-    return "samples_per_s" if any(row["samples_per_s"] is not None for row in rows) else "test_accuracy"
-
-
-def _paths_and_gates(paths: list[Path], fail_on: list[str]) -> tuple[list[Path], list[gates.Gate]]:
-    """Separate paths from gates: of `--fail-on A B`, Typer passes B as a path."""
-    further = [path for path in paths if fail_on and gates.is_gate(str(path))]
-    limits = [gates.Gate.parse(text) for text in [*fail_on, *map(str, further)]]
-    return [path for path in paths if path not in further], limits
-
-
 def _parts(texts: Iterable[str] | None) -> list[str]:
-    """Return all items of an option that may be repeated and may list several, separated by commas."""
+    # An option may be repeated and may list several items, separated by commas.
     return [part.strip() for text in texts or [] for part in text.split(",")]
 
 
 def _write(
     table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format, out: Path | None
 ) -> None:
-    """Write the table, and the warnings on stderr; JSON and Markdown also contain the warnings.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    # The warnings go to stderr; JSON and Markdown also contain them.
     if out:
         if out.is_fifo():
             raise UsageError(f"{out} is a pipe, which might wait for a reader forever; choose another --out")
-        try:
+        with writing(out):
             out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
         typer.echo(f"wrote {out}", err=True)
     elif chosen == "rich":
-        from bench.cli.output.console import stdout_console
-
         tables.print_rich(table, stdout_console())
     else:
         typer.echo(_text(table, compared, warnings, chosen), nl=False)
@@ -273,7 +244,6 @@ def _write(
 
 
 def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[str], chosen: Format) -> str:
-    """Return the table in a format that is not for the terminal."""
     match chosen:
         case "csv":
             return tables.to_csv(table)
@@ -292,12 +262,3 @@ def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[s
             return tables.to_latex(table)
         case "rich":
             return tables.to_text(table)
-
-
-def warn(sentence: str) -> None:
-    """Print a warning on stderr, without line breaks if that is not a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    console.print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=not console.is_terminal)

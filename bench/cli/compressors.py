@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bench.cli.console import Turns, print_json, stdout_console
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.cli.output.console import Turns, print_json, stdout_console
 from bench.core.config.measurements import CompressorsConfig
 from bench.core.schema.measurements import COMPRESSORS
 from bench.core.units import format_bytes
+from bench.launch.jobs import fork_server
+from bench.launch.measurement import check_encoding, measure_encoding, prepare_encoding
+from bench.launch.refusals import without_torch
 from bench.report.measurement_tables import compressors_table
 from bench.report.tables import print_rich
 
@@ -25,11 +28,7 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
 
     Encoding is everything but sending: add the residual, choose entries, pack the payload, keep the new residual.
     """
-    from bench.launch.jobs.fork_server import ENCODE, ForkServer
-    from bench.launch.measurement import check_encoding, measure_encoding, prepare_encoding
-    from bench.launch.refusals import without_torch
-
-    with ForkServer(ENCODE) as server:
+    with fork_server.ForkServer(fork_server.ENCODE) as server:
         checked = without_torch(check_encoding, options)
         server.warm_up(options.threads)
         config = server.call(prepare_encoding, checked or server.call(check_encoding, options))
@@ -38,12 +37,12 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
         writer = row_writer(out, COMPRESSORS)
         with Turns(title, count * config.repeats, lambda compressor: ("", compressor), writer) as turns:
             measure_encoding(config, turns.take, server)
-    rows = turns.rows
-    if as_json:
-        print_json(rows)
-        return
+    first = turns.rows[0]
     how = (
-        f"{rows[0]['numel']:,} elements, {format_bytes(rows[0]['dense_bytes'])} in fp32; {config.device}, "
+        f"{first['numel']:,} elements, {format_bytes(first['dense_bytes'])} in fp32; {config.device}, "
         f"threads: {config.threads}; medians of {config.repeats} turns, compressors in turn"
     )
-    print_rich(compressors_table(rows, how), stdout_console())
+    if as_json:
+        print_json(turns.rows)
+    else:
+        print_rich(compressors_table(turns.rows, how), stdout_console())

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich import box
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from bench.cli.options import complete
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.console import print_json, stdout_console
+from bench.cli.options import complete, complete_from
 from bench.core import registry, spec
 from bench.core.config.job import DATA_DIR
 from bench.core.errors import RunFailed, UsageError
@@ -37,16 +37,12 @@ EXAMPLES = """[bold]Examples[/bold]
   bench data prepare cifar10:url=http://mirror.example/cifar-10-python.tar.gz"""
 
 
-def _complete_action(incomplete: str) -> list[tuple[str, str]]:
-    return [(action, meaning) for action, meaning in ACTIONS.items() if action.startswith(incomplete)]
-
-
 def data(
     action: Annotated[
         str,
         typer.Argument(
             help="; ".join(f"{action}: {meaning}" for action, meaning in ACTIONS.items()) + ".",
-            autocompletion=_complete_action,
+            autocompletion=complete_from(lambda: ACTIONS),
         ),
     ] = "list",
     name: Annotated[
@@ -69,29 +65,39 @@ def data(
             "datasets` shows the names"
         )
     if name is None:
-        states = registry.ask_each("datasets", lambda component: _state(cast("Dataset", component()), data_dir))
-        _show(list(states.values()), as_json)
+        states = list(registry.ask_each("datasets", lambda each: _state(cast("Dataset", each()), data_dir)).values())
+    else:
+        dataset = cast("Dataset", spec.build("datasets", name))
+        _act(action, name, dataset, data_dir)
+        states = [_state(dataset, data_dir)]
+    if as_json:
+        print_json(states)
         return
-    dataset = cast("Dataset", spec.build("datasets", name))
-    from bench.datasets.base import DatasetError
+    numbers = [Column(heading, justify="right") for heading in ("training", "test", "classes")]
+    first = Column("data set", style="cyan", no_wrap=True)
+    table = Table(first, *numbers, "state", box=box.SIMPLE_HEAD, pad_edge=False)
+    for state in states:
+        sizes = (str(state[key]) for key in ("train_size", "test_size", "num_classes"))
+        colour = "green" if state["present"] else "yellow"
+        table.add_row(state["name"], *sizes, f"[{colour}]{escape(state['status'])}[/]")
+    stdout_console().print(table)
+
+
+def _act(action: str, name: str, dataset: Dataset, data_dir: Path) -> None:
+    from bench.datasets.base import DatasetError  # imports torch
 
     try:
         if action == "prepare" and not dataset.is_present(data_dir):
             print(f"preparing {dataset.component_name} in {data_dir}", file=sys.stderr)
             dataset.prepare(data_dir)
         if action == "verify":
-            _verify(name, dataset, data_dir)
+            loaded = map(len, dataset.load(data_dir, seed=1))
+            found, expected = ("{} training and {} test samples".format(*sizes) for sizes in (loaded, dataset.sizes()))
+            if found != expected:
+                raise RunFailed(f"{name} holds {found} instead of {expected}; prepare it again in an empty --data-dir")
+            print(f"{name}: {found} can be loaded", file=sys.stderr)
     except DatasetError as error:
         raise RunFailed(str(error)) from None  # the network or the disk failed, not the user
-    _show([_state(dataset, data_dir)], as_json)
-
-
-def _verify(name: str, dataset: Dataset, data_dir: Path) -> None:
-    train, test = dataset.load(data_dir, seed=1)
-    found, expected = (f"{a} training and {b} test samples" for a, b in ((len(train), len(test)), dataset.sizes()))
-    if found != expected:
-        raise RunFailed(f"{name} holds {found} instead of {expected}; prepare it again in an empty --data-dir")
-    print(f"{name}: {found} can be loaded", file=sys.stderr)
 
 
 def _state(dataset: Dataset, data_dir: Path) -> dict[str, Any]:
@@ -104,19 +110,3 @@ def _state(dataset: Dataset, data_dir: Path) -> dict[str, Any]:
         "present": dataset.is_present(data_dir),
         "status": dataset.status(data_dir),
     }
-
-
-def _show(states: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(states)
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("data set", style="cyan", no_wrap=True)
-    for heading in ("training", "test", "classes"):
-        table.add_column(heading, justify="right")
-    table.add_column("state")
-    for state in states:
-        sizes = (str(state[key]) for key in ("train_size", "test_size", "num_classes"))
-        colour = "green" if state["present"] else "yellow"
-        table.add_row(state["name"], *sizes, f"[{colour}]{escape(state['status'])}[/]")
-    stdout_console().print(table)

@@ -12,19 +12,23 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.markup import escape
 
-from bench.cli.output.console import print_json, stdout_console
+from bench.cli.console import print_json, stdout_console
 from bench.core import environment, registry
 from bench.core.config.job import DATA_DIR, MAX_RANKS
+from bench.core.config.run import RunConfig
 from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.units import format_bytes, format_rate
+from bench.hosts import job, support
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.jobs.stale_jobs import noted
+from bench.launch.resolve import resolve
+from bench.launch.run import execute
 from collectives.kernels import library
 from collectives.options import OptionError, Options
 
@@ -53,13 +57,12 @@ def doctor(
     for check in examine(world_size=world_size, out=out, data_dir=data_dir, smoke=smoke):
         checks.append(check)
         if not as_json:
-            fix = f"; {check.fix}" if check.fix else ""
             level = f"[{COLOURS[check.level]}]{check.level:4}[/]"
-            console.print(f"{level}  [bold]{check.name}[/]: {escape(check.finding + fix)}", soft_wrap=True)
+            text = "; ".join(filter(None, (check.finding, check.fix)))
+            console.print(f"{level}  [bold]{check.name}[/]: {escape(text)}", soft_wrap=True)
     if as_json:
         print_json([dataclasses.asdict(check) for check in checks])
-    failed = [check.name for check in checks if check.level == "fail"]
-    if failed:
+    if failed := [check.name for check in checks if check.level == "fail"]:
         raise RunFailed(
             f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); each line says what to do"
         )
@@ -70,12 +73,11 @@ Level = Literal["ok", "warn", "fail"]
 LITTLE_DISK_BYTES = 1_000_000_000
 NO_DISK_BYTES = 20_000_000
 LITTLE_SHARED_BYTES = 100_000_000
-SHARED_FOLDER = Path("/dev/shm")
-BUSY_SHARE = 0.5
+BUSY_SHARE = 0.5  # of the cores
+# Of the smoke test.
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
 SMOKE_THREADS = 1
-SMOKE_TIMEOUT_S = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,14 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
             server.warm_up(SMOKE_THREADS)
         yield versions()
         yield kernels()
-        yield cores(world_size)
+        cores = usable_cores()
+        if world_size <= cores:
+            yield Check("ok", "cores", f"{cores} cores for {world_size} ranks")
+        else:
+            finding = (
+                f"{world_size} ranks share {cores} cores, so step times depend on the sharing as well as on the method"
+            )
+            yield Check("warn", "cores", finding, f"use --world-size {cores} or fewer if times matter")
         yield load()
         yield results_folder(out)
         yield disk(out)
@@ -123,7 +132,7 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
         torch = backends()
         yield torch
         if torch.level != "fail":  # the other checks need torch
-            yield shared_memory(SHARED_FOLDER)
+            yield shared_memory(Path("/dev/shm"))
             yield dax(Path("/sys"))
             yield cache_lines()
             yield from data_sets(data_dir)
@@ -134,11 +143,10 @@ def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Itera
 def versions() -> Check:
     """Check that the packages that runs need are installed."""
     found = {package: version_of(package) for package in PACKAGES}
-    missing = [package for package, version in found.items() if not version]
-    if missing:
+    if missing := [package for package, version in found.items() if not version]:
         return Check("fail", "versions", f"not installed: {', '.join(missing)}", "run `make setup` in the checkout")
-    listed = ", ".join(f"{package} {version}" for package, version in found.items())
-    return Check("ok", "versions", f"Python {platform.python_version()}, {listed}")
+    listed = [f"{package} {version}" for package, version in found.items()]
+    return Check("ok", "versions", ", ".join([f"Python {platform.python_version()}", *listed]))
 
 
 def kernels() -> Check:
@@ -147,19 +155,10 @@ def kernels() -> Check:
     on_gpus = f"the reference path: {missing}" if missing else f"Triton {environment.version_of('triton')}"
     if environment.kernels() == "native":
         return Check("ok", "kernels", f"native loops, {reason}; on GPUs {on_gpus}")
-    finding = f"the reference path is used, which gives the same numbers but is many times slower: {reason}"
-    finding += "" if missing == reason else f"; on GPUs {on_gpus}"
+    used = "the reference path is used, which gives the same numbers but is many times slower"
+    finding = f"{used}: {reason}" + ("" if missing == reason else f"; on GPUs {on_gpus}")
     fix = f"unset {library.VARIABLE}" if library.VARIABLE in os.environ else "run `make setup` in the checkout"
     return Check("warn", "kernels", finding, fix)
-
-
-def cores(world_size: int) -> Check:
-    """Check that each rank has a core of its own."""
-    usable = usable_cores()
-    if world_size <= usable:
-        return Check("ok", "cores", f"{usable} cores for {world_size} ranks")
-    finding = f"{world_size} ranks share {usable} cores, so step times depend on the sharing as well as on the method"
-    return Check("warn", "cores", finding, f"use --world-size {usable} or fewer if times matter")
 
 
 def load() -> Check:
@@ -167,8 +166,12 @@ def load() -> Check:
     busy = os.getloadavg()[0]
     if busy <= BUSY_SHARE * usable_cores():
         return Check("ok", "load", f"{busy:.1f} busy tasks in the last minute")
-    finding = f"{busy:.1f} busy tasks in the last minute, so times will be noisy"
-    return Check("warn", "load", finding, "wait until they end, or trust only bytes and accuracy")
+    return Check(
+        "warn",
+        "load",
+        f"{busy:.1f} busy tasks in the last minute, so times will be noisy",
+        "wait until they end, or trust only bytes and accuracy",
+    )
 
 
 def results_folder(out: Path) -> Check:
@@ -179,48 +182,45 @@ def results_folder(out: Path) -> Check:
             probe.write(b"bench")
             probe.flush()
     except OSError as error:
-        reason = f"{error.strerror or error} ({parent})"
-        return Check("fail", "results", f"{out} cannot be written: {reason}", "choose another folder with --out")
+        return Check(
+            "fail",
+            "results",
+            f"{out} cannot be written: {error.strerror or error} ({parent})",
+            "choose another folder with --out",
+        )
     return Check("ok", "results", f"{out} can be written")
 
 
 def disk(out: Path) -> Check:
     """Check that there is disk space for rows, logs and data sets."""
     free = shutil.disk_usage(_nearest_existing(out)).free
-    finding = f"{format_bytes(free)} free for {out}"
-    if free >= LITTLE_DISK_BYTES:
-        return Check("ok", "disk", finding)
-    return Check(
-        "fail" if free < NO_DISK_BYTES else "warn", "disk", finding, "free some space, or move --out elsewhere"
-    )
+    level: Level = "ok" if free >= LITTLE_DISK_BYTES else "warn" if free >= NO_DISK_BYTES else "fail"
+    fix = "" if level == "ok" else "free some space, or move --out elsewhere"
+    return Check(level, "disk", f"{format_bytes(free)} free for {out}", fix)
 
 
 def namespaces() -> Check:
     """Check that this machine supports virtual hosts."""
-    from bench.hosts.support import hosts_supported
-
-    supported, reason = hosts_supported()
-    if supported:
-        return Check("ok", "virtual hosts", "network namespaces are permitted")
-    return Check("warn", "virtual hosts", reason, "needed only for limited links; everything else works without them")
+    supported, reason = support.hosts_supported()
+    return (
+        Check("ok", "virtual hosts", "network namespaces are permitted")
+        if supported
+        else Check("warn", "virtual hosts", reason, "needed only for limited links; everything else works without them")
+    )
 
 
 def links(*, measure: bool) -> Check:
     """Check that links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder."""
-    from bench.hosts.job import forwarded_bps
-    from bench.hosts.support import forwarder_supported, netem_supported
-
-    (by_kernel, no_netem), (by_forwarder, no_forwarder) = netem_supported(), forwarder_supported()
-    if not by_forwarder:
-        lost = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
-        found = f"{no_forwarder}; {no_netem}" if no_netem else no_forwarder
-        return Check("warn", "links", found, f"needed only for {lost} of virtual hosts' links")
+    (by_kernel, no_netem), (by_forwarder, no_forwarder) = support.netem_supported(), support.forwarder_supported()
     ours = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
+    if not by_forwarder:
+        reasons = "; ".join(filter(None, (no_forwarder, no_netem)))
+        return Check("warn", "links", reasons, f"needed only for {ours} of virtual hosts' links")
     finding = f"{'latency and loss by the kernel, ' if by_kernel else ''}{ours} by the forwarder"
     if not measure:
         return Check("ok", "links", finding)
     try:
-        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())}, all links together")
+        return Check("ok", "links", f"{finding}, which carries {format_rate(job.forwarded_bps())}, all links together")
     except (UsageError, RunFailed) as error:
         return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 
@@ -233,12 +233,16 @@ def backends() -> Check:
     except (ImportError, OSError) as error:
         return Check("fail", "backends", f"torch cannot be imported: {error}", "install it with `make setup`")
     if not (dist.is_available() and dist.is_gloo_available()):
-        finding = "this build of torch has no gloo, which every run on a CPU needs"
-        return Check("fail", "backends", finding, "install an official build of torch with `make setup`")
-    names = "gloo and nccl" if dist.is_nccl_available() else "gloo"
-    if not torch.cuda.is_available():
-        return Check("ok", "backends", f"{names}; no GPU, so ranks compute on the CPU")
-    return Check("ok", "backends", f"{names}; {torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}")
+        return Check(
+            "fail",
+            "backends",
+            "this build of torch has no gloo, which every run on a CPU needs",
+            "install an official build of torch with `make setup`",
+        )
+    gpus = "no GPU, so ranks compute on the CPU"
+    if torch.cuda.is_available():
+        gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return Check("ok", "backends", f"{'gloo and nccl' if dist.is_nccl_available() else 'gloo'}; {gpus}")
 
 
 def shared_memory(folder: Path) -> Check:
@@ -247,46 +251,43 @@ def shared_memory(folder: Path) -> Check:
     if not os.access(folder, os.W_OK):
         return Check("warn", "shared memory", f"{folder} is not a folder that can be written", fix)
     free = shutil.disk_usage(folder).free
-    finding = f"{format_bytes(free)} free in {folder}"
-    if free < LITTLE_SHARED_BYTES:
-        return Check("warn", "shared memory", finding, fix)
-    return Check("ok", "shared memory", finding)
+    level: Level = "warn" if free < LITTLE_SHARED_BYTES else "ok"
+    return Check(level, "shared memory", f"{format_bytes(free)} free in {folder}", "" if level == "ok" else fix)
 
 
 def dax(sysfs: Path) -> Check:
     """List DAX devices, such as CXL memory, which the collective pool can map."""
-    from collectives.transport.memory_region import dax_devices
+    from collectives.transport.memory_region import dax_devices  # imports torch
 
-    found = ", ".join(
+    found = [
         f"{device.path} of {format_bytes(device.nbytes)} in units of {device.alignment // 1024} KiB"
         for device in dax_devices(sysfs)
-    )
-    return Check("ok", "DAX", found or "no DAX device")
+    ]
+    return Check("ok", "DAX", ", ".join(found) or "no DAX device")
 
 
 def cache_lines() -> Check:
     """Check that the collective pool can flush cache lines, for memory where ranks do not see each other's stores."""
-    from collectives.transport.mapped_memory import cache_lines, stores_are_ordered
+    from collectives.transport import mapped_memory  # imports torch
 
-    order = "stores are seen in order" if stores_are_ordered() else "stores need fences"
+    order = "stores are seen in order" if mapped_memory.stores_are_ordered() else "stores need fences"
     try:
-        cache_lines()
+        mapped_memory.cache_lines()
     except (OptionError, OSError) as error:
-        needed = "only for pool:coherent=false" if stores_are_ordered() else "for the collective pool"
+        needed = "only for pool:coherent=false" if mapped_memory.stores_are_ordered() else "for the collective pool"
         return Check("warn", "cache lines", f"{order}; {error}", f"needed {needed}")
     return Check("ok", "cache lines", f"{order}, and the helper that flushes them is built")
 
 
 def data_sets(data_dir: Path) -> Iterator[Check]:
     """Check for each data set that it can be loaded."""
-    from bench.datasets.base import Dataset
+    from bench.datasets.base import Dataset  # imports torch
 
     def look(component: type[Options]) -> Check:
         dataset = cast(Dataset, component())
         name, status = f"data: {dataset.component_name}", dataset.status(data_dir)
-        if dataset.is_present(data_dir):
-            return Check("ok", name, status)
-        return Check("warn", name, status, "needed only to train on it")
+        is_ready = dataset.is_present(data_dir)
+        return Check("ok", name, status) if is_ready else Check("warn", name, status, "needed only to train on it")
 
     yield from registry.ask_each("datasets", look).values()
 
@@ -301,10 +302,6 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     Raises:
         Interrupted: the user stopped it.
     """
-    from bench.core.config.run import RunConfig
-    from bench.launch.resolve import resolve
-    from bench.launch.run import execute
-
     options = RunConfig(
         name="doctor",
         model="linear",
@@ -315,13 +312,13 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
         test_size=64,
         device="cpu",
         threads=SMOKE_THREADS,
-        timeout_s=SMOKE_TIMEOUT_S,
+        timeout_s=100.0,
         data_dir=str(data_dir),
     )
     folder = Path(tempfile.mkdtemp(prefix="bench-doctor-"))
     try:
         with noted("doctor", folder):
-            result = execute(resolve(options), folder, _show_nothing, server)
+            result = execute(resolve(options), folder, lambda report: None, server)
     except BenchError as error:
         shutil.rmtree(folder)
         return Check("fail", "smoke", str(error), "fix what the other lines name")
@@ -333,10 +330,5 @@ def smoke_test(data_dir: Path, server: ForkServer) -> Check:
     return Check("ok", "smoke", f"{SMOKE_RANKS} ranks trained {SMOKE_STEPS} steps")
 
 
-def _show_nothing(_report: dict[str, Any]) -> None:
-    """Show no progress; the smoke test is too short for it."""
-
-
-def _nearest_existing(path: Path) -> Path:
-    """Return the path itself, or its nearest parent that exists."""
+def _nearest_existing(path: Path) -> Path:  # or the path itself
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -13,18 +13,18 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from bench.cli.output.console import print_json, stdout_console, table_of
+from bench.cli.console import print_json, stdout_console, table_of
+from bench.cli.options import complete_from
 from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, read_json
+from bench.launch.run import last_step
 from collectives.options import Options, did_you_mean, incompatibility, options_of
 
 if TYPE_CHECKING:
-    from bench.datasets.base import Dataset
-    from bench.models.base import Model
     from compressors.base import Compressor
 
 PAIRS = "pairs"
@@ -44,16 +44,12 @@ EXAMPLES = """[bold]Examples[/bold]
   bench list runs --out results/runs"""
 
 
-def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    return [(kind, meaning) for kind, meaning in SHOWN.items() if kind.startswith(incomplete)]
-
-
 def list_components(
     kind: Annotated[
         str | None,
         typer.Argument(
             help=f"One of {', '.join(SHOWN)}; all components if left out.",
-            autocompletion=_complete_kind,
+            autocompletion=complete_from(lambda: SHOWN),
             show_default=False,
         ),
     ] = None,
@@ -86,6 +82,7 @@ def list_components(
 # Labels of the docstring paragraphs that are shown with a component's options: its source, how it differs from that,
 # and the bytes it sends.
 _NOTES = ("Source", "Differs", "Bytes")
+_END = r"(?=\n *\n|\n *[A-Z][a-z]+:|\Z)"
 _NUM_CLASSES = 10
 
 
@@ -103,52 +100,56 @@ def _list_components(kinds: Sequence[str], *, long: bool, as_json: bool) -> None
             for component in components:
                 _print_details(console, component)
         else:
-            table = Table.grid(padding=(0, 2))
-            table.add_column(no_wrap=True, style="cyan")
+            table = Table.grid(Column(no_wrap=True, style="cyan"), padding=(0, 2))
             for component in components:
                 table.add_row(f"  {component['name']}", escape(component["description"]))
-            console.print(table)
-            console.print()
+            console.print(table, "")
 
 
 def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
-    """Return name and description of every component of a kind; `long`: and details, of those that can be imported."""
+    """Return name and description of every component of a kind; `long`: and details, of those that can be imported.
+
+    The details are labelled paragraphs of the component's docstring, facts about it by name, and its options.
+    """
     described = {
         name: {"name": name, "description": entry.description} for name, entry in registry.entries(kind).items()
     }
     if not long:
         return list(described.values())
-    details = registry.ask_each(kind, lambda component: _details(component, kind))
-    return [described[name] | known for name, known in details.items()]
 
+    def details(component: type[Options]) -> dict[str, Any]:
+        *_, base = (parent for parent in component.__mro__ if parent.__name__ == registry.KINDS[kind].base)
+        facts = {
+            name: _plain(getattr(component, name))
+            for name, hint in inspect.get_annotations(base).items()
+            if str(hint).startswith("ClassVar") and hasattr(component, name)
+        }
+        return {
+            "notes": _notes(component),
+            "facts": facts | _facts_of_default(component, kind),
+            "options": [option.describe() for option in options_of(component)],
+        }
 
-def _details(component: type[Options], kind: str) -> dict[str, Any]:
-    """Return labelled paragraphs of a component's docstring, facts about it by name, and its options."""
-    facts = _class_facts(component, registry.KINDS[kind].base)
-    if kind in _FACTS_OF_DEFAULT:
-        facts |= _FACTS_OF_DEFAULT[kind](component())
-    options = [option.describe() for option in options_of(component)]
-    return {"notes": _notes(component), "facts": facts, "options": options}
+    return [described[name] | known for name, known in registry.ask_each(kind, details).items()]
 
 
 def _print_details(console: Console, component: dict[str, Any]) -> None:
     console.print(f"[bold cyan]{component['name']}[/]  {escape(component['description'])}")
     for label, text in component["notes"].items():
         console.print(f"  [dim]{label}:[/] {escape(text)}")
-    if component["facts"]:
-        facts = ", ".join(f"{name} {_fact_text(value)}" for name, value in component["facts"].items())
-        console.print(f"  [dim]facts:[/] {escape(facts)}")
+    if facts := [f"{name} {_fact_text(value)}" for name, value in component["facts"].items()]:
+        console.print(f"  [dim]facts:[/] {escape(', '.join(facts))}")
     if not component["options"]:
         console.print("  no options\n")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-    for heading in ("  option", "type", "default", "range", "meaning"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "  option")
+    columns = [
+        Column(heading, overflow="fold", no_wrap=heading == "  option")
+        for heading in ("  option", "type", "default", "range", "meaning")
+    ]
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
     for option in component["options"]:
-        name, *cells = option.values()
-        table.add_row(f"  {name}", *map(escape, cells))
-    console.print(table)
-    console.print()
+        table.add_row("  " + option["name"], *map(escape, list(option.values())[1:]))
+    console.print(table, "")
 
 
 def _fact_text(value: Any) -> str:
@@ -161,65 +162,34 @@ def _fact_text(value: Any) -> str:
 
 def _notes(component: type[Options]) -> dict[str, str]:
     text = "\n\n".join(filter(None, (inspect.getdoc(sys.modules[component.__module__]), component.__doc__)))
-    found = {}
-    for label in _NOTES:
-        match = re.search(rf"^ *{label}: (.*?)(?=\n *\n|\n *[A-Z][a-z]+:|\Z)", text, re.DOTALL | re.MULTILINE)
-        if match:
-            found[label.lower()] = " ".join(match[1].split())
-    return found
-
-
-def _class_facts(component: type[Options], base: str) -> dict[str, Any]:
-    """Return the class variables that the kind's base class declares, with the component's values."""
-    declared: dict[str, Any] = {}
-    for parent in component.__mro__:
-        if parent.__name__ == base:
-            declared = inspect.get_annotations(parent)
-    return {
-        name: _plain(getattr(component, name))
-        for name, hint in declared.items()
-        if str(hint).startswith("ClassVar") and hasattr(component, name)
-    }
+    found = {label: re.search(rf"^ *{label}: (.*?){_END}", text, re.DOTALL | re.MULTILINE) for label in _NOTES}
+    return {label.lower(): " ".join(match[1].split()) for label, match in found.items() if match}
 
 
 def _plain(value: Any) -> Any:
-    """Return a fact in a form that JSON can hold: classes as their names, sets as sorted lists."""
-    if isinstance(value, type):
-        return value.__name__
-    if isinstance(value, (tuple, frozenset)):
-        return sorted(map(_plain, value)) if isinstance(value, frozenset) else [_plain(item) for item in value]
-    return value
+    # In a form that JSON can hold: classes as their names, sets as sorted lists.
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(map(_plain, value))
+    return value.__name__ if isinstance(value, type) else value
 
 
-def _compressor_facts(component: Options) -> dict[str, Any]:
-    return {"emits": _plain(cast("Compressor", component).emits)}
+def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # of a component with default options
+    match kind:
+        case "compressors":
+            return {"emits": _plain(component().emits)}
+        case "datasets":
+            dataset = component()
+            sizes = dict(zip(("train_size", "test_size"), dataset.sizes(), strict=True))
+            return {"num_classes": dataset.num_classes, "image_size": dataset.image_size, **sizes}
+        case "models":
+            import torch
 
-
-def _dataset_facts(component: Options) -> dict[str, Any]:
-    dataset = cast("Dataset", component)
-    train, test = dataset.sizes()
-    return {
-        "num_classes": dataset.num_classes,
-        "image_size": dataset.image_size,
-        "train_size": train,
-        "test_size": test,
-    }
-
-
-def _model_facts(component: Options) -> dict[str, Any]:
-    import torch
-
-    with torch.device("meta"):  # shapes only: no memory, no initialisation
-        model = cast("Model", component).build(_NUM_CLASSES)
-    return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
-
-
-# Facts that need an instance, which is made with default options.
-_FACTS_OF_DEFAULT: dict[str, Callable[[Options], dict[str, Any]]] = {
-    "compressors": _compressor_facts,
-    "datasets": _dataset_facts,
-    "models": _model_facts,
-}
+            with torch.device("meta"):  # shapes only: no memory, no initialisation
+                model = component().build(_NUM_CLASSES)
+            return {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
+    return {}
 
 
 # Pairs.
@@ -229,8 +199,8 @@ def _list_pairs(*, long: bool, as_json: bool) -> None:
     collectives = registry.ask_each("collectives", lambda component: component())
 
     def refusals(component: type[Options]) -> dict[str, str | None]:
-        compressor = cast("Compressor", component())
-        return {name: incompatibility(compressor.check_compatible, each) for name, each in collectives.items()}
+        check = cast("Compressor", component()).check_compatible
+        return {name: incompatibility(check, each) for name, each in collectives.items()}
 
     answers = registry.ask_each("compressors", refusals)
     pairs = [
@@ -242,26 +212,22 @@ def _list_pairs(*, long: bool, as_json: bool) -> None:
         print_json({PAIRS: pairs})
         return
     console = stdout_console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("compressor", style="cyan", no_wrap=True)
-    for collective in collectives:
-        table.add_column(collective, justify="center")
+    columns = [Column(collective, justify="center") for collective in collectives]
+    table = Table(Column("compressor", style="cyan", no_wrap=True), *columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for compressor, reasons in answers.items():
         table.add_row(compressor, *("-" if reason else "yes" for reason in reasons.values()))
     console.print(table)
     refused = [pair for pair in pairs if pair["refusal"]]
-    if long:
-        for pair in refused:
-            console.print(f"{pair['compressor']} + {pair['collective']}: {escape(pair['refusal'] or '')}")
-    elif refused:
+    for pair in refused if long else ():
+        console.print(f"{pair['compressor']} + {pair['collective']}: {escape(pair['refusal'] or '')}")
+    if refused and not long:
         console.print("[dim]with default options; `bench list pairs --long` says why a pair is refused[/dim]")
 
 
 # Runs.
 
 
-def _list_runs(out: Path, *, as_json: bool) -> None:
-    """Print one row per run, oldest first; as JSON one entry per run."""
+def _list_runs(out: Path, *, as_json: bool) -> None:  # oldest first
     folders = [RunFolder(config.parent) for config in sorted(out.glob("*/config.json"))]
     if not folders:
         raise NothingToCompare(f"there is no run in {out}; `bench run` makes one, and --out names another folder")
@@ -276,9 +242,7 @@ def _list_runs(out: Path, *, as_json: bool) -> None:
 
 
 def _state(folder: RunFolder) -> dict[str, Any]:
-    """Return a run's state; its status is `running` while it runs, and `killed` if it ended without writing one."""
-    from bench.launch.run import last_step
-
+    # The status is `running` while a run runs, and `killed` if it ended without writing one.
     with locked(folder.path) as is_left:
         summary = (read_json(folder.status) or {}) if is_left else {"status": "running"}
         return {

@@ -17,28 +17,28 @@ from bench.core.rows import RowWriter, StoreError
 from bench.core.schema.column import Column
 
 
-def complete(kind: str) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a completer for one kind of component, which gives (name, one-line description) of those that match."""
+def complete_from(
+    words: Callable[[], Mapping[str, str]], *, several: bool = False
+) -> Callable[[str], list[tuple[str, str]]]:
+    """Return a completer that gives name and description of the words that begin with what is typed.
+
+    Args:
+        words: returns the descriptions by name.
+        several: complete the last of several names separated by commas.
+    """
 
     def completer(incomplete: str) -> list[tuple[str, str]]:
-        return [
-            (entry.name, entry.description)
-            for entry in registry.entries(kind).values()
-            if entry.name.startswith(incomplete)
-        ]
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        return [(f"{before}{comma}{name}", text) for name, text in words().items() if name.startswith(last)]
 
     return completer
 
 
-def complete_list(kind: str) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a completer like that of `complete`, for the last of several names separated by commas."""
-    completer = complete(kind)
-
-    def last_completer(incomplete: str) -> list[tuple[str, str]]:
-        before, comma, last = incomplete.rpartition(",")
-        return [(f"{before}{comma}{name}", description) for name, description in completer(last)]
-
-    return last_completer
+def complete(kind: str, *, several: bool = False) -> Callable[[str], list[tuple[str, str]]]:
+    """Return a completer for the names of one kind of component."""
+    return complete_from(
+        lambda: {name: entry.description for name, entry in registry.entries(kind).items()}, several=several
+    )
 
 
 C = TypeVar("C", bound=Configuration)
@@ -74,7 +74,12 @@ def takes(
             options = configuration(**{parameter.name: given.pop(parameter.name) for parameter in declared})
             function(options, **given)  # type: ignore[call-arg]
 
-        parameters = sorted([*declared, *own], key=lambda parameter: _place(parameter, configuration))
+        def panel(parameter: inspect.Parameter) -> int:
+            if parameter.annotation is typer.Context:
+                return -1  # it comes first and is not shown
+            return configuration.panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
+
+        parameters = sorted([*declared, *own], key=panel)
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -100,26 +105,23 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
 def _parameter(option: CommandOption, several: str | None) -> inspect.Parameter:
     flag = option.flag
     assert flag is not None
-    completer = (complete_list if flag.many or several else complete)(flag.kind) if flag.kind else None
     info = typer.Option(
         *([flag.name] if flag.name else []),
         help=f"{option.meaning[0].upper()}{option.meaning[1:]}{f'; {several}' if several else ''}.",
         rich_help_panel=flag.panel,
         metavar=f"{option.cell_type.__name__} {option.range}" if option.range else None,
         show_default=flag.chosen or True,
-        autocompletion=completer,
+        autocompletion=complete(flag.kind, several=bool(flag.many or several)) if flag.kind else None,
     )
     kind = option.value_type if option.default is not None else option.value_type | None
-    default = option.default
-    if several:
-        kind, default = list[str], [default]
     return inspect.Parameter(
-        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=[option.default] if several else option.default,
+        annotation=Annotated[list[str] if several else kind, info],
     )
 
 
-def _place(parameter: inspect.Parameter, configuration: type[Configuration]) -> int:
-    """Return the number of the parameter's panel in the help; the context comes first and is not shown."""
-    if parameter.annotation is typer.Context:
-        return -1
-    return configuration.panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
+def flag_values(options: Configuration) -> dict[str, Any]:
+    """Return the values of the options that have a flag, by name."""
+    return {option.name: getattr(options, option.name) for option in options.options() if option.flag}

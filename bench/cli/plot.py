@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, RunPaths, warn
+from bench.cli.compare import DEFAULT_PATH, RunPaths
+from bench.cli.console import warn
+from bench.cli.options import complete_from
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
-from bench.report.plots.kinds import PictureKind, file_kinds, kinds
+from bench.report import store
+from bench.report.plots.kinds import file_kinds, kinds
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.plots.style import SUFFIXES, Picture, save
+from collectives.options import did_you_mean
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -27,19 +31,15 @@ EXAMPLES = """[bold]Examples[/bold]
 
 ALL = "all"
 DEFAULT_OUT = Path("results/plots")
-_SHOWN = {name: kind.shows for name, kind in kinds().items()}
-_SHOWN |= {name: kind.shows for name, kind in file_kinds().items()}
-_LIST = "\n\n".join(f"  {name}: {shows}" for name, shows in _SHOWN.items())
-
-
-def _complete_kind(incomplete: str) -> list[tuple[str, str]]:
-    words = _SHOWN | {ALL: "every kind that can be drawn from the rows"}
-    return [(name, shows) for name, shows in words.items() if name.startswith(incomplete)]
+_SHOWN = {name: kind.shows for name, kind in kinds().items()} | {
+    kind.name: kind.shows for kind in file_kinds().values()
+}
+_COMPLETE_KIND = complete_from(lambda: _SHOWN | {ALL: "every kind that can be drawn from the rows"})
 
 
 def plot(
     kind: Annotated[
-        str, typer.Argument(help="What to draw.", metavar="KIND", autocompletion=_complete_kind, show_default=False)
+        str, typer.Argument(help="What to draw.", metavar="KIND", autocompletion=_COMPLETE_KIND, show_default=False)
     ],
     paths: RunPaths = None,
     baseline: Annotated[
@@ -59,61 +59,44 @@ def plot(
     ] = "svg",
 ) -> None:
     """Draw one KIND of picture of runs, or `all` kinds that can be drawn from the rows."""
-    from bench.report import store
-
-    if kind in file_kinds():
-        _draw_file(kind, paths, baseline, out, as_format)
-        return
-    chosen = _chosen(kind)
     is_file = out.suffix.lower() in SUFFIXES
-    if is_file and kind == ALL:
-        raise UsageError(f"--out {out} is one file; give a folder for all kinds, or one kind")
-    paths = paths or [DEFAULT_PATH]
-    results = Results(rows=store.read(paths, warn=warn), layers=store.read_layers(paths, warn=warn), baseline=baseline)
-    if not is_file:
-        make_folder(out)
-    num_drawn = 0
-    for each in chosen:
-        try:
-            picture = each.draw(results)
-        except NotDrawable as error:
-            if kind != ALL:
-                raise
-            warn(f"{each.name} is not drawn: {error}")
-        else:
-            _save(picture, each.name, out, as_format)
-            num_drawn += 1
-    if not num_drawn:
-        raise NotDrawable("no picture can be drawn from these rows; the warnings say what each picture needs")
-
-
-def _draw_file(kind: str, paths: Sequence[Path] | None, baseline: str | None, out: Path, as_format: str) -> None:
-    """Draw one file that is no run, such as one that `bench predict` wrote."""
-    if baseline is not None or paths is None or len(paths) != 1:
-        maker = file_kinds()[kind].made_by
-        raise UsageError(f"{kind} draws one file that {maker} wrote, without --baseline; name it after the kind")
-    picture = file_kinds()[kind].draw(paths[0])
-    if out.suffix.lower() not in SUFFIXES:
-        make_folder(out)
-    _save(picture, kind, out, as_format)
-
-
-def _save(picture: Picture, name: str, out: Path, as_format: str) -> None:
-    file = out if out.suffix.lower() in SUFFIXES else out / f"{name}.{as_format}"
-    save(picture, file)
-    typer.echo(f"wrote {file}", err=True)
-
-
-def _chosen(kind: str) -> list[PictureKind]:
-    if kind == ALL:
-        return list(kinds().values())
-    if kind not in kinds():
-        from collectives.options import did_you_mean  # imports pydantic, so only if it is needed
-
+    if kind in file_kinds():
+        of_file = file_kinds()[kind]
+        if baseline is not None or paths is None or len(paths) != 1:
+            raise UsageError(
+                f"{kind} draws one file that {of_file.made_by} wrote, without --baseline; name it after the kind"
+            )
+        drawn: Iterable[tuple[str, Picture]] = [(kind, of_file.draw(paths[0]))]
+    elif kind not in (ALL, *kinds()):
         raise UsageError(
             f"there is no picture '{kind}'{did_you_mean(kind, _SHOWN)}; choose {', '.join(_SHOWN)} or {ALL}"
         )
-    return [kinds()[kind]]
+    elif is_file and kind == ALL:
+        raise UsageError(f"--out {out} is one file; give a folder for all kinds, or one kind")
+    else:
+        paths = paths or [DEFAULT_PATH]
+        rows, layers = store.read(paths, warn=warn), store.read_layers(paths, warn=warn)
+        drawn = _drawn(kind, Results(rows=rows, layers=layers, baseline=baseline))
+    if not is_file:
+        make_folder(out)
+    written = []
+    for name, picture in drawn:
+        written.append(out if is_file else out / f"{name}.{as_format}")
+        save(picture, written[-1])
+        typer.echo(f"wrote {written[-1]}", err=True)
+    if not written:
+        raise NotDrawable("no picture can be drawn from these rows; the warnings say what each picture needs")
 
 
-plot.__doc__ = f"{plot.__doc__}\n\n{_LIST}"
+def _drawn(kind: str, results: Results) -> Iterator[tuple[str, Picture]]:
+    for name, each in kinds().items():
+        try:
+            if kind in (name, ALL):
+                yield name, each.draw(results)
+        except NotDrawable as error:
+            if kind != ALL:
+                raise
+            warn(f"{name} is not drawn: {error}")
+
+
+plot.__doc__ = "\n\n".join([plot.__doc__ or "", *(f"  {name}: {shows}" for name, shows in _SHOWN.items())])

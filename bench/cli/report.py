@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, Baseline, RunPaths, warn
-from bench.core.errors import UsageError
-from bench.core.files import check_writable, make_folder
+from bench.cli.compare import DEFAULT_PATH, Baseline, RunPaths
+from bench.cli.console import warn
+from bench.core.files import check_writable, make_folder, writing
+from bench.report import store
+from bench.report.page import page, to_html
+from bench.report.plots.kinds import drawn_files
+from bench.report.plots.results import Results
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -32,11 +36,6 @@ def report(
     The verdict is also printed. The file needs no network and can be printed. If PATHS contain files that bench predict
     wrote, JSON of a sweep or the table of --validate, it also has their pictures.
     """
-    from bench.report import store
-    from bench.report.page import page, to_html
-    from bench.report.plots.kinds import drawn_files
-    from bench.report.plots.results import Results
-
     paths = paths or [DEFAULT_PATH]
     if out == DEFAULT_OUT:
         make_folder(out.parent)
@@ -50,10 +49,8 @@ def report(
         baseline=baseline,
     )
     content = page(results, store.beside(paths, "environment.json"), left_out, files)
-    try:
+    with writing(out):
         out.write_text(to_html(content), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
     typer.echo(content.question)
     for section in content.sections:
         typer.echo(f"{section.label}: {section.answer}" if section.label else section.answer)

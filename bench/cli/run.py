@@ -1,29 +1,46 @@
-"""`bench run`, which trains a model with real processes, once per seed and compressor, or resumes a run."""
+"""`bench run`, which trains a model with real processes, once per seed and compressor, or resumes a run.
+
+What it shows is below the command: the plan, the progress of training, notes and warnings, and the summary at the end.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
 
 from bench.cli.compare import DEFAULT_PATH, compare
-from bench.cli.options import AsJson, takes
+from bench.cli.console import LiveLine, plain_table, print_json
+from bench.cli.options import AsJson, flag_values, takes
 from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds, seeds_text
+from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder
 from bench.core.spec import split_list
+from bench.core.units import format_bytes, format_seconds
+from bench.hosts.cluster import Cluster
+from bench.hosts.support import check_and_choose_backend
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.resolve import prepare_data, resolve_each, with_ranks
+from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
+from bench.launch.sweeps.file import SweepFile, plan_runs, run_arguments
+from bench.launch.sweeps.state import past_runs
+from bench.report.store import grouped
 
 if TYPE_CHECKING:
-    from bench.launch.jobs.fork_server import ForkServer
-    from bench.launch.run import Result
+    from bench.launch.layer_plan import LayerPlan  # which imports torch
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -39,7 +56,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 Components are written name:key=value,key=value; `bench list compressors --long` shows every option."""
 
-_BESIDE_RESUME = ("resume", "as_json", "world_size", "resume_residuals", "timeout_s")
+_BESIDE_RESUME = {"resume_folder", "as_json", "world_size", "resume_residuals", "timeout_s"}
 
 
 @takes(
@@ -55,9 +72,10 @@ def run(
     out: Annotated[
         Path, typer.Option(help="Folder in which the run's folder is made.", rich_help_panel=OUTPUT)
     ] = DEFAULT_PATH,
-    resume: Annotated[
+    resume_folder: Annotated[
         Path | None,
         typer.Option(
+            "--resume",
             metavar="RUN_FOLDER",
             help="Resume this run from its last checkpoint; only --timeout and --world-size can be changed.",
             rich_help_panel=OUTPUT,
@@ -78,19 +96,23 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
-    if resume is not None:
-        _check_alone(context)
-        timeout_s = options.timeout_s if _is_given(context, "timeout_s") else None
-        _resume(resume, options.world_size, resume_residuals, timeout_s, as_json)
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    if resume_folder is not None:
+        flags = {option.name: option.flag_name for option in RunConfig.options()}
+        others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]
+        if others:
+            raise UsageError(
+                f"--resume takes everything from the run's own configuration; leave out {', '.join(others)}"
+            )
+        timeout_s = options.timeout_s if "timeout_s" in given else None
+        _resume(resume_folder, options.world_size, resume_residuals, timeout_s, as_json)
         return
     if resume_residuals is not None:
         raise UsageError("--resume-residuals is for a run resumed with other ranks; add --resume and --world-size")
-    if seeds and _is_given(context, "seed"):
+    if seeds and "seed" in given:
         raise UsageError("--seed and --seeds contradict each other; give one of them")
     numbers = parse_seeds(seeds) if seeds else [options.seed]
-    from bench.cli.output.run import make_each_ready
-    from bench.launch.jobs.fork_server import TRAIN, ForkServer
-
     with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
         configs = _plan(options, numbers, server)
         if dry_run:
@@ -106,9 +128,6 @@ def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunC
     Raises:
         UsageError: the options are not possible, or name a compressor twice.
     """
-    from bench.launch.resolve import resolve_each
-    from bench.launch.sweeps.file import SweepFile, plan_runs
-
     specs = split_list(options.compressor)
     if len(specs) == 1:
         (outcome,) = resolve_each([options], server)
@@ -120,25 +139,11 @@ def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunC
             f"--compressor names {len(specs)} methods, which are compared on one machine; give one of them with "
             f"--nnodes {options.nnodes}"
         )
-    given = {option.name: getattr(options, option.name) for option in RunConfig.options() if option.flag}
-    methods = SweepFile(where="--compressor", base=given, seeds=seeds, matrix={"compressor": specs})
+    methods = SweepFile(where="--compressor", base=flag_values(options), seeds=seeds, matrix={"compressor": specs})
     configs = [run.config for run in plan_runs(methods, server)]
     if len(configs) < len(specs) * len(seeds):
         raise UsageError(f"--compressor {options.compressor} names one method twice; each is run once per seed")
     return configs
-
-
-def _check_alone(context: typer.Context) -> None:
-    """Refuse options that cannot be combined with --resume."""
-    if given := [name for name in context.params if name not in _BESIDE_RESUME and _is_given(context, name)]:
-        flags = {option.name: option.flag_name for option in RunConfig.options()}
-        named = ", ".join(flags.get(name, f"--{name.replace('_', '-')}") for name in given)
-        raise UsageError(f"--resume takes everything from the run's own configuration; leave out {named}")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _resume(
@@ -148,17 +153,22 @@ def _resume(
     timeout_s: float | None,
     as_json: bool,
 ) -> None:
-    from bench.cli.output.run import Display, print_summary, warn_of_other_work
-    from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.resolve import with_ranks
-    from bench.launch.run import check_left, configuration_of, resume
-
     folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
     check_left(folder)
     config = configuration_of(folder)
-    _check_residuals(folder, config.world_size, world_size, residuals)
+    if world_size in (None, config.world_size):
+        if residuals is not None:
+            raise UsageError(
+                f"--resume-residuals is for another number of ranks than the run's {config.world_size}; give "
+                "--world-size"
+            )
+    elif residuals is None:
+        raise UsageError(
+            f"{folder.path} had {config.world_size} ranks, each with residuals that it had not sent; add "
+            "--resume-residuals sum to share them out, or drop to lose them, or leave out --world-size"
+        )
     with ForkServer(TRAIN) as server:
-        if world_size is not None and residuals is not None:
+        if residuals is not None and world_size is not None:
             server.warm_up(config.threads)
             config = server.call(with_ranks, config, world_size)
         if timeout_s is not None:
@@ -166,47 +176,32 @@ def _resume(
         with Display(f"{config.name} seed {config.seed}, resumed") as display:
             result = resume(folder, display.report, server, config, residuals)
     if as_json:
-        print(json.dumps([result.summary | {"folder": str(result.folder.path)}], indent=2))
+        print_json([result.summary | {"folder": str(result.folder.path)}])
     else:
         print_summary([config], [result])
     warn_of_other_work([result])
     _raise_failures([config], [result])
 
 
-def _check_residuals(folder: RunFolder, before: int, now: int | None, residuals: str | None) -> None:
-    """Check that --resume-residuals is given if, and only if, the number of ranks changes."""
-    is_other = now not in (None, before)
-    if is_other and residuals is None:
-        raise UsageError(
-            f"{folder.path} had {before} ranks, each with residuals that it had not sent; add --resume-residuals sum "
-            "to share them out, or drop to lose them, or leave out --world-size"
-        )
-    if residuals is not None and not is_other:
-        raise UsageError(
-            f"--resume-residuals is for another number of ranks than the run's {before}; give --world-size"
-        )
-
-
 def _execute(options: RunConfig, configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    """Execute the runs; with one compressor, stop at the first failure; with several, go on with the next run."""
-    from bench.cli.output.run import Display, print_summary, warn_of_other_work
-    from bench.launch.run import execute
-
+    # With one compressor, stop at the first failure; with several, go on with the next run.
     are_several = _num_methods(configs) > 1
     results: list[Result] = []
     for number, config in enumerate(configs, 1):
         position = f"{number}/{len(configs)} " if len(configs) > 1 else ""
-        what = config.compressor if are_several else config.name
-        with Display(f"{position}{what} seed {config.seed}") as display:
+        with Display(f"{position}{config.compressor if are_several else config.name} seed {config.seed}") as display:
             results.append(execute(config, out, display.report, server))
         if results[-1].status == "interrupted" or (results[-1].status != "ok" and not are_several):
             break
     if as_json:
-        data = [
-            {"compressor": config.compressor, "seed": config.seed} | each.summary | {"folder": str(each.folder.path)}
-            for config, each in zip(configs, results, strict=False)
-        ]
-        print(json.dumps(data, indent=2))
+        print_json(
+            [
+                {"compressor": config.compressor, "seed": config.seed}
+                | each.summary
+                | {"folder": str(each.folder.path)}
+                for config, each in zip(configs, results, strict=False)
+            ]
+        )
     elif are_several and any(result.status == "ok" for result in results):
         is_timed = any(result.summary.get("samples_per_s") for result in results)
         compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
@@ -224,28 +219,20 @@ def _num_methods(configs: Sequence[RunConfig]) -> int:
 
 
 def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
-    """Return a useful next command: a report of the methods, a comparison with other runs, or runs to compare with."""
-    from bench.launch.sweeps.file import run_arguments
-    from bench.launch.sweeps.state import past_runs
-
+    # A report of the methods, a comparison with other runs, or runs to compare with.
     place = [] if out == DEFAULT_PATH else [str(out)]
     has_others = len(past_runs(out)) > len(results)
     if _num_methods(configs) > 1:
         return ["bench", "report", *([str(result.folder.path) for result in results] if has_others else place)]
     if has_others:
         return ["bench", "compare", *place]
-    values = {option.name: getattr(options, option.name) for option in RunConfig.options() if option.flag}
-    given = {name: value for name, value in values.items() if value != getattr(RunConfig, name)}
-    others = "none,bf16,powersgd" if options.compressor == "none" else f"none,{options.compressor}"
+    given = {name: value for name, value in flag_values(options).items() if value != getattr(RunConfig, name)}
+    given["compressor"] = "none,bf16,powersgd" if options.compressor == "none" else f"none,{options.compressor}"
     seeds = {"seeds": seeds_text(config.seed for config in configs)} if len(configs) > 1 else {}
-    folder = {"out": out} if place else {}
-    return ["bench", "run", *run_arguments(given | {"compressor": others} | seeds | folder)]
+    return ["bench", "run", *run_arguments(given | seeds | ({"out": out} if place else {}))]
 
 
 def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> None:
-    """Raise an error if a run failed, or if the user stopped one."""
-    from bench.launch.run import last_step
-
     failed = [result for result in results if result.status != "ok"]
     if not failed:
         return
@@ -264,27 +251,147 @@ def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> 
 
 
 def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    """Print the plan of every method; as JSON an object, or a list of objects if there are several methods."""
-    from bench.cli.output.run import print_layers, print_notes, print_plan
-    from bench.launch.jobs import torchrun
-    from bench.launch.layer_plan import plan_layers
+    # As JSON an object, or a list of objects if there are several methods.
+    from bench.launch.layer_plan import plan_layers  # imports torch
 
-    by_method: dict[str, list[RunConfig]] = {}
-    for config in configs:
-        by_method.setdefault(config.config_id, []).append(config)
     plans: list[dict[str, Any]] = []
-    for of_seeds in by_method.values():
+    for of_seeds in grouped(configs, lambda config: config.config_id).values():
         config = of_seeds[0]
         layers = server.call(plan_layers, config)
-        folder = RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}")
-        lines = torchrun.shell_lines(config, folder)
+        lines = torchrun.shell_lines(config, RunFolder(out / f"<utc>-{config.name}-s{config.seed}-{config.digest}"))
         if not as_json:
-            print_plan(of_seeds)
-            print_layers(layers)
+            _print_plan(of_seeds, layers)
             print(*lines, sep="\n")
         print_notes(of_seeds)
         described = [dataclasses.asdict(each) | {"digest": each.digest} for each in of_seeds]
         plans.append({"configs": described, "layers": dataclasses.asdict(layers), "torchrun": lines})
     if as_json:
-        json.dump(plans if len(plans) > 1 else plans[0], sys.stdout, indent=2)
-        print()
+        print_json(plans if len(plans) > 1 else plans[0])
+
+
+_PLAN_ROWS = (
+    "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs", "steps",
+    "compressor", "collective", "strategy", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads", "amp",
+    "digest",
+)  # fmt: skip
+# The texts of a report by its key, the most important first.
+_PROGRESS: dict[str, Callable[[float], str]] = {
+    "eta_s": lambda value: f"{format_seconds(value)} left",
+    "epoch": "epoch {:.1f}".format,
+    "accuracy": "accuracy {:.1%}".format,
+    "loss": "loss {:.3f}".format,
+    "samples_per_s": "{:,.0f} samples/s".format,
+    "waiting_share": "waiting {:.0%}".format,
+}
+
+
+class Display(LiveLine):
+    """Progress of one run."""
+
+    def report(self, line: dict[str, Any]) -> None:
+        """Show one report of rank 0."""
+        if "evaluated" in line:
+            row = line["evaluated"]
+            self.say_of_title(
+                f"epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
+                f"accuracy {row['test_accuracy']:.2%}"
+            )
+        else:
+            known = [text(line[name]) for name, text in _PROGRESS.items() if line[name] is not None]
+            self.update(known, total=line["total_steps"], completed=line["step"])
+
+
+def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
+    """Prepare all configurations before the first run starts, and print their notes.
+
+    Raises:
+        UsageError: a configuration is not possible on this machine.
+    """
+    for config in {config.config_id: config for config in configs}.values():
+        if config.cluster is not None:
+            check_and_choose_backend(Cluster.from_dict(config.cluster))
+    for dataset, data_dir in dict.fromkeys((config.dataset, config.data_dir) for config in configs):
+        server.call(prepare_data, dataset, data_dir)
+    print_notes(configs)
+
+
+def print_notes(configs: Sequence[RunConfig]) -> None:
+    """Print the notes about some configurations on stderr, each once."""
+    for sentence in dict.fromkeys(note for config in configs for note in config.notes):
+        print(f"note: {sentence}", file=sys.stderr)
+
+
+def warn_of_other_work(results: Sequence[Result]) -> None:
+    """Warn on stderr if other programs used so much of the cores that times are too long."""
+    shares = [row.get("other_cpu_share") or 0.0 for result in results for row in _rows(result)]
+    if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
+        print(
+            f"warning: other programs used up to {share:.0%} of this machine's cores during training, which makes the "
+            "times too long; run it again on an idle machine",
+            file=sys.stderr,
+        )
+
+
+def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
+    # What would be trained.
+    title = f"Plan: seed {', '.join(str(config.seed) for config in configs)}"
+    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)
+    for name in _PLAN_ROWS:
+        if (value := getattr(configs[0], name)) is not None:
+            table.add_row(name, str(value))
+    if configs[0].cluster is not None:
+        for link in Cluster.from_dict(configs[0].cluster).describe():
+            table.add_row("virtual hosts", link)
+    Console().print(table)
+    # How each layer would be compressed.
+    columns = (
+        Column("layer", footer="together, as one bucket"), "shape", "kind", "payload",
+        Column("dense", justify="right", footer=format_bytes(layers.dense_nbytes)),
+        Column("sent", justify="right", footer=_cell(layers.sent_nbytes, format_bytes, "by data")),
+    )  # fmt: skip
+    table = plain_table("Layers: one rank's payload at full compression", columns, show_footer=True)
+    for row in layers.layers:
+        shape, sent = "x".join(map(str, row.shape)), _cell(row.sent_nbytes, format_bytes, "by data")
+        table.add_row(row.name, shape, row.kind, row.payload, format_bytes(row.dense_nbytes), sent)
+    Console().print(table)
+
+
+def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
+    """Print one row per run, and the folders of the results."""
+    config = configs[0]
+    what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
+    rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
+    shown = [heading for heading in rows[0] if any(row[heading] for row in rows)]
+    table = plain_table(columns=[Column(heading, justify="right", no_wrap=True) for heading in shown])
+    for row in rows:
+        table.add_row(*(row[heading] for heading in shown))
+    console = Console()
+    console.print(f"{config.compressor} on {config.collective}: {', '.join(what)}", highlight=False)
+    console.print(table)
+    for result in results:
+        print(result.folder.path)
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    return read_rows(result.folder.metrics) if result.folder.metrics.exists() else []
+
+
+def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; empty without a value
+    row: dict[str, Any] = next((row for row in reversed(_rows(result)) if row.get("test_accuracy") is not None), {})
+    return {
+        "seed": str(seed),
+        "status": "" if result.status == "ok" else result.status,
+        "accuracy": _cell(row.get("test_accuracy"), "{:.2%}".format),
+        "samples/s": _cell(row.get("samples_per_s"), "{:,.0f}".format),
+        "step": _cell(row.get("step_time_s"), format_seconds),
+        "sent/step": _cell(row.get("payload_bytes_per_step"), format_bytes),
+        "ratio": _cell(row.get("compression_ratio"), "{:.4g}x".format),
+        "trained": _cell(row.get("train_time_s"), format_seconds),
+        "to target": _cell(
+            row.get("time_to_target_s"), format_seconds, "" if row.get("target_accuracy") is None else "missed"
+        ),
+    }
+
+
+def _cell(value: float | None, text: Callable[[float], str], otherwise: str = "") -> str:
+    return otherwise if value is None else text(value)

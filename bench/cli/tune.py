@@ -5,21 +5,23 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from bench.cli.options import AsJson, takes
+from bench.cli.console import print_json, stdout_console, table_of
+from bench.cli.options import AsJson, flag_values, takes
+from bench.cli.sweep import print_state, run_all, say_plan
 from bench.core.config.job import MAX_SEED, MEASUREMENT, OUTPUT
 from bench.core.config.run import WHAT, RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.errors import UsageError
-from bench.core.files import check_writable
+from bench.core.files import check_writable, writing
 from bench.core.spec import split_list
-
-if TYPE_CHECKING:
-    from bench.launch.sweeps.file import SweepFile
-    from bench.launch.sweeps.tuning import Tuned
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.sweeps.file import SweepFile, plan_runs, read_sweep, run_arguments, table_text
+from bench.launch.sweeps.state import SweepState
+from bench.launch.sweeps.tuning import Tuned, choose, evaluated_base, tuned_file, tuning_sweep, with_defaults
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -86,12 +88,6 @@ def tune(
     All methods try the same values, train for the same length, and are judged on held-out training samples (a fifth of
     them, unless --holdout-size is given).
     """
-    from bench.cli.output.sweep import SweepProgress, print_state, say_plan
-    from bench.launch.jobs.fork_server import TRAIN, ForkServer
-    from bench.launch.sweeps.file import plan_runs
-    from bench.launch.sweeps.state import SweepState
-    from bench.launch.sweeps.tuning import choose, tuned_file, tuning_sweep
-
     methods = _methods(options, file, compressors, rates, seeds)
     if write is not None and not write.absolute().is_relative_to(out.absolute()):  # the runs make `out`
         check_writable(write)
@@ -102,10 +98,13 @@ def tune(
         if dry_run:
             print_state(state, as_json=as_json)
             return
-        state = SweepProgress(state, configs, server).run_all()
+        state = run_all(state, configs, server)
     tuned = choose(methods, state)
+    path = write or out / "tuned.toml"
     try:
-        _write(write or out / "tuned.toml", tuned_file(methods, tuned, tuning_seed))
+        with writing(path, "--write"):
+            path.write_text(tuned_file(methods, tuned, tuning_seed), encoding="utf-8")
+        print(f"wrote {path}", file=sys.stderr)
     finally:
         _print(methods, tuned, as_json=as_json)
 
@@ -113,13 +112,11 @@ def tune(
 def _methods(
     options: RunConfig, file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
 ) -> SweepFile:
-    """Return what to tune, from a file or from the options."""
-    from bench.launch.sweeps.file import SweepFile, read_sweep
-    from bench.launch.sweeps.tuning import with_defaults
-
-    defaults = {option.name: option.default for option in RunConfig.options() if option.flag}
-    given = {name: value for name, default in defaults.items() if (value := getattr(options, name)) != default}
-    tried: dict[str, list[Any]] = {"lr": _rates(rates)} if rates else {}
+    given = {name: value for name, value in flag_values(options).items() if value != getattr(RunConfig, name)}
+    try:
+        tried: dict[str, list[Any]] = {"lr": sorted({float(rate) for rate in rates.split(",")})} if rates else {}
+    except ValueError:
+        raise UsageError(f"--rates {rates} is not a list of numbers; write 0.01,0.02,0.05") from None
     if file is not None:
         if given or compressors or seeds or rates:
             raise UsageError(f"{file} contains all options; write the other options there, or leave out the file")
@@ -130,12 +127,12 @@ def _methods(
         raise UsageError("tuning runs on this machine; leave out --nnodes")
     if "seed" in given and seeds:
         raise UsageError("--seed and --seeds contradict each other; give one of them")
-    first_seed = given.pop("seed", None)
+    first_seed = [given.pop("seed")] if "seed" in given else []
     methods, chosen = with_defaults(
         SweepFile(
             where="the command line",
             base=given,
-            seeds=parse_seeds(seeds) if seeds else [first_seed] if first_seed is not None else [],
+            seeds=parse_seeds(seeds) if seeds else first_seed,
             matrix={"compressor": split_list(compressors)} if compressors else {},
             tune=tried,
         )
@@ -145,27 +142,7 @@ def _methods(
     return methods
 
 
-def _rates(text: str) -> list[float]:
-    try:
-        return sorted({float(rate) for rate in text.split(",")})
-    except ValueError:
-        raise UsageError(f"--rates {text} is not a list of numbers; write 0.01,0.02,0.05") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --write") from None
-    print(f"wrote {path}", file=sys.stderr)
-
-
 def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
-    """Print the chosen values and the commands that use them on stdout, warnings about them on stderr."""
-    from bench.cli.output.console import print_json, stdout_console, table_of
-    from bench.launch.sweeps.file import run_arguments, table_text
-    from bench.launch.sweeps.tuning import evaluated_base
-
     seeds = {"seeds": ",".join(map(str, methods.seeds))} if methods.seeds else {}
     commands = [shlex.join(["bench", "run", *run_arguments(evaluated_base(methods) | t.chosen | seeds)]) for t in tuned]
     if as_json:
@@ -184,6 +161,5 @@ def _print(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
         print(*commands, sep="\n")
     for each in tuned:
         for name in each.at_the_end:
-            where = table_text(each.settings) or "[base]"
             beyond = f"the best {name}, {each.best[name]}, is the smallest or largest tried; try values beyond it"
-            print(f"warning: {where}: {beyond}", file=sys.stderr)
+            print(f"warning: {table_text(each.settings) or '[base]'}: {beyond}", file=sys.stderr)

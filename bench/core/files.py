@@ -60,14 +60,25 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: "cannot write x.json: Permission denied; choose another file".
     """
-    try:
+    with writing(path, "file"):
         check_regular(path)
         is_new = not path.exists()
         path.open("ab").close()
         if is_new:
             path.unlink()
+
+
+@contextlib.contextmanager
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Report an error of the block, which writes a file that the user named with this option.
+
+    Raises:
+        UsageError: "cannot write x.json: Permission denied; choose another --out".
+    """
+    try:
+        yield
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another {option}") from None
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from bench.core.counters import NOTEWORTHY_SHARE
@@ -13,7 +12,6 @@ from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, Comparison
 from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
 from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
 from bench.report.store import Run, interval_steps
-from bench.report.targets import Target
 
 # Rows that differ in a column of _MACHINE have incomparable times; rows that differ in _WORK did different work.
 _MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
@@ -21,33 +19,30 @@ _WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
 # In these columns an empty cell means "none", not "unknown".
 _NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
 _LISTED = 3
-SHORT = 10  # a last interval this many times shorter than the previous one says too little
+SHORT = 10  # a last evaluation interval this many times shorter than the previous one says too little
 
 
-def cautions(comparison: Comparison) -> list[str]:
-    """Return the warnings that belong above the table: rows of different machines or versions of the code."""
-    sentences = []
-    if differing := _differing(comparison, _MACHINE):
-        sentences.append(
+def cautions(comparison: Comparison) -> Iterator[str]:
+    """Yield the warnings that belong above the table: rows of different machines or versions of the code."""
+    if names := differing(comparison, _MACHINE):
+        yield (
             f"the rows come from different machines or versions, so their times cannot be compared: "
-            f"{_listing(comparison, differing)}; run all of them on one machine, or hide this with "
-            "--allow-other-machine"
+            f"{_listing(comparison, names)}; run all of them on one machine, or hide this with --allow-other-machine"
         )
-    if differing := _differing(comparison, ("git_sha",)):
-        sentences.append(f"the rows come from different versions of the code: {_listing(comparison, differing)}")
-    return sentences
+    if names := differing(comparison, ("git_sha",)):
+        yield f"the rows come from different versions of the code: {_listing(comparison, names)}"
 
 
 def caveats(comparison: Comparison) -> Iterator[str]:
     """Yield the other warnings, the most serious first."""
     groups = comparison.groups
     runs = [(group.short, run) for group in groups for run in group.runs]
-    for name, run in runs:
-        if not run.ended_well:
-            yield (
-                f"{name}: seed {run['seed']} {run.ending} and does not count: "
-                f"{run['error'] or 'no reason is recorded'} ({run['run_id']})"
-            )
+    yield from (
+        f"{name}: seed {run['seed']} {run.ending} and does not count: {run['error'] or 'no reason is recorded'} "
+        f"({run['run_id']})"
+        for name, run in runs
+        if not run.ended_well
+    )
     if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
         yield f"not in the table, since not finished: {_first_of(texts)}"
     for group in groups:
@@ -56,9 +51,9 @@ def caveats(comparison: Comparison) -> Iterator[str]:
                 f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
                 "not data-parallel training, and its accuracy is that of one rank's model"
             )
-    if differing := differing_work(comparison):
+    if names := differing(comparison):
         yield (
-            f"the rows differ in {_listing(comparison, differing)}, so a difference between them may come from that; "
+            f"the rows differ in {_listing(comparison, names)}, so a difference between them may come from that; "
             "--where chooses rows"
         )
     if others := [group for group in groups if group.distinct("link_warnings")]:
@@ -85,8 +80,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
         )
     yield from _too_few(comparison)
     yield from _other_programs(comparison)
-    repeated = {id(run) for run in comparison.repeated}
-    if texts := [f"{name} seed {run['seed']}" for name, run in runs if id(run) in repeated]:
+    if texts := [f"{name} seed {run['seed']}" for name, run in runs if run in comparison.repeated]:
         yield f"run more than once: {_first_of(texts)}; only the newest run of each that ended well counts"
     if dirty := _names(groups, lambda group: True in group.distinct("git_dirty")):
         yield f"{dirty}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
@@ -94,20 +88,15 @@ def caveats(comparison: Comparison) -> Iterator[str]:
         yield comparison.ambiguity
 
 
-def differing_work(comparison: Comparison) -> list[str]:
-    """Return the settings of the workload in which rows differ, except those in ``--by``."""
-    return _differing(comparison, _WORK)
-
-
 def _warm_up(comparison: Comparison) -> Iterator[str]:
-    """Warn if the speed-up over the whole run differs from that of the last evaluation interval (density warm-up)."""
-    if comparison.metric.name != "samples_per_s":
-        return
-    known = _speeds_in_all(comparison.baseline)
+    # The speed-up over the whole run may differ from that of the last evaluation interval (density warm-up).
     others = []
-    for row in comparison.candidates:
-        in_all = improvement(known, _speeds_in_all(row.group), higher_is_better=True)
-        at_last = row.gain.effect
+    for row in comparison.candidates if comparison.metric.name == "samples_per_s" else ():
+        speeds = [
+            [_samples(run) / run["train_time_s"] for run in group.ok if _samples(run) and run["train_time_s"]]
+            for group in (comparison.baseline, row.group)
+        ]
+        in_all, at_last = improvement(*speeds, higher_is_better=True), row.gain.effect
         if in_all and at_last and not SAME_FACTOR[0] <= in_all.value / at_last.value <= SAME_FACTOR[1]:
             others.append(f"{row.group.short} {format_factor(in_all.value)}x")
     if others:
@@ -117,41 +106,29 @@ def _warm_up(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _speeds_in_all(group: RunGroup) -> list[float]:
-    """Return the samples per second of each run over its whole training."""
-    speeds = []
-    for run in group.ok:
-        ranks = run["replicas"] or run["world_size"] or 0
-        samples = (run["step"] or 0) * (run["batch_size"] or 0) * (run["accumulate"] or 1) * ranks
-        if samples and run["train_time_s"]:
-            speeds.append(samples / run["train_time_s"])
-    return speeds
+def _samples(run: Run) -> int:  # that all ranks have trained on; 0: not known
+    ranks = run["replicas"] or run["world_size"] or 0
+    return int((run["step"] or 0) * (run["batch_size"] or 0) * (run["accumulate"] or 1) * ranks)
 
 
 def _sent_at_first(comparison: Comparison) -> Iterator[str]:
-    """Warn if early steps sent more bytes than those of the last evaluation interval."""
-    if comparison.metric.name == targets.BYTES:
-        return
+    # More bytes per step than in the last evaluation interval.
     more = []
-    for group in comparison.groups:
+    for group in comparison.groups if comparison.metric.name != targets.BYTES else ():
         known = [(_payload_bytes_per_step_in_all(run), run["payload_bytes_per_step"]) for run in group.ok]
         factors = [in_all / at_last for in_all, at_last in known if in_all and at_last]
         if factors and (factor := sum(factors) / len(factors)) > SAME_FACTOR[1]:
             more.append((factor, group.short))
     if more:
         (most, name), *others = sorted(more, reverse=True)
-        texts = [
-            f"{name} sent {format_factor(most)}",
-            *(f"{other} {format_factor(factor)}" for factor, other in others),
-        ]
+        sent = [f"{name} sent {format_factor(most)}", *(f"{other} {format_factor(factor)}" for factor, other in others)]
         yield (
-            f"averaged over the whole run, {_first_of(texts)} times the bytes per step shown (early steps compress "
+            f"averaged over the whole run, {_first_of(sent)} times the bytes per step shown (early steps compress "
             "less); --metric bytes_to_target counts whole runs"
         )
 
 
 def _payload_bytes_per_step_in_all(run: Run) -> float | None:
-    """Return the bytes per step over the whole training."""
     steps, payloads = interval_steps(run.rows), [row["payload_bytes_per_step"] for row in run.rows]
     if None in steps or None in payloads or not run["step"]:
         return None
@@ -159,7 +136,6 @@ def _payload_bytes_per_step_in_all(run: Run) -> float | None:
 
 
 def _ends_shortly(run: Run) -> bool:
-    """Return True if the run's last evaluation interval is far shorter than the one before."""
     *_, before, last = [None, *interval_steps(run.rows)]
     return before is not None and last is not None and 0 < SHORT * last < before
 
@@ -167,29 +143,22 @@ def _ends_shortly(run: Run) -> bool:
 def _missed(comparison: Comparison) -> Iterator[str]:
     metric = comparison.metric.name if comparison.is_to_target else targets.TIME
     for target in comparison.targets:
-        counts = []
-        for group in comparison.groups:
-            seeds = targets.needs(group, metric, target)
-            if missed := len(seeds) - targets.num_reached(seeds):
-                counts.append(f"{group.short} ({missed} of {len(seeds)} seeds)")
-        if counts:
+        seeds = [(group, targets.needs(group, metric, target)) for group in comparison.groups]
+        missed = [(group.short, len(each) - targets.num_reached(each), len(each)) for group, each in seeds]
+        if counts := [f"{name} ({number} of {total} seeds)" for name, number, total in missed if number]:
             accuracy = "the target accuracy" if target.accuracy is None else target.title
             yield (
                 f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with everything that it "
                 "spent, so the true mean is higher; train longer to reach the target"
             )
-        if once := _names(comparison.groups, partial(_evaluated_once, metric=metric, target=target)):
+        if target.accuracy is None and metric == targets.TIME:
+            continue  # the run itself recorded when it reached the target
+        reached = [group for group, each in seeds if targets.num_reached(each)]
+        if once := _names(reached, lambda group: all(len(run.rows) == 1 for run in group.ok)):
             yield (
-                f"{once}: evaluated only once, at the end of the run, so {target.title} may have been reached "
-                "long before; run with --eval-every"
+                f"{once}: evaluated only once, at the end of the run, so {target.title} may have been "
+                "reached long before; run with --eval-every"
             )
-
-
-def _evaluated_once(group: RunGroup, metric: str, target: Target) -> bool:
-    """Return True if the target was reached at the only evaluation, and so perhaps long before it."""
-    found_by_run = target.accuracy is None and metric == targets.TIME
-    reached = targets.num_reached(targets.needs(group, metric, target))
-    return not found_by_run and reached > 0 and all(len(run.rows) == 1 for run in group.ok)
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:
@@ -206,12 +175,19 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
     advice = []
     for row in comparison.candidates:
         effect = row.gain.effect
-        if row.verdict != "unclear" or row.gain.held_back or effect is None or effect.low is None:
+        if row.gain.verdict != "unclear" or row.gain.held_back or effect is None or effect.low is None:
             continue
-        half_width = max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
-        if comparison.metric.name == "test_accuracy":
-            half_width = max(SAME_ACCURACY[1], abs(effect.value))
-        n = min(_num_seeds(comparison, group) for group in (row.group, comparison.baseline))
+        half_width = (
+            max(SAME_ACCURACY[1], abs(effect.value))
+            if comparison.metric.name == "test_accuracy"
+            else max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
+        )
+        # Metrics to a target include diverged runs.
+        sides = [
+            targets.needs(group, comparison.metric.name, comparison.targets[0]) if comparison.is_to_target else group.ok
+            for group in (row.group, comparison.baseline)
+        ]
+        n = min(map(len, sides))
         enough = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
         wanted = f"about {enough} would do" if enough else f"not even {MOST_SEEDS} would do; reduce the noise"
         advice.append(f"{row.group.short} ({n} seeds; {wanted})")
@@ -219,15 +195,7 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
         yield f"too noisy for a verdict: {_first_of(advice)}; run more seeds of these and of the baseline"
 
 
-def _num_seeds(comparison: Comparison, group: RunGroup) -> int:
-    """Return how many seeds an effect is computed from; for metrics to a target these include diverged runs."""
-    if comparison.is_to_target:
-        return len(targets.needs(group, comparison.metric.name, comparison.targets[0]))
-    return len(group.ok)
-
-
 def _other_programs(comparison: Comparison) -> Iterator[str]:
-    """Warn if other programs disturbed the clock."""
     if noisy := [row for row in comparison.candidates if row.only_wall_clock_is_noisy]:
         verdicts = _first_of([f"{row.group.short} {row.cpu.verdict}" for row in noisy])
         yield (
@@ -242,8 +210,8 @@ def _other_programs(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _differing(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Return those columns in which the rows differ, except the columns in ``--by``."""
+def differing(comparison: Comparison, names: Sequence[str] = _WORK) -> list[str]:
+    """Return those columns, by default settings of the workload, in which rows differ, except those in ``--by``."""
     return [name for name in names if name not in comparison.by and len(_distinct(comparison, name)) > 1]
 
 
@@ -259,7 +227,6 @@ def _listing(comparison: Comparison, names: list[str]) -> str:
 
 
 def _names(groups: Sequence[RunGroup], applies: Callable[[RunGroup], bool]) -> str:
-    """Return the names of those groups to which a warning applies, or an empty text."""
     return _first_of([group.short for group in groups if applies(group)])
 
 

@@ -11,6 +11,7 @@ from bench.core.schema.column import Column
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.report.statistics import Effect
+from collectives.options import did_you_mean
 
 NOTHING = "-"
 _SHA_DIGITS = 10  # enough to distinguish commits
@@ -38,8 +39,6 @@ def find_column(name: str) -> Column:
         UsageError: there is none; the message names the most similar one.
     """
     if name not in METRICS_BY_NAME:
-        from collectives.options import did_you_mean  # imported only here, because it imports pydantic
-
         raise UsageError(
             f"there is no column '{name}'{did_you_mean(name, METRICS_BY_NAME)}; docs/columns.md explains every column"
         )

@@ -95,8 +95,10 @@ def document() -> str:
 
 
 def _sections(columns: tuple[Column, ...]) -> str:
-    groups = itertools.groupby(columns, key=lambda column: column.group)
-    return "\n".join(f"### {group.capitalize()}\n\n{_table(tuple(members))}" for group, members in groups)
+    return "\n".join(
+        f"### {group.capitalize()}\n\n{_table(tuple(members))}"
+        for group, members in itertools.groupby(columns, key=lambda column: column.group)
+    )
 
 
 def _table(columns: tuple[Column, ...]) -> str:

@@ -80,14 +80,9 @@ class ComparedRow:
     further: list[Finding]
 
     @property
-    def verdict(self) -> ComparisonVerdict:
-        """The verdict on the metric of the comparison."""
-        return self.gain.verdict
-
-    @property
     def only_wall_clock_is_noisy(self) -> bool:
         """True if CPU time allows a verdict but the wall clock does not."""
-        return self.verdict == "unclear" and self.cpu.effect is not None and self.cpu.verdict != "unclear"
+        return self.gain.verdict == "unclear" and self.cpu.effect is not None and self.cpu.verdict != "unclear"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,13 +162,14 @@ def compare(
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
     selected = select(collect_runs(rows), where)
-    runs = [run for run in selected if not run.unfinished] or selected
+    # A run that was stopped from outside, or is still running, says nothing about its method.
+    runs = [run for run in selected if run["status"] not in ("interrupted", "running")] or selected
     seeds = {(run["config_id"], run["seed"]) for run in runs}
     # With --by, compare the settings themselves: another version of the code may have given them another config_id.
     runs, repeated = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = group_runs(runs, by)
-    defaults = BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
-    chosen, ambiguity = choose_baseline(groups, baseline, defaults)
+    preferred = BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
+    chosen, ambiguity = choose_baseline(groups, baseline, preferred)
     to_reach = [find_target(text, chosen) for text in targets] or [Target()]
     finished = [group for group in groups if group.ok]
     if finished and not any(
@@ -182,13 +178,14 @@ def compare(
         raise UsageError(f"no finished run has a value in {metric}; choose another --metric")
     itself = Finding(verdict="baseline" if chosen.ok else "failed")
     candidates = in_order_of(sort, [group for group in groups if group is not chosen], to_reach[0])
+    further = [Finding(verdict="baseline")] * (len(to_reach) - 1)
     return Comparison(
         metric=column,
         by=tuple(by),
         targets=to_reach,
         unfinished=[run for run in selected if (run["config_id"], run["seed"]) not in seeds],
         rows=[
-            ComparedRow(group=chosen, gain=itself, accuracy=itself, cpu=itself, further=[]),
+            ComparedRow(group=chosen, gain=itself, accuracy=itself, cpu=itself, further=further),
             *_compared(chosen, candidates, column, to_reach),
         ],
         repeated=repeated,
@@ -216,36 +213,33 @@ def choose_baseline(
     Raises:
         NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
     """
+    fit = [row for row in rows if row.ok] or rows
     if wanted is None:
-        fit = [row for row in rows if row.ok] or rows
-        for compressor in defaults:
-            if dense := [row for row in fit if row.distinct("compressor") == [compressor]]:
-                chosen = _preferred(dense)
-                said = (
-                    f"{len(dense)} rows use {compressor}; the baseline is {chosen.title} (--baseline chooses another)"
-                )
-                return chosen, said if len(dense) > 1 else None
-        said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title} (--baseline chooses another)"
-        return fit[0], said if len(fit) > 1 else None
-    for names in zip(*map(_names, rows), strict=True):
-        if fitting := [row for row, own in zip(rows, names, strict=True) if wanted in own]:
-            chosen = _preferred(fitting)
-            said = f"{len(fitting)} rows fit --baseline {wanted}; the baseline is {chosen.title}"
-            return chosen, said if len(fitting) > 1 else None
-    raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
+        advice = " (--baseline chooses another)"
+        choices = [(f"use {name}", [row for row in fit if row.distinct("compressor") == [name]]) for name in defaults]
+    else:
+        advice = ""
+        choices = [
+            (f"fit --baseline {wanted}", [row for row, own in zip(rows, names, strict=True) if wanted in own])
+            for names in zip(*map(_names, rows), strict=True)
+        ]
+    for what, found in choices:
+        if found:
+            ok = [row for row in found if row.ok] or found
+            chosen = next((row for row in ok if row.distinct("collective") == ["native"]), ok[0])
+            return chosen, f"{len(found)} rows {what}; the baseline is {chosen.title}{advice}" if found[1:] else None
+    if wanted is not None:
+        raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")
+    said = f"no row uses {' or '.join(defaults)}, so the baseline is {fit[0].title}{advice}"
+    return fit[0], said if fit[1:] else None
 
 
 class NoSuchBaseline(UsageError):
     """No row matches the baseline that the user named."""
 
 
-def _preferred(rows: Sequence[RunGroup]) -> RunGroup:
-    fit = [row for row in rows if row.ok] or rows
-    return next((row for row in fit if row.distinct("collective") == ["native"]), fit[0])
-
-
 def _names(row: RunGroup) -> list[set[str]]:
-    """Return the texts by which a user can name a row, the most exact ones first."""
+    # The texts by which a user can name a row, the most exact ones first.
     specs = {(str(run["compressor"]), str(run["collective"])) for run in row.runs}
     bare = {(compressor.partition(":")[0], collective.partition(":")[0]) for compressor, collective in specs}
     return [
@@ -288,14 +282,15 @@ def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target
 def _compared(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, to_reach: Sequence[Target]
 ) -> list[ComparedRow]:
-    """Return the rows of the candidates."""
+    def divergence_forbids(verdict: ComparisonVerdict, number: int) -> bool:
+        # A verdict on accuracy must not ignore that the side that it favours diverged more often.
+        if verdict == "lower":
+            return diverges_more_often(baseline, candidates[number])
+        return verdict in ("same", "higher") and diverges_more_often(candidates[number], baseline)
+
     accuracies = [difference(baseline.values("test_accuracy"), each.values("test_accuracy")) for each in candidates]
     accuracy = _findings(
-        candidates,
-        accuracies,
-        same=SAME_ACCURACY,
-        words=("higher", "lower"),
-        forbids=lambda verdict, number: _divergence_forbids(verdict, baseline, candidates[number]),
+        candidates, accuracies, same=SAME_ACCURACY, words=("higher", "lower"), forbids=divergence_forbids
     )
     first, *others = to_reach
     gains = accuracy if metric.name == "test_accuracy" else _gains(baseline, candidates, metric, first, len(to_reach))
@@ -315,13 +310,6 @@ def _compared(
     ]
 
 
-def _divergence_forbids(verdict: ComparisonVerdict, baseline: RunGroup, candidate: RunGroup) -> bool:
-    """Return True if a verdict on accuracy would ignore that the side it favours diverged more often."""
-    if verdict == "lower":
-        return diverges_more_often(baseline, candidate)
-    return verdict in ("same", "higher") and diverges_more_often(candidate, baseline)
-
-
 def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
     """Return True if a larger share of the candidate's seeds diverged."""
     mine, theirs = ((len(each.diverged), len(each.ok) + len(each.diverged)) for each in (candidate, baseline))
@@ -331,7 +319,7 @@ def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
 def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int
 ) -> list[Finding]:
-    """Return the findings in a metric other than accuracy, which are in ``tables`` tables, one for each target."""
+    # In a metric other than accuracy; with several targets it is in as many tables.
     words: tuple[ComparisonVerdict, ComparisonVerdict] = (
         ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     )
@@ -356,11 +344,9 @@ def _gains(
 
 
 def _misses_forbid(verdict: ComparisonVerdict, theirs: Sequence[Need], ours: Sequence[Need]) -> bool:
-    """Return True if a verdict would reward a side for missing the target.
-
-    If the better side reached the target less often, it may only have had the smaller budget. And sides that look the
-    same up to the common budget are not the same if one of them needs more than that more often.
-    """
+    # A verdict must not reward a side for missing the target. A better side that reached it less often may only have
+    # had the smaller budget. And sides that look the same up to the common budget are not the same if one of them needs
+    # more than that more often.
     if verdict == "same":
         budget = common_budget(theirs, ours)
         return num_reached(theirs, budget) * len(ours) != num_reached(ours, budget) * len(theirs)
@@ -393,8 +379,7 @@ def _findings(
     findings = []
     p_values = holm([effect.p if effect else None for effect in effects], tables=tables)
     for number, (candidate, effect, p) in enumerate(zip(candidates, effects, p_values, strict=True)):
-        said = judge(effect, same=same, p=p) if effect else "unclear"
-        verdict = verdicts[said] if candidate.ok else "failed"
+        verdict = verdicts[judge(effect, same=same, p=p) if effect else "unclear"] if candidate.ok else "failed"
         held_back = forbids(verdict, number)
         findings.append(Finding(effect=effect, p=p, verdict="unclear" if held_back else verdict, held_back=held_back))
     return findings

@@ -20,8 +20,8 @@ from bench.report.columns import (
     format_points,
     format_value,
 )
-from bench.report.comparison import ComparedRow, Comparison, ComparisonVerdict, Finding
-from bench.report.groups import COMPONENTS, RunGroup
+from bench.report.comparison import ComparedRow, Comparison, ComparisonVerdict
+from bench.report.groups import COMPONENTS, name_of
 from bench.report.statistics import Effect
 from bench.report.tables import Raw, Table, TableCell, TableColumn, table_of
 from bench.report.targets import Target
@@ -90,15 +90,14 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
         (TableColumn("accuracy vs baseline\npoints [95% CI]", priority=3), _accuracy_difference_cell),
     ]
     for number, further in enumerate(comparison.targets[1:] if comparison.is_to_target else ()):
-        heading = TableColumn(f"{gain} to {further.title}", priority=2)
-        columns += [_mean(metric, further, 2), (heading, partial(_further_cell, number, further, interval=True))]
-    shown = {metric, "samples_per_s"}
+        cell = partial(_further_cell, number, further, interval=True)
+        columns += [_mean(metric, further, 2), (TableColumn(f"{gain} to {further.title}", priority=2), cell)]
     if metric != "samples_per_s":
         columns.append(_mean("samples_per_s", target, 4, interval=True))
     for name in dict.fromkeys([*_MEANS, *([targets.BYTES] if target.accuracy is not None else []), *extra]):
         priority = 3 if name in (*_FIRST_MEANS, *extra) else 4
         to_reach = comparison.targets if name in targets.TO_TARGET else [target]
-        columns += [_mean(name, each, priority) for each in to_reach if name not in shown]
+        columns += [_mean(name, each, priority) for each in to_reach if name not in (metric, "samples_per_s")]
     if any(tried for group in comparison.groups for tried in group.distinct("rates_tried")):
         columns.append((TableColumn("rates\ntried", priority=3), _rates_cell))
     columns.append((TableColumn("in sync", priority=2), _sync_cell))
@@ -133,9 +132,13 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         columns += [_mean(metric, target), (heading, _gain_cell)]
     columns.append((TableColumn("verdict", "left"), _short_verdict_cell))
     further = comparison.targets[1:] if comparison.is_to_target else []
-    for number, each in enumerate(further):
-        heading = TableColumn(f"{_gain_word(comparison)}\nto {each.title}")
-        columns.append((heading, partial(_further_cell, number, each, interval=False)))
+    columns += [
+        (
+            TableColumn(f"{_gain_word(comparison)}\nto {each.title}"),
+            partial(_further_cell, number, each, interval=False),
+        )
+        for number, each in enumerate(further)
+    ]
     if metric != "test_accuracy":
         columns.append((TableColumn(f"accuracy %\n(vs {baseline})"), _short_accuracy_cell))
     for name in dict.fromkeys(["payload_bytes_per_step", *extra]):
@@ -147,19 +150,16 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
 def _table(
     comparison: Comparison, columns: Sequence[Declared], settings: Mapping[str, str], cautions: Sequence[str]
 ) -> Table:
-    baseline = comparison.baseline.title
-    if comparison.metric.name == "test_accuracy":
-        title = f"test accuracy: every row against {baseline}"
-    else:
+    heading, above = "test accuracy", ""
+    if comparison.metric.name != "test_accuracy":
         heading = _heading(comparison.metric.name, comparison.targets[0]).replace("\n", " ")
-        better = "faster" if comparison.is_about_speed else "better"
-        title = f"{heading}: every row against {baseline} (above 1x is {better})"
+        above = f" (above 1x is {'faster' if comparison.is_about_speed else 'better'})"
     table = table_of(
         columns,
         comparison.rows,
         cautions=cautions,
         answer=in_lines(comparison),
-        title=title,
+        title=f"{heading}: every row against {comparison.baseline.title}{above}",
         subtitle=" ".join(f"{name}={value}" for name, value in settings.items()),
     )
     return dataclasses.replace(table, notes=_notes(comparison, [cell.text for cells in table.rows for cell in cells]))
@@ -171,13 +171,13 @@ def _notes(comparison: Comparison, texts: Sequence[str]) -> list[str]:
         "±: standard deviation over seeds": any("±" in text for text in texts),
         "~: from a formula, or estimated": any(text.lstrip("≥").startswith("~") for text in texts),
     }
+    at_least = (
+        "≥ (reached/seeds): seeds that missed the target count with everything that they spent, so the mean is at "
+        "least this; two rows are compared up to the smallest budget of any of their seeds"
+    )
     notes = ["; ".join(sign for sign, is_used in signs.items() if is_used)]
-    if any(text.startswith("≥") for text in texts):
-        notes.append(
-            "≥ (reached/seeds): seeds that missed the target count with everything that they spent, so the mean is at "
-            "least this; two rows are compared up to the smallest budget of any of their seeds"
-        )
-    return [*filter(None, notes), *(target.meaning for target in comparison.targets if target.meaning)]
+    notes += [at_least] if any(text.startswith("≥") for text in texts) else []
+    return list(filter(None, [*notes, *(target.meaning for target in comparison.targets)]))
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
@@ -191,15 +191,14 @@ def shared_settings(comparison: Comparison) -> dict[str, str]:
 
 
 def _components_above(comparison: Comparison) -> dict[str, str]:
-    """Return the components, if all rows have the same and differ only in settings; otherwise nothing."""
-    labels, named_by = [group.label for group in comparison.groups], comparison.baseline.named_by or ()
+    # If all rows have the same and differ only in settings; otherwise nothing.
+    labels, named_by = [group.label for group in comparison.groups], set(comparison.baseline.named_by or ())
     shared = {
         name: format_value(name, labels[0][name])
         for name in COMPONENTS
         if name in labels[0] and len({label[name] for label in labels}) == 1
     }
-    are_all = all(name in shared for name in named_by if name in COMPONENTS)
-    return shared if are_all and shared.keys() < set(named_by) else {}
+    return shared if named_by & set(COMPONENTS) <= shared.keys() < named_by else {}
 
 
 def _heading(name: str, target: Target) -> str:
@@ -218,52 +217,40 @@ def _baseline_word(comparison: Comparison) -> str:
 
 
 def _mean(name: str, target: Target, priority: int = 1, *, heading: str = "", interval: bool = False) -> Declared:
-    """Declare the column with the mean of a column of metrics.csv over seeds, or of what they needed to a target."""
+    # Of a column of metrics.csv over seeds, or of what they needed to a target.
     lines = [heading or _heading(name, target), *(["[95% CI]"] if interval else [])]
     return TableColumn("\n".join(lines), priority=priority), partial(_mean_cell, name, target, interval)
 
 
 def _mean_cell(name: str, target: Target, interval: bool, row: ComparedRow) -> TableCell:
-    """Return the mean over seeds; of what they needed to a target also how many reached it, unless all did."""
-    group, key, num_seeds, missed = row.group, name, 0, 0
-    if name in targets.TO_TARGET:
-        seeds = targets.needs(group, name, target)
-        num_seeds, missed = len(seeds), len(seeds) - targets.num_reached(seeds)
-        known = targets.mean_need(seeds)
-        key += _suffix(target)
-    else:
-        known = group.estimate(name)
+    # Over seeds; of what they needed to a target also how many reached it, unless all did.
+    group, is_to_target, suffix = row.group, name in targets.TO_TARGET, _suffix(target)
+    seeds = targets.needs(group, name, target) if is_to_target else []
+    known = targets.mean_need(seeds) if is_to_target else group.estimate(name)
+    reached = targets.num_reached(seeds)
+    missed = len(seeds) - reached
+    key = name + suffix if is_to_target else name
     raw: dict[str, Raw] = {key: known.mean if known else None}
+    low, high = (known.low, known.high) if known and interval else (None, None)
     if interval:
-        low, high = (known.low, known.high) if known else (None, None)
         low = None if low is None else max(low, 0.0)  # these quantities are never negative
         raw |= {f"{key}_low": low, f"{key}_high": high}
     if name == targets.TIME:  # the bytes may be known for fewer seeds
-        counts = {"num_reached": num_seeds - missed, "num_missed": missed}
-        raw |= {f"{count}{_suffix(target)}": number if num_seeds else None for count, number in counts.items()}
+        raw |= {f"num_reached{suffix}": reached if seeds else None, f"num_missed{suffix}": missed if seeds else None}
     elif name == "payload_bytes_per_step":
         raw["payload_bytes_source"] = "+".join(group.distinct("payload_bytes_source")) or None
-    text = NOTHING
+    text = "miss" if missed else NOTHING
     if known is not None:
+        is_computed = name in _OF_PAYLOAD and "formula" in group.distinct("payload_bytes_source")
+        is_computed |= name.startswith("wire_bytes") and "estimated" in group.distinct("wire_headers")
         mean = f"{format_number(known.mean)}x" if name == "compression_ratio" else format_value(name, known.mean)
-        text = f"{'≥' if missed else ''}{_mark(group, name)}{mean}"
-        if interval:
-            bounds = (None if bound is None else format_bound(name, bound, text) for bound in (low, high))
-            text = format_interval(text, *bounds)
-    if missed:
-        text = f"{text if known else 'miss'} ({num_seeds - missed}/{num_seeds})"
-    return TableCell(text=text, raw=raw)
+        text = f"{'≥' if missed else ''}{'~' if is_computed else ''}{mean}"
+        text = format_interval(text, *(None if b is None else format_bound(name, b, text) for b in (low, high)))
+    return TableCell(text=f"{text} ({reached}/{len(seeds)})" if missed else text, raw=raw)
 
 
 def _suffix(target: Target) -> str:
     return "" if target.accuracy is None else f"_{target.accuracy:g}"
-
-
-def _mark(group: RunGroup, name: str) -> str:
-    """Return ``~`` if bytes were computed or estimated, not counted."""
-    formula = name in _OF_PAYLOAD and "formula" in group.distinct("payload_bytes_source")
-    estimated = name.startswith("wire_bytes") and "estimated" in group.distinct("wire_headers")
-    return "~" if formula or estimated else ""
 
 
 def _label_cell(name: str, row: ComparedRow) -> TableCell:
@@ -272,7 +259,7 @@ def _label_cell(name: str, row: ComparedRow) -> TableCell:
 
 
 def _name_cell(names: Sequence[str] | None, row: ComparedRow) -> TableCell:
-    return TableCell(text=row.group.title if names is None else row.group.named(names))
+    return TableCell(text=row.group.title if names is None else name_of(row.group.label, names))
 
 
 def _seeds_cell(form: str, row: ComparedRow) -> TableCell:
@@ -287,21 +274,17 @@ def _seeds_cell(form: str, row: ComparedRow) -> TableCell:
 
 def _gain_cell(row: ComparedRow) -> TableCell:
     raw = _effect_raw("gain", row.gain.effect) | {"gain_p_adjusted": row.gain.p}
-    if row.verdict == "baseline":
+    if row.gain.verdict == "baseline":
         return TableCell(text="1.00x", raw=raw, style="dim")
     return TableCell(text=format_effect(row.gain.effect, format_factor, "x"), raw=raw)
 
 
 def _further_cell(number: int, target: Target, row: ComparedRow, *, interval: bool) -> TableCell:
-    finding = row.further[number] if row.further else Finding(verdict="baseline")
-    suffix = _suffix(target)
+    finding, suffix = row.further[number], _suffix(target)
     raw = _effect_raw(f"gain{suffix}", finding.effect)
     raw |= {f"gain_p_adjusted{suffix}": finding.p, f"verdict{suffix}": finding.verdict}
-    if finding.verdict == "baseline":
-        text = "1.00x"
-    elif finding.effect is None:
-        text = finding.verdict
-    else:
+    text: str = "1.00x" if finding.verdict == "baseline" else finding.verdict
+    if finding.effect:
         effect = finding.effect if interval else dataclasses.replace(finding.effect, low=None, high=None)
         text = f"{format_effect(effect, format_factor, 'x')} {finding.verdict}"
     return TableCell(text=text, raw=raw, style=_STYLES.get(finding.verdict, ""))
@@ -313,9 +296,8 @@ def _effect_raw(name: str, effect: Effect | None) -> dict[str, Raw]:
 
 
 def _verdict_cell(comparison: Comparison, row: ComparedRow) -> TableCell:
-    """Return the verdict, with the reason if it is unclear."""
     reason = ""
-    if row.verdict == "unclear":
+    if row.gain.verdict == "unclear":
         metric, target = comparison.metric.name, comparison.targets[0]
         seeds = targets.needs(row.group, metric, target) if comparison.is_to_target else []
         if min(len(row.group.ok), len(comparison.baseline.ok)) == 1:
@@ -324,31 +306,28 @@ def _verdict_cell(comparison: Comparison, row: ComparedRow) -> TableCell:
             reason = ", miss"
         elif row.only_wall_clock_is_noisy:
             reason = f", CPU {row.cpu.verdict}"
-    cell = _short_verdict_cell(row)
-    return dataclasses.replace(cell, text=f"{row.verdict}{reason}")
+    return dataclasses.replace(_short_verdict_cell(row), text=f"{row.gain.verdict}{reason}")
 
 
 def _short_verdict_cell(row: ComparedRow) -> TableCell:
-    raw: dict[str, Raw] = {"verdict": row.verdict, "cpu_verdict": row.cpu.verdict if row.cpu.effect else None}
-    return TableCell(text=row.verdict, raw=raw, style=_STYLES.get(row.verdict, ""))
+    raw: dict[str, Raw] = {"verdict": row.gain.verdict, "cpu_verdict": row.cpu.verdict if row.cpu.effect else None}
+    return TableCell(text=row.gain.verdict, raw=raw, style=_STYLES.get(row.gain.verdict, ""))
 
 
 def _accuracy_cell(row: ComparedRow) -> TableCell:
     known = row.group.estimate("test_accuracy")
     mean, sd = (known.mean, known.sd) if known else (None, None)
-    spread = "" if sd is None else f" ± {sd * 100:.1f}"
-    text = NOTHING if mean is None else f"{mean * 100:.1f}{spread}"
-    return TableCell(text=text, raw={"test_accuracy": mean, "test_accuracy_sd": sd})
+    texts = [] if mean is None else [f"{share * 100:.1f}" for share in (mean, sd) if share is not None]
+    return TableCell(text=" ± ".join(texts) or NOTHING, raw={"test_accuracy": mean, "test_accuracy_sd": sd})
 
 
 def _short_accuracy_cell(row: ComparedRow) -> TableCell:
-    """Return a cell such as ``97.2 (-1.0)``: the mean, and its difference from the baseline in percentage points."""
+    # Such as ``97.2 (-1.0)``: the mean, and its difference from the baseline in percentage points.
     known, effect = row.group.estimate("test_accuracy"), row.accuracy.effect
     if known is None:
         return TableCell()
     change = f" ({format_points(effect.value)})" if effect else ""
-    style = _STYLES.get(row.accuracy.verdict, "") if effect else ""
-    return TableCell(text=f"{known.mean * 100:.1f}{change}", style=style)
+    return dataclasses.replace(_points_cell(row), text=f"{known.mean * 100:.1f}{change}")
 
 
 def _points_cell(row: ComparedRow) -> TableCell:
@@ -360,12 +339,11 @@ def _accuracy_difference_cell(row: ComparedRow) -> TableCell:
     raw = _effect_raw("accuracy_difference", row.accuracy.effect)
     raw |= {"accuracy_p_adjusted": row.accuracy.p, "accuracy_verdict": row.accuracy.verdict}
     cell = _points_cell(row)
-    verdict = f" {row.accuracy.verdict}" if row.accuracy.effect else ""
-    return dataclasses.replace(cell, text=cell.text + verdict, raw=raw)
+    text = f"{cell.text} {row.accuracy.verdict}" if row.accuracy.effect else cell.text
+    return dataclasses.replace(cell, text=text, raw=raw)
 
 
 def _rates_cell(row: ComparedRow) -> TableCell:
-    """Return the number of learning rates that were tried."""
     known = row.group.distinct("rates_tried")
     raw: dict[str, Raw] = {"rates_tried": known[0] if len(known) == 1 else None}
     return TableCell(text="/".join(map(str, known)) or NOTHING, raw=raw)
@@ -374,5 +352,5 @@ def _rates_cell(row: ComparedRow) -> TableCell:
 def _sync_cell(row: ComparedRow) -> TableCell:
     known = [run.in_sync for run in row.group.runs if run.in_sync is not None]
     in_sync = all(known) if known else None
-    text, style = {None: (NOTHING, ""), True: ("yes", ""), False: ("NO", "bold red")}[in_sync]
-    return TableCell(text=text, raw={"replicas_in_sync": in_sync}, style=style)
+    text = {None: NOTHING, True: "yes", False: "NO"}[in_sync]
+    return TableCell(text=text, raw={"replicas_in_sync": in_sync}, style="bold red" if in_sync is False else "")

@@ -9,13 +9,13 @@ from typing import Literal
 
 from bench.core.errors import UsageError
 from bench.report.columns import format_factor, format_points
-from bench.report.comparison import ComparedRow, Comparison, diverges_more_often
-from bench.report.statistics import CONFIDENCE, Effect, improvement
+from bench.report.comparison import ComparedRow, Comparison, Finding, diverges_more_often
+from bench.report.statistics import CONFIDENCE, improvement
 from bench.report.store import Run
 
 GateKind = Literal["slower", "accuracy", "bytes"]
 
-_FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
+FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,18 +40,13 @@ class Gate:
         Raises:
             UsageError: the text is none of these.
         """
-        match = _FORM.fullmatch(text.strip())
+        match = FORM.fullmatch(text.strip())
         if not match or (match[1] and float(match[4]) >= 100) or (match[2] and match[5]):
             raise UsageError(
                 f"'{text}' is not a gate; write slower:5% or bytes:+1% (per cent), or accuracy:-0.5 (percentage points)"
             )
         kind: GateKind = "slower" if match[1] else "accuracy" if match[2] else "bytes"
         return cls(kind=kind, limit=float(match[4]) / 100.0, text=text)
-
-
-def is_gate(text: str) -> bool:
-    """Return True if the text has the form of a gate."""
-    return _FORM.fullmatch(text) is not None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,14 +63,6 @@ class GateResult:
     undecided: list[str] = dataclasses.field(default_factory=list)
     unmeasured: list[str] = dataclasses.field(default_factory=list)
 
-    def __add__(self, other: GateResult) -> GateResult:
-        """Return the sentences of both results."""
-        return GateResult(
-            crossed=self.crossed + other.crossed,
-            undecided=self.undecided + other.undecided,
-            unmeasured=self.unmeasured + other.unmeasured,
-        )
-
 
 def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     """Check every candidate against every gate; a loss of speed or accuracy counts only if it is significant.
@@ -86,57 +73,55 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     result = GateResult()
     keys = comparison.by or ("config_id",)
     shown = {tuple(run[key] for key in keys) for group in comparison.groups for run in group.runs}
-    without_row = [run for run in comparison.unfinished if tuple(run[key] for key in keys) not in shown]
+    missing = [
+        f" for {run.title}: it {run.ending}"
+        for run in comparison.unfinished
+        if tuple(run[key] for key in keys) not in shown
+    ]
+    if not comparison.candidates:
+        missing.append(f": there is no row besides {comparison.baseline.title}")
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
             raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
-        result.unmeasured.extend(
-            f"{gate.text} cannot be judged for {run.title}: it {run.ending}" for run in without_row
-        )
-        if not comparison.candidates:
-            result.unmeasured.append(
-                f"{gate.text} cannot be judged: there is no row besides {comparison.baseline.title}"
-            )
+        result.unmeasured.extend(f"{gate.text} cannot be judged{reason}" for reason in missing)
         for row in comparison.candidates:
             _check_row(gate, comparison, row, result)
     return result
 
 
 def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: GateResult) -> None:
-    """Add a sentence to the result unless the row keeps the limit."""
     title = f"{comparison.baseline.title} -> {row.group.title}"
     if gate.kind == "accuracy" and diverges_more_often(row.group, comparison.baseline):
         lost, seeds = len(row.group.diverged), len(row.group.runs)
         result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
         return
     finding = row.accuracy if gate.kind == "accuracy" else row.gain
-    effect, certain = finding.effect, finding.p is not None and finding.p < 1.0 - CONFIDENCE and not finding.held_back
     if gate.kind == "bytes":  # they are counted and have no noise
         sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.group)]
-        effect, certain = improvement(*sides, higher_is_better=False, counted=True), True
-    if effect is None:
+        effect = improvement(*sides, higher_is_better=False, counted=True)
+        finding = Finding(effect=effect, p=0.0, verdict="worse")
+    if finding.effect is None:
         result.unmeasured.append(f"{title}: {gate.text} cannot be judged: one of the two has no measured value")
         return
-    loss, change = _loss(gate, comparison, effect)
+    value = finding.effect.value
+    # The loss is the share of the baseline's value by which the candidate is worse.
+    if gate.kind == "accuracy":
+        loss, change = -value, f"{format_points(value)} points of accuracy"
+    elif gate.kind == "bytes":
+        loss, change = 1.0 / value - 1.0, f"{1.0 / value - 1.0:+.1%} bytes per step"
+    else:
+        loss = 1.0 - value if comparison.metric.better == "higher" else 1.0 / value - 1.0
+        change = f"{format_factor(value)}x"
     if loss <= gate.limit:
         return
-    if certain:
-        result.crossed.append(f"{title}: {change} crosses {gate.text}")
-        return
-    reason = "with these seeds that may be noise, so the gate passes; run more seeds"
     if finding.held_back:
         reason = "seeds that missed their target or diverged allow no verdict, so the gate passes"
+    elif finding.p is not None and finding.p < 1.0 - CONFIDENCE:
+        result.crossed.append(f"{title}: {change} crosses {gate.text}")
+        return
+    else:
+        reason = "with these seeds that may be noise, so the gate passes; run more seeds"
     result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
-
-
-def _loss(gate: Gate, comparison: Comparison, effect: Effect) -> tuple[float, str]:
-    """Return by which share of the baseline's value the candidate is worse, and the change in words."""
-    if gate.kind == "accuracy":
-        return -effect.value, f"{format_points(effect.value)} points of accuracy"
-    more = 1.0 / effect.value - 1.0
-    if gate.kind == "bytes":
-        return more, f"{more:+.1%} bytes per step"
-    return 1.0 - effect.value if comparison.metric.better == "higher" else more, f"{format_factor(effect.value)}x"
 
 
 TOLERANCE = 0.03  # allowed difference of accuracy, as a share, on another processor or with another torch
@@ -150,7 +135,14 @@ def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult
     Returns:
         Changes as ``crossed``, and runs that only one side has as ``unmeasured``.
     """
-    ours, theirs = _by_name(runs), _by_name(reference)
+    ours, theirs = (
+        {
+            f"{run['name']} seed {run['seed']}": run
+            for run in sorted(side, key=lambda run: run["started_at"] or "")
+            if run.ended_well
+        }
+        for side in (runs, reference)
+    )
     return GateResult(
         crossed=[f"{key}: {change}" for key in theirs if key in ours for change in _changes(ours[key], theirs[key])],
         unmeasured=[
@@ -160,11 +152,6 @@ def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult
     )
 
 
-def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
-    well = sorted((run for run in runs if run.ended_well), key=lambda run: run["started_at"] or "")
-    return {f"{run['name']} seed {run['seed']}": run for run in well}
-
-
 def _changes(run: Run, reference: Run) -> Iterator[str]:
     now, then = run["payload_bytes_per_step"], reference["payload_bytes_per_step"]
     if now != then:
@@ -172,7 +159,6 @@ def _changes(run: Run, reference: Run) -> Iterator[str]:
         yield f"payload_bytes_per_step was {then} and is {now}{more}"
     now, then = run["test_accuracy"], reference["test_accuracy"]
     exact = all(run[name] == reference[name] for name in _SAME_ROUNDING)
-    allowed = 0.0 if exact else TOLERANCE
-    if now != then and (None in (now, then) or abs(now - then) > allowed):
+    if now != then and (None in (now, then) or abs(now - then) > (0.0 if exact else TOLERANCE)):
         where = "on the same processor and torch" if exact else f"more than {TOLERANCE:.0%} on another machine or torch"
         yield f"test_accuracy was {then} and is {now}, {where}"

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.column import from_cell
 from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
@@ -49,12 +50,8 @@ class RunGroup:
     @property
     def title(self) -> str:
         """A text that distinguishes the row from the others, such as ``topk:ratio=0.01 + allgather, lr=0.1``."""
-        is_whole = self.named_by is not None and self.label.keys() >= set(self.named_by)
-        return self.named(self.named_by if self.named_by is not None and is_whole else self.label)
-
-    def named(self, columns: Iterable[str]) -> str:
-        """Return the values of these columns of the label in one text."""
-        return _name(self.label, columns)
+        needed = self.named_by
+        return name_of(self.label, self.label if needed is None or set(needed) - self.label.keys() else needed)
 
     @functools.cached_property
     def ok(self) -> list[Run]:
@@ -103,15 +100,12 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     names = by or _label_columns(runs, groups)
     labels = [{name: group[0][name] for name in names} for group in groups]
     needed = by or _distinguishing(labels, names, always=COMPONENTS)
-    shorts = _short_names(labels, needed)
-    return [
-        RunGroup(label=label, named_by=needed, short=short, runs=group)
-        for label, short, group in zip(labels, shorts, groups, strict=True)
-    ]
+    named = zip(labels, _short_names(labels, needed), groups, strict=True)
+    return [RunGroup(label=label, named_by=needed, short=short, runs=group) for label, short, group in named]
 
 
 def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
-    """Return the columns that distinguish the groups; if settings are not enough, add the name or ``config_id``."""
+    # Those that distinguish the groups; if settings are not enough, also the name or ``config_id``.
     unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
     always = COMPONENTS if unusual else _ALWAYS
     names = [*always, *(name for name in SETTINGS if name not in always and len({run[name] for run in runs}) > 1)]
@@ -126,7 +120,7 @@ def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str
 def _distinguishing(
     records: Sequence[Mapping[str, Any] | Run], names: Iterable[str], always: Collection[str] = ()
 ) -> list[str]:
-    """Return those names whose values distinguish records that earlier names do not, and those in ``always``."""
+    # Those whose values distinguish records that earlier names do not, and those in ``always``.
     needed: list[str] = []
     num_apart = 1
     for name in names:
@@ -137,7 +131,8 @@ def _distinguishing(
     return needed
 
 
-def _name(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool = True) -> str:
+def name_of(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool = True) -> str:
+    """Return the values of these columns of a label in one text."""
     values = {name: format_value(name, label[name]) for name in names}
     specs = " + ".join(
         value if with_options else value.partition(":")[0] for name, value in values.items() if name in COMPONENTS
@@ -147,13 +142,13 @@ def _name(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool 
 
 
 def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> list[str]:
-    """Return each label's first unique name among: compressor, components, settings, or all of these."""
+    # Each label's first unique name among: compressor, components, settings, or all of these.
     settings = [name for name in needed if name not in COMPONENTS]
     components = [name for name in needed if name in COMPONENTS]
     varied = [name for name in components if len({label[name] for label in labels}) > 1]
     choices = (components[:1], components, [] if varied else settings, [*components[:1], *settings], needed)
-    forms = [[_name(label, names, with_options=False) for label in labels] for names in choices]
-    forms.append([_name(label, needed) for label in labels])
+    forms = [[name_of(label, names, with_options=False) for label in labels] for names in choices]
+    forms.append([name_of(label, needed) for label in labels])
     return [
         next((form[i] for form in forms if form[i] and form.count(form[i]) == 1), forms[-1][i])
         for i in range(len(labels))
@@ -182,17 +177,8 @@ def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 ALSO_OPTIONS = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A value that a column must have; None: the cell is empty. A component's name alone matches any options."""
-
-    column: str
-    value: Any
-
-    def holds(self, run: Run) -> bool:
-        """Return True if the run meets the condition."""
-        found = run[self.column]
-        return bool(found == self.value) or (isinstance(found, str) and found.partition(":")[0] == self.value)
+# A column and the value that it must have; None: the cell is empty. A component's name alone matches any options.
+Condition = tuple[str, Any]
 
 
 def parse_conditions(text: str) -> list[Condition]:
@@ -216,15 +202,11 @@ def parse_conditions(text: str) -> list[Condition]:
 
 
 def _options(condition: str) -> Collection[str]:
-    """Return the options of the component in a condition like ``compressor=topk:ratio=0.01``; empty if unknown."""
-    from bench.core import registry
-
+    # Of the component in a condition like ``compressor=topk:ratio=0.01``; empty if unknown.
     column, _, value = condition.partition("=")
     kinds = {each.singular: kind for kind, each in registry.KINDS.items()}
     kind, name = kinds.get(column.strip()), value.partition(":")[0].strip()
-    if kind is None or name not in registry.entries(kind):
-        return ()
-    return registry.load(kind, name).option_names()  # imports torch
+    return registry.load(kind, name).option_names() if kind and name in registry.entries(kind) else ()  # imports torch
 
 
 def _condition(text: str) -> Condition:
@@ -233,7 +215,7 @@ def _condition(text: str) -> Condition:
         raise UsageError(f"'{text}' is not a condition; write --where COLUMN=VALUE, such as dataset=digits")
     column = find_column(name)
     try:  # tables show an empty cell as NOTHING
-        return Condition(column=column.name, value=from_cell("" if value == NOTHING else value, column.type))
+        return column.name, from_cell("" if value == NOTHING else value, column.type)
     except ValueError as error:
         raise UsageError(f"--where {text}: {error}") from None
 
@@ -245,12 +227,13 @@ def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
         NothingToCompare: no run meets a condition; the message lists the values that exist.
     """
     kept = list(runs)
-    for condition in conditions:
-        found = dict.fromkeys(run[condition.column] for run in kept)
-        kept = [run for run in kept if condition.holds(run)]
-        if not kept:
-            listing = ", ".join(format_value(condition.column, value) for value in found)
-            raise NothingToCompare(
-                f"no run has {condition.column} {format_value(condition.column, condition.value)}; there are: {listing}"
-            )
+    for column, wanted in conditions:
+        found = dict.fromkeys(run[column] for run in kept)
+        fits = {
+            value for value in found if value == wanted or (isinstance(value, str) and value.split(":")[0] == wanted)
+        }
+        if not fits:
+            listing = ", ".join(format_value(column, value) for value in found)
+            raise NothingToCompare(f"no run has {column} {format_value(column, wanted)}; there are: {listing}")
+        kept = [run for run in kept if run[column] in fits]
     return kept

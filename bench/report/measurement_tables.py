@@ -52,8 +52,13 @@ def compressors_table(rows: Sequence[Row], subtitle: str) -> Table:
         rows: rows with the columns of `COMPRESSORS`; at least one.
         subtitle: how the rows were measured.
     """
-    title = f"Compressors on {rows[0]['gradients']} gradients of {rows[0]['model']}"
-    return table_of(_COMPRESSORS, rows, title=title, subtitle=subtitle, notes=_NOTES_ON_COMPRESSORS)
+    return table_of(
+        _COMPRESSORS,
+        rows,
+        title=f"Compressors on {rows[0]['gradients']} gradients of {rows[0]['model']}",
+        subtitle=subtitle,
+        notes=_NOTES_ON_COMPRESSORS,
+    )
 
 
 def _column(
@@ -63,7 +68,7 @@ def _column(
     priority: int = 1,
     align: Literal["left", "right"] = "right",
 ) -> tuple[TableColumn, Callable[[Row], TableCell]]:
-    """Declare a column by its value, or the name of a value, and how it is written; rows with wrong sums are red."""
+    # A column is declared by its value, or the name of a value, and how it is written; rows with wrong sums are red.
 
     def cell(row: Row) -> TableCell:
         found = row[value] if isinstance(value, str) else value(row)
@@ -82,19 +87,12 @@ def _ratio(value: float) -> str:
     return f"{format_factor(value)}x"
 
 
-def _share(value: float) -> str:
-    """Format with four decimals, but never show a value below 1 as 1."""
+def _share(value: float) -> str:  # never shows a value below 1 as 1
     return "<1" if 0.99995 <= value < 1 else f"{value:.4f}"
 
 
 def _gigabytes(value: float) -> str:
     return f"{value / 1e9:.3g}"
-
-
-def _bytes_of_busiest_rank(row: Row) -> float | None:
-    """Return the bytes of the busiest rank, or None if all ranks send about the same."""
-    differs = row["bytes_sent_max"] > 1.01 * row["bytes_sent"]
-    return row["bytes_sent_max"] if differs else None
 
 
 _COLLECTIVES = (
@@ -113,7 +111,12 @@ _COLLECTIVES = (
     _column("sent", "bytes_sent", format_bytes),
     _column("frames\nsent", "wire_bytes_sent", format_bytes),
     _column("of\nlimit", "of_limit", "{:.2f}".format),
-    _column("busiest\nrank", _bytes_of_busiest_rank, format_bytes, 2),
+    _column(  # empty if all ranks send about the same
+        "busiest\nrank",
+        lambda row: row["bytes_sent_max"] if row["bytes_sent_max"] > 1.01 * row["bytes_sent"] else None,
+        format_bytes,
+        2,
+    ),
     _column("vs\nallgather", "bytes_to_allgather", _ratio, 2),
     _column("overlap", "overlap", "{:.3f}".format, 2),
 )

@@ -7,12 +7,12 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bench.core.environment import version_of
-from bench.core.rows import Warn
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report import caveats
 from bench.report.columns import format_value
@@ -67,7 +67,6 @@ class Page:
     machines: Table
     versions: Sequence[str]
     commands: Sequence[str]
-    version: str | None
 
 
 def page(
@@ -89,19 +88,35 @@ def page(
     """
     sections = _sections(results)
     figures, not_drawn = _figures(results, files)
-    unread: list[str] = []
-    environments = _environments(environment_files, unread.append)
+    environments, unread = [], []
+    for file in environment_files:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it is not an environment.json of bench")
+            environments.append(found)
+        except (OSError, ValueError) as error:
+            unread.append(f"{file} is left out: {error}")
+    models, datasets, links = (_values(results.rows, name) for name in ("model", "dataset", "uplink_bps"))
+    machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(results.rows))
     commands = (each["command"] for each in environments if isinstance(each.get("command"), list))
     return Page(
-        question=question(results.rows),
+        question=f"Will compressing gradients make the training of {models or 'the model'} on "
+        f"{datasets or 'the data'} finish sooner{f' over links of {links}' if links else ''}, without losing accuracy?",
         sections=sections,
         figures=figures,
         not_drawn=not_drawn,
         caveats=[sentence for section in sections for sentence in section.caveats] + [*left_out, *unread],
-        machines=_machines(results.rows),
+        machines=Table(
+            title="Machines and versions",
+            columns=[*(TableColumn(name, "left", int(name != "host")) for name in _MACHINE), TableColumn("runs")],
+            rows=[
+                [TableCell(text=text) for text in (*map(format_value, _MACHINE, values), str(num_runs))]
+                for values, num_runs in machines.items()
+            ],
+        ),
         versions=list(dict.fromkeys(map(_versions, environments))),
         commands=list(dict.fromkeys(shlex.join(["bench", *map(str, command[1:])]) for command in commands)),
-        version=version_of("gradwire"),
     )
 
 
@@ -111,25 +126,14 @@ def to_html(content: Page) -> str:
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(template).render(page=content)
-
-
-def question(rows: Sequence[Row]) -> str:
-    """Return the question that the report answers, with the models, data sets and links of the rows."""
-    models, datasets, links = (_values(rows, name) for name in ("model", "dataset", "uplink_bps"))
-    link = f" over links of {links}" if links else ""
-    return (
-        f"Will compressing gradients make the training of {models or 'the model'} on {datasets or 'the data'} finish "
-        f"sooner{link}, without losing accuracy?"
-    )
+    return environment.from_string(template).render(page=content, version=version_of("gradwire"))
 
 
 def _values(rows: Sequence[Row], name: str) -> str:
-    """Return the values of a column in words, or their range if there are many."""
+    # In words; a range if there are many.
     values = [format_value(name, value) for value in sorted({row[name] for row in rows} - {None})]
-    if len(values) >= _FEW and METRICS_BY_NAME[name].unit:
-        return f"{values[0]} to {values[-1]}"
-    return " and ".join(values)
+    are_many = len(values) >= _FEW and METRICS_BY_NAME[name].unit
+    return f"{values[0]} to {values[-1]}" if are_many else " and ".join(values)
 
 
 def _sections(results: Results) -> list[Section]:
@@ -138,10 +142,8 @@ def _sections(results: Results) -> list[Section]:
     Raises:
         NoSuchBaseline: no workload has the given baseline.
     """
-    sections: list[Section] = []
-    errors: list[NoSuchBaseline] = []
-    workloads = by_workload(results.rows)
-    for label, rows in workloads:
+    sections, errors = [], []
+    for label, rows in by_workload(results.rows):
         try:
             sections.append(_section(label, rows, results.baseline))
         except NoSuchBaseline as error:
@@ -149,7 +151,7 @@ def _sections(results: Results) -> list[Section]:
             section = _section(label, rows, None)
             without = f"{label}: no row fits --baseline {results.baseline}, so the default baseline is used"
             sections.append(dataclasses.replace(section, caveats=[without, *section.caveats]))
-    if len(errors) == len(workloads):
+    if len(errors) == len(sections):
         raise errors[0]
     return sections
 
@@ -157,9 +159,9 @@ def _sections(results: Results) -> list[Section]:
 def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
     # Compare time to target and speed, if they were measured, or else accuracy.
     ok = [run for run in collect_runs(rows) if run.ended_well]
-    measured = [("time_to_target_s", "target_accuracy"), ("samples_per_s", "samples_per_s")]
-    metrics = [metric for metric, column in measured if any(run[column] is not None for run in ok)] or ["test_accuracy"]
-    compared = [compare(rows, baseline=baseline, metric=metric) for metric in metrics]
+    columns = {"time_to_target_s": "target_accuracy", "samples_per_s": "samples_per_s"}
+    measured = [metric for metric, column in columns.items() if any(run[column] is not None for run in ok)]
+    compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or ["test_accuracy"]]
     answer, *evidence = in_sentences(compared[0])
     tables = [comparison_table(comparison).without_empty_columns() for comparison in compared]
     before = f"{label}: " if label else ""
@@ -174,51 +176,21 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
 
 
 def _figures(results: Results, files: Sequence[tuple[FileKind, Path]]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the pictures of the rows and of other files, and the reasons why other pictures are missing."""
     drawn, not_drawn = [], []
-    for name, kind in kinds().items():
+    of_rows = [(name, kind.reading, partial(kind.draw, results)) for name, kind in kinds().items()]
+    of_files = [
+        (f"{kind.name}-{number}", f"{kind.reading} Drawn from {file}.", partial(kind.draw, file, results.methods))
+        for number, (kind, file) in enumerate(files)
+    ]
+    for name, reading, draw in [*of_rows, *of_files]:
         try:
-            drawn.append((style.inline_svg(kind.draw(results), name), kind.reading))
-        except NotDrawable as error:
-            not_drawn.append(str(error))
-    for number, (file_kind, file) in enumerate(files):
-        try:
-            svg = style.inline_svg(file_kind.draw(file, results.methods), f"{file_kind.name}-{number}")
-            drawn.append((svg, f"{file_kind.reading} Drawn from {file}."))
+            drawn.append((style.inline_svg(draw(), name), reading))
         except NotDrawable as error:
             not_drawn.append(str(error))
     return drawn, not_drawn
 
 
-def _machines(rows: Sequence[Row]) -> Table:
-    """Return a table with one row per machine and version of the code, and the number of runs."""
-    groups = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(rows))
-    texts = [[*map(format_value, _MACHINE, values), str(num_runs)] for values, num_runs in groups.items()]
-    return Table(
-        title="Machines and versions",
-        columns=[*(TableColumn(name, "left", int(name != "host")) for name in _MACHINE), TableColumn("runs")],
-        rows=[[TableCell(text=text) for text in row] for row in texts],
-    )
-
-
-def _environments(files: Sequence[Path], warn: Warn) -> list[dict[str, Any]]:
-    """Read the environment.json of each run; files that cannot be read are skipped with a warning."""
-    environments = []
-    for file in files:
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            warn(f"{file} is left out: {error}")
-            continue
-        if isinstance(found, dict):
-            environments.append(found)
-        else:
-            warn(f"{file} is left out: it is not an environment.json of bench")
-    return environments
-
-
 def _versions(environment: dict[str, Any]) -> str:
-    """Return the versions of system, Python and packages."""
     packages = environment.get("packages")
     texts = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
     system, python = environment.get("system", "unknown system"), environment.get("python", "unknown")

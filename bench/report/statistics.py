@@ -78,11 +78,9 @@ class Effect:
 def estimate(values: Sequence[float]) -> MeanEstimate | None:
     """Return mean, spread and t-interval of one value per seed, or None without values."""
     n = len(values)
-    if n == 0:
-        return None
+    if n < 2:
+        return MeanEstimate(mean=values[0], sd=None, low=None, high=None, n=1) if n else None
     mean, variance = _mean_and_variance(values)
-    if n == 1:
-        return MeanEstimate(mean=mean, sd=None, low=None, high=None, n=1)
     sd = math.sqrt(variance)
     half = two_sided_quantile(1.0 - CONFIDENCE, n - 1) * sd / math.sqrt(n)
     return MeanEstimate(mean=mean, sd=sd, low=mean - half, high=mean + half, n=n)
@@ -123,17 +121,13 @@ def difference(
     if variance <= (_ROUNDING * value) ** 2:
         # At random, one side is above the other in all values, or in all pairs, with this two-sided probability.
         p = 2.0 ** (1 - sizes[0]) if paired else 2.0 / math.comb(sum(sizes), sizes[0])
-        return _without_spread(value, 0.0 if counted else p)
+        if value == 0.0:
+            return Effect(value=value, low=value, high=value, p=1.0)
+        p = 0.0 if counted else p
+        bound = value if p < 1.0 - CONFIDENCE else None  # known if order alone is significant
+        return Effect(value=value, low=bound, high=bound, p=p)
     half = two_sided_quantile(1.0 - CONFIDENCE, degrees) * math.sqrt(variance)
     return Effect(value=value, low=value - half, high=value + half, p=two_sided_p(value / math.sqrt(variance), degrees))
-
-
-def _without_spread(value: float, p: float) -> Effect:
-    """Return an effect without spread; its interval is known if it is zero or if order alone is significant."""
-    if value == 0.0:
-        return Effect(value=value, low=value, high=value, p=1.0)
-    bound = value if p < 1.0 - CONFIDENCE else None
-    return Effect(value=value, low=bound, high=bound, p=p)
 
 
 def improvement(
@@ -219,18 +213,16 @@ def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int 
 
 
 def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the sample variance, which is exactly 0 for one value and for equal values."""
+    # The sample variance is exactly 0 for one value and for equal values.
     if min(values) == max(values):
         return values[0], 0.0
     mean = math.fsum(values) / len(values)
     return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _factor(logarithm: float) -> float:
-    """Return the exponential, at most 1e100 so that it does not overflow."""
+def _factor(logarithm: float) -> float:  # at most 1e100, so that it does not overflow
     return math.exp(min(logarithm, math.log(1e100)))
 
 
-def _half_width_per_sd(n: int, comparisons: int = 1) -> float:
-    """Return the half width of an interval for two sides of n values each, up to a constant factor."""
+def _half_width_per_sd(n: int, comparisons: int = 1) -> float:  # for two sides of n values, up to a constant factor
     return two_sided_quantile((1.0 - CONFIDENCE) / comparisons, 2 * (n - 1)) / math.sqrt(n)

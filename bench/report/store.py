@@ -18,6 +18,7 @@ from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, wa
 from bench.core.schema.metrics import LAYERS, METRICS
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 Row = dict[str, Any]  # the value of each column; None: not measured, or it does not apply
 
@@ -52,41 +53,35 @@ def read(
         UsageError: a named file lacks a required column, or any file has a column twice.
         NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
     """
-    others = {path.absolute() for path in without}
+    left_out = {path.absolute() for path in without}
     rows: dict[tuple[Any, ...], Row] = {}
     for file, is_named in _files(paths, keep_going, warn).items():
-        if file.absolute() not in others:
-            with _left_out_if(keep_going, warn):
+        with _left_out_if(keep_going, warn):
+            if file.absolute() not in left_out:
                 # The same rows may be in a run folder and in a file that collects several runs.
                 rows |= {tuple(row.values()): row for row in _rows(file, is_named, warn)}
     if not rows:
-        places = ", ".join(str(path) for path in paths)
-        raise NothingToCompare(f"there is no readable row in {places}; `bench run` writes rows to results/runs")
+        raise NothingToCompare(
+            f"there is no readable row in {', '.join(map(str, paths))}; `bench run` writes rows to results/runs"
+        )
+
+    def when(row: Row) -> tuple[int, bool, float]:
+        return row["resumes"] or 0, row["status"] != "running", math.inf if row["step"] is None else row["step"]
+
     # Restore the order of writing within each run, in case another program sorted the rows.
-    runs = grouped(rows.values(), run_key).values()
-    return [row for evaluations in runs for row in sorted(evaluations, key=_when)]
+    return [row for run in collect_runs(list(rows.values())) for row in sorted(run.rows, key=when)]
 
 
-def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return the items by key, in order of appearance."""
-    groups: dict[Hashable, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
 
 
-def run_key(row: Row) -> tuple[Any, ...]:
-    """Return a key that all rows of one run share."""
-    return row["run_id"] or row["config_id"], row["seed"]
-
-
-def _when(row: Row) -> tuple[int, bool, float]:
-    return row["resumes"] or 0, row["status"] != "running", math.inf if row["step"] is None else row["step"]
-
-
 @contextlib.contextmanager
 def _left_out_if(keep_going: bool, warn: Warn) -> Iterator[None]:
-    """Turn an error in the block into a warning if ``keep_going`` is True."""
     try:
         yield
     except BenchError as error:
@@ -118,26 +113,27 @@ def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
 
 
 def _files(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> dict[Path, bool]:
-    """Return each file once, even if several paths lead to it, and True if the user named it, not a folder above it."""
+    # Each file once, even if several paths lead to it, and True if the user named it, not a folder above it.
     found: dict[Path, tuple[Path, bool]] = {}
-    for path in map(str, paths):
+    for path in paths:
         with _left_out_if(keep_going, warn):
-            found |= {file.absolute(): (file, is_named) for file, is_named in _files_of(path, warn)}
+            matches = matching(path)
+            if not matches:
+                raise NothingToCompare(f"{path} does not exist; give a run folder, a folder of runs or a CSV file")
+            for match in matches:
+                files = [match]
+                if match.is_dir():
+                    files = files_below(match, "metrics.csv") or sorted(match.glob("*.csv"))
+                if not files:
+                    warn(f"{match} is left out: it holds no metrics.csv")
+                found |= {file.absolute(): (file, file is match) for file in files}
     return dict(found.values())
 
 
-def _files_of(path: str, warn: Warn) -> Iterator[tuple[Path, bool]]:
-    matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207 (absolute ones)
-    if not matches:
-        raise NothingToCompare(f"{path} does not exist; give a run folder, a folder of runs or a CSV file")
-    for match in map(Path, matches):
-        if match.is_dir():
-            files = files_below(match, "metrics.csv") or sorted(match.glob("*.csv"))
-            if not files:
-                warn(f"{match} is left out: it holds no metrics.csv")
-            yield from ((file, False) for file in files)
-        else:
-            yield match, True
+def matching(path: str | Path) -> list[Path]:
+    """Return the path if it exists, or else what it matches as a glob pattern, sorted."""
+    found = [str(path)] if Path(path).exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (absolute ones)
+    return list(map(Path, found))
 
 
 def _rows(file: Path, is_named: bool, warn: Warn) -> list[Row]:
@@ -165,8 +161,6 @@ def _rows(file: Path, is_named: bool, warn: Warn) -> list[Row]:
 
 
 _MEASURED = [column.name for column in METRICS if column.group not in ("identity", "origin")]
-
-
 _ENDINGS = {"running": "is still running, or was killed", "interrupted": "was interrupted", "timeout": "timed out"}
 
 
@@ -181,17 +175,14 @@ class Run:
     rows: list[Row]
 
     def __getitem__(self, column: str) -> Any:
-        """Return the last known value of a column."""
         return self.last_known[column]
 
     @functools.cached_property
     def last_known(self) -> Row:
         """The last known value of each column: the last row after a failure has no speed, for example."""
-        known = dict(self.rows[-1])
-        for column in _MEASURED:
-            if known[column] is None:
-                known[column] = next((row[column] for row in reversed(self.rows) if row[column] is not None), None)
-        return known
+        newest = self.rows[::-1]
+        known = {name: next((row[name] for row in newest if row[name] is not None), None) for name in _MEASURED}
+        return newest[0] | known
 
     @property
     def title(self) -> str:
@@ -207,11 +198,6 @@ class Run:
     def ended_well(self) -> bool:
         """True if the run was successful, so that its figures count."""
         return bool(self["status"] == "ok")
-
-    @property
-    def unfinished(self) -> bool:
-        """True if the run was stopped from outside or is still running, which says nothing about its method."""
-        return self["status"] in ("interrupted", "running")
 
     @property
     def diverged(self) -> bool:
@@ -243,7 +229,8 @@ def collect_runs(rows: Sequence[Row]) -> list[Run]:
 
     A run that was resumed with other ranks has rows of both configurations and belongs to the last one.
     """
-    return [Run(rows=evaluations) for evaluations in grouped(rows, run_key).values()]
+    runs = grouped(rows, lambda row: (row["run_id"] or row["config_id"], row["seed"]))
+    return [Run(rows=evaluations) for evaluations in runs.values()]
 
 
 def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> tuple[list[Run], list[Run]]:

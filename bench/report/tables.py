@@ -13,14 +13,13 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
+
+from rich.console import Console
+from rich.text import Text
 
 from bench.core.schema.column import to_cell
 from bench.report.columns import NOTHING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 _GAP = "  "  # between columns
 _NARROWEST_NAME = 2  # narrowest column of names, if long names are printed above their rows
@@ -119,14 +118,24 @@ def to_json(table: Table, **more: object) -> str:
 def to_markdown(table: Table) -> str:
     """Return the texts as a Markdown table with title and notes."""
     shown = table.without_empty_columns()
-    lines = [f"**{shown.title}**", *([f"\n{shown.subtitle}"] if shown.subtitle else [])]
-    lines += [*(f"\n**Caution:** {caution}" for caution in shown.cautions)]
-    lines += [*(f"\n{sentence}" for sentence in shown.answer), ""]
-    lines.append(_markdown_row(column.heading for column in shown.columns))
-    lines.append(_markdown_row("---:" if column.align == "right" else ":---" for column in shown.columns))
-    lines += [_markdown_row(cell.text for cell in row) for row in shown.rows]
-    lines += [f"\n{note}" for note in shown.notes]
-    return "\n".join(lines) + "\n"
+    return "\n".join(
+        [
+            f"**{shown.title}**",
+            *(f"\n{settings}" for settings in filter(None, [shown.subtitle])),
+            *(f"\n**Caution:** {caution}" for caution in shown.cautions),
+            *(f"\n{sentence}" for sentence in shown.answer),
+            "",
+            _markdown_row(column.heading for column in shown.columns),
+            _markdown_row("---:" if column.align == "right" else ":---" for column in shown.columns),
+            *(_markdown_row(cell.text for cell in row) for row in shown.rows),
+            *(f"\n{note}" for note in shown.notes),
+            "",
+        ]
+    )
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("\n", " ").replace("|", r"\|") for cell in cells) + " |"
 
 
 def to_latex(table: Table) -> str:
@@ -161,8 +170,6 @@ def _latex(text: str) -> str:
 
 def to_text(table: Table, width: int = 120) -> str:
     """Return the output of ``print_rich`` without colours."""
-    from rich.console import Console
-
     buffer = io.StringIO()
     print_rich(table, Console(file=buffer, width=width, color_system=None))
     return buffer.getvalue()
@@ -174,26 +181,19 @@ def print_rich(table: Table, console: Console) -> None:
     Otherwise the columns are split into several blocks, each of which repeats the columns that name the row. No cell is
     ever cut.
     """
-    from rich.text import Text
-
     shown = table.without_empty_columns()
-    for caution in shown.cautions:
-        console.print(Text(f"caution: {caution}", style="yellow"))
-    for sentence in shown.answer:
-        console.print(Text(sentence, style="bold"))
-    if shown.answer:
-        console.print()
-    console.print(Text(shown.title, style="bold"))
-    if shown.subtitle:
-        console.print(Text(shown.subtitle, style="dim"))
+    answer = [*shown.answer, ""] if shown.answer else []
+    above = [
+        *(Text(f"caution: {caution}", style="yellow") for caution in shown.cautions),
+        *(Text(sentence, style="bold") for sentence in [*answer, shown.title]),
+        *(Text(settings, style="dim") for settings in filter(None, [shown.subtitle])),
+    ]
+    console.print(*above, sep="\n")
     for block in _blocks(shown, console.width):
-        console.print()
         # The block is already laid out, so rich must not wrap it. One print is faster than one per line.
-        console.print(block, soft_wrap=True)
+        console.print("", block, sep="\n", soft_wrap=True)
     if shown.notes:
-        console.print()
-    for note in shown.notes:
-        console.print(Text(note, style="dim"))
+        console.print("", *(Text(note, style="dim") for note in shown.notes), sep="\n")
 
 
 def _blocks(table: Table, width: int) -> Iterator[Text]:
@@ -204,7 +204,15 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
         widths = [_width(table, i, available if i in names else None) for i in range(len(table.columns))]
         yield _block(table, range(len(table.columns)), widths, width)
         return
-    table = _with_short_names(table, names, width)
+    # Break names at commas if they would take more than half of the width.
+    widest = {i: max(len(row[i].text) for row in table.rows) for i in names}
+    total = sum(widest.values())
+    if total > width // 2:
+        allowed = {i: max(8, widest[i] * (width // 2) // total) for i in names}
+        rows = [list(row) for row in table.rows]
+        for row, (i, room) in itertools.product(rows, allowed.items()):
+            row[i] = dataclasses.replace(row[i], text=_broken(row[i].text, room))
+        table = dataclasses.replace(table, rows=rows)
     widths = [_width(table, i) for i in range(len(table.columns))]
     block: list[int] = []
     for i in sorted(figures, key=lambda i: (table.columns[i].priority, i)):
@@ -217,15 +225,13 @@ def _blocks(table: Table, width: int) -> Iterator[Text]:
 
 
 def _width(table: Table, index: int, most: int | None = None) -> int:
-    """Return the width of a column; cells wider than ``most`` do not count."""
+    # Cells wider than ``most`` do not count.
     texts = [row[index].text for row in table.rows if most is None or len(row[index].text) <= most]
     return max(len(line) for text in (table.columns[index].heading, *texts) for line in text.split("\n"))
 
 
 def _block(table: Table, indices: Sequence[int], widths: Sequence[int], width: int) -> Text:
-    """Return these columns side by side; a name wider than its column is printed above the rest of its row."""
-    from rich.text import Text
-
+    # These columns side by side; a name wider than its column is printed above the rest of its row.
     columns = [(table.columns[i], widths[i]) for i in indices]
     height = max(column.heading.count("\n") for column, _ in columns)
     headings = ["\n" * (height - column.heading.count("\n")) + column.heading for column, _ in columns]
@@ -251,21 +257,8 @@ def _append_row(text: Text, cells: Sequence[TableCell], columns: Sequence[tuple[
         text.append("\n")
 
 
-def _with_short_names(table: Table, names: Sequence[int], width: int) -> Table:
-    """Return the table with the row names broken at commas, if they would take more than half of the width."""
-    widest = {i: max(len(row[i].text) for row in table.rows) for i in names}
-    total = sum(widest.values())
-    if total <= width // 2:
-        return table
-    allowed = {i: max(8, widest[i] * (width // 2) // total) for i in names}
-    rows = [list(row) for row in table.rows]
-    for row, (i, room) in itertools.product(rows, allowed.items()):
-        row[i] = dataclasses.replace(row[i], text=_broken(row[i].text, room))
-    return dataclasses.replace(table, rows=rows)
-
-
 def _broken(spec: str, width: int) -> str:
-    """Break ``name:a=1,b=2`` into lines of at most ``width`` characters, if possible at its commas and colon."""
+    # Break ``name:a=1,b=2`` into lines of at most ``width`` characters, if possible at its commas and colon.
     lines = [""]
     for part in spec.replace(",", ",\0").replace(":", ":\0").split("\0"):
         if lines[-1] and len(lines[-1] + part) > width:
@@ -275,14 +268,12 @@ def _broken(spec: str, width: int) -> str:
 
 
 def _records(table: Table) -> list[dict[str, Raw]]:
-    """Return the raw values of each row by name, with None in place of what is not finite."""
-    values = [{name: value for cell in row for name, value in cell.raw.items()} for row in table.rows]
+    # By name, with None in place of what is not finite.
     return [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
-        for row in values
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for cell in row
+            for name, value in cell.raw.items()
+        }
+        for row in table.rows
     ]
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    texts = (cell.replace("\n", " ").replace("|", r"\|") for cell in cells)
-    return f"| {' | '.join(texts)} |"

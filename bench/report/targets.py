@@ -20,7 +20,7 @@ from bench.core.errors import UsageError
 from bench.report.columns import BYTES_TO_TARGET, format_number
 from bench.report.groups import RunGroup
 from bench.report.statistics import Effect, MeanEstimate, estimate, improvement
-from bench.report.store import Row, Run, interval_steps
+from bench.report.store import Row, interval_steps
 
 TIME = "time_to_target_s"
 BYTES = BYTES_TO_TARGET.name
@@ -62,8 +62,7 @@ def find_target(text: str, baseline: RunGroup) -> Target:
         accuracy = best.mean - float(match[1]) / 100.0
         meaning = (
             f"{text} is {accuracy:.2%}: {match[1]} {'point' if match[1] == '1' else 'points'} below the mean final "
-            f"accuracy of {baseline.title}, "
-            f"{best.mean:.2%} of {best.n} seeds"
+            f"accuracy of {baseline.title}, {best.mean:.2%} of {best.n} seeds"
         )
         if accuracy <= 0.0:
             raise UsageError(f"--target {meaning}, which every run has from the start; take fewer points")
@@ -103,26 +102,18 @@ def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
         metric: ``TIME`` or ``BYTES``.
         target: the accuracy to reach.
     """
-    counted = [*group.ok, *group.diverged]
-    accuracies = [(run, target.accuracy or run["target_accuracy"]) for run in counted]
-    found = (_need(run, metric, target, accuracy) for run, accuracy in accuracies if accuracy is not None)
-    return [need for need in found if need is not None]
-
-
-def _need(run: Run, metric: str, target: Target, accuracy: float) -> Need | None:
-    rows = [row for row in run.rows if row["test_accuracy"] is not None] if run.diverged else run.rows
-    budget = math.inf if run.diverged else None
-    if target.accuracy is None and metric == TIME:
-        return Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"])  # as the run recorded it
-    amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
-    if None in amounts:
-        return None
-    reached = (
-        amount
-        for amount, row in zip(amounts, rows, strict=True)
-        if row["test_accuracy"] is not None and row["test_accuracy"] >= accuracy
-    )
-    return Need(seed=run["seed"], amount=next(reached, None), budget=budget or amounts[-1])
+    found = []
+    for run in (*group.ok, *group.diverged):
+        accuracy, budget = target.accuracy or run["target_accuracy"], math.inf if run.diverged else None
+        rows = [row for row in run.rows if row["test_accuracy"] is not None] if run.diverged else run.rows
+        amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
+        if accuracy is not None and target.accuracy is None and metric == TIME:  # as the run recorded it
+            found.append(Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"]))
+        elif accuracy is not None and None not in amounts:
+            accuracies = [-math.inf if row["test_accuracy"] is None else row["test_accuracy"] for row in rows]
+            reached = [amount for amount, each in zip(amounts, accuracies, strict=True) if each >= accuracy]
+            found.append(Need(seed=run["seed"], amount=next(iter(reached), None), budget=budget or amounts[-1]))
+    return found
 
 
 def bytes_sent(rows: Sequence[Row]) -> list[float | None]:
@@ -164,9 +155,8 @@ def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
 def common_budget(baseline: Sequence[Need], candidate: Sequence[Need]) -> float:
     """Return the smallest budget of both sides; infinite if all seeds reached the target."""
     both = (*baseline, *candidate)
-    if num_reached(both) == len(both):
-        return math.inf
-    return min((need.budget for need in both if need.budget is not None), default=math.inf)
+    has_missed = num_reached(both) < len(both)
+    return min((need.budget for need in both if has_missed and need.budget is not None), default=math.inf)
 
 
 def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
@@ -182,5 +172,4 @@ def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
     if is_unknown or all(amount == budget for side in amounts for amount in side):
         return None
     seeds, others = ([need.seed for need in side] for side in sides)
-    paired = seeds == others and len(set(seeds)) == len(seeds)
-    return improvement(*amounts, higher_is_better=False, paired=paired)
+    return improvement(*amounts, higher_is_better=False, paired=seeds == others and len(set(seeds)) == len(seeds))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.caveats import differing_work
+from bench.report.caveats import differing
 from bench.report.columns import format_effect, format_factor, format_points
 from bench.report.comparison import ComparedRow, Comparison
+from bench.report.store import grouped
 
 _LISTED = 3
 _LINES = 3
@@ -21,31 +22,20 @@ def in_lines(comparison: Comparison) -> list[str]:
     """Return at most three lines: rows that are better without a loss of accuracy, rows with one, and the others."""
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
-    better, same, worse = _words(comparison)
-    rows: dict[str, list[ComparedRow]] = {
-        f"{better}, no less accurate": [],
-        better: [],
-        f"{better}, at some cost": [],
-        f"{better}, accuracy unclear": [],
-        same: [],
-        worse: [],
-        _ONE_SEED: [],
-        _NOISY: [],
-        _MISSED: [],
-        _FAILED: [],
-    }
-    for row in sorted(
+    better, *others = _words(comparison)
+    costs = (", no less accurate", "", ", at some cost", ", accuracy unclear")
+    headings = [*(better + cost for cost in costs), *others, _ONE_SEED, _NOISY, _MISSED, _FAILED]
+    rows = sorted(
         comparison.candidates, key=lambda row: row.gain.effect.value if row.gain.effect else 0.0, reverse=True
-    ):
-        rows[_heading(comparison, row)].append(row)
-    said = [f"{heading}: {_listing(comparison, group)}" for heading, group in rows.items() if group]
-    if mixed := differing_work(comparison):
+    )
+    groups = grouped(rows, lambda row: _heading(comparison, row))
+    said = [f"{heading}: {_listing(comparison, groups[heading])}" for heading in headings if heading in groups]
+    if mixed := differing(comparison):
         said.insert(0, f"Compare only rows with the same work: these differ in {', '.join(mixed)}")
     return [*said[: _LINES - 1], *filter(None, [". ".join(said[_LINES - 1 :])])]
 
 
 def _words(comparison: Comparison) -> tuple[str, str, str]:
-    """Return the headings for rows that are better, the same and worse."""
     if comparison.metric.name == "test_accuracy":
         return "More accurate", "As accurate", "Less accurate"
     if comparison.is_about_speed:
@@ -57,7 +47,7 @@ def _words(comparison: Comparison) -> tuple[str, str, str]:
 
 def _heading(comparison: Comparison, row: ComparedRow) -> str:
     better, same, worse = _words(comparison)
-    match row.verdict:
+    match row.gain.verdict:
         case "failed":
             return _FAILED
         case "unclear" if min(len(row.group.ok), len(comparison.baseline.ok)) <= 1:
@@ -116,30 +106,29 @@ def _answer(comparison: Comparison) -> str:
     if not rows:
         return f"There is only {baseline.title}, and nothing to compare it with."
     rows = [row for row in rows if not row.group.is_dense]
-    better = [row for row in rows if row.verdict in ("faster", "better", "higher")]
+    better = [row for row in rows if row.gain.verdict in ("faster", "better", "higher")]
     gain = f"{_GAINS[comparison.metric.name]} {baseline.title}"
     if kept := [row for row in better if row.accuracy.verdict in ("same", "higher")]:
         return f"Yes: {_titles(kept)} {gain}, and not less accurate."
     if better:
         return f"Perhaps: {_titles(better)} {gain}, but less accurate, or the accuracy is unclear."
-    if unclear := [row for row in rows if row.verdict in ("unclear", "failed")]:
+    if unclear := [row for row in rows if row.gain.verdict in ("unclear", "failed")]:
         return f"These runs do not show whether {_titles(unclear)} {gain}."
     return f"No: no row is {gain}."
 
 
 def _titles(rows: Sequence[ComparedRow]) -> str:
-    """Return the subject of a sentence with its verb: ``a, b and c are``."""
+    # The subject of a sentence with its verb: ``a, b and c are``.
     *most, last = (row.group.title for row in rows)
     return f"{', '.join(most)} and {last} are" if most else f"{last} is"
 
 
 def _evidence(row: ComparedRow) -> str:
-    parts = []
-    if row.gain.effect:
-        parts.append(f"{row.verdict}, {format_effect(row.gain.effect, lambda factor: f'{format_factor(factor)}x')}")
-    elif row.verdict != "failed":
-        parts.append(row.verdict)
-    if row.accuracy.effect:
-        points = format_effect(row.accuracy.effect, format_points)
-        parts.append(f"accuracy {row.accuracy.verdict}, {points} percentage points")
+    gain, accuracy = row.gain, row.accuracy
+    parts: list[str] = [] if gain.verdict == "failed" and gain.effect is None else [gain.verdict]
+    if gain.effect:
+        parts = [f"{gain.verdict}, {format_effect(gain.effect, lambda factor: f'{format_factor(factor)}x')}"]
+    if accuracy.effect:
+        points = format_effect(accuracy.effect, format_points)
+        parts.append(f"accuracy {accuracy.verdict}, {points} percentage points")
     return f"{row.group.title}: {'; '.join(parts) or 'no run ended well'}."

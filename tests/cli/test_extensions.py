@@ -171,6 +171,6 @@ def test_an_installation_that_never_heard_of_an_extension_says_so_too(monkeypatc
 
 def test_help_reads_the_descriptions_that_the_commands_have() -> None:
     real = commands()
-    for name, (_, target) in BUILT_IN.items():
-        read, shown = (text.partition("\n\n")[0] for text in (_docstring(target), real[name].help))
+    for name, (_, function) in BUILT_IN.items():
+        read, shown = (text.partition("\n\n")[0] for text in (_docstring(name, function), real[name].help))
         assert read == shown

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from bench.cli.output.console import LiveLine, fitted
-from bench.cli.output.run import Display
+from bench.cli.console import LiveLine, fitted
+from bench.cli.run import Display
 
 TITLE = "12/24 resnet18-cifar10-group_topk-hierarchical seed 3"
 REPORT = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from bench.cli.output.console import plain_table, print_json, stdout_console
+from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.placements import BY_TYPE, MATRIX_AND_CONVOLUTION, Cost, Costs, PlacementComparison

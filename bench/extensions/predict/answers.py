@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from bench.cli.output.sweep import SweepProgress, say_plan
+from bench.cli.sweep import run_all, say_plan
 from bench.core import spec
 from bench.core.errors import UsageError
 from bench.core.files import check_writable
@@ -146,7 +146,7 @@ def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path
         configs = agenda.to_do(retry_failed=False)
         say_plan(agenda, configs, again)
         if configs:
-            agenda = SweepProgress(agenda, configs, server).run_all()
+            agenda = run_all(agenda, configs, server)
     _keep_compared(known, path, cells, agenda, table or runs / TABLE, as_json=as_json)
     agenda.raise_failures(again)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from bench.cli.output.console import plain_table, print_json, stdout_console
+from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.extensions.predict.asynchronous import AsyncPrediction
 from bench.extensions.predict.prediction import Prediction

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-import glob
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from bench.core.files import walk
 from bench.core.registry import PluginError
 from bench.report.plots import accuracy, speed, step, style, target
 from bench.report.plots.results import NotDrawable, Results
+from bench.report.store import matching
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,8 +170,8 @@ KINDS: Mapping[str, PictureKind] = {
 @functools.cache
 def kinds() -> dict[str, PictureKind]:
     """Return the kinds of pictures of rows by name; built-in ones win over added ones of the same name."""
-    added = {kind.name: kind for kind in _added() if isinstance(kind, PictureKind)}
-    return {**KINDS, **{name: kind for name, kind in added.items() if name not in KINDS}}
+    added = [kind for kind in _added() if isinstance(kind, PictureKind) and kind.name not in KINDS]
+    return {**KINDS, **{kind.name: kind for kind in added}}
 
 
 @functools.cache
@@ -182,7 +182,6 @@ def file_kinds() -> dict[str, FileKind]:
 
 @functools.cache
 def _added() -> list[object]:
-    """Return what packages add; leave out with a warning what cannot be imported."""
     found = []
     for name in registry.plugins("plots"):
         try:
@@ -203,27 +202,24 @@ def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:
     """
     if not file_kinds():
         return []
-    files = {file.absolute(): file for path in paths for file in _candidates(str(path))}
+    files = {file.absolute(): file for path in paths for file in _candidates(path)}
     keys = [(_keys(file), file) for file in files.values()]
     return [(kind, file) for kind in file_kinds().values() for found, file in keys if kind.keys <= found]
 
 
-def _candidates(path: str) -> Iterator[Path]:
-    matches = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207 (absolute ones)
-    for match in map(Path, matches):
+def _candidates(path: str | Path) -> Iterator[Path]:
+    for match in matching(path):
         if match.is_file():
             yield match
             continue
         for folder, folders, names in walk(match):
             if _RUN_FILE in names:
                 folders.clear()
-                continue
-            files = (folder / name for name in names if name.endswith((".json", ".csv")))
-            yield from filter(Path.is_file, files)  # not a pipe: reading it might never end
+            else:  # not pipes: reading one might never end
+                yield from filter(Path.is_file, (folder / name for name in names if name.endswith((".json", ".csv"))))
 
 
 def _keys(file: Path) -> set[str]:
-    """Return the keys of a file's JSON, or the first line of its CSV."""
     try:
         with file.open(encoding="utf-8", newline="") as text:
             names = next(csv.reader(text), []) if file.suffix == ".csv" else json.load(text)

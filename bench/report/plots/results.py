@@ -45,19 +45,14 @@ class Results:
     layers: list[Row]
     baseline: str | None = None
 
-    @property
-    def that_ended(self) -> list[RunGroup]:
-        """The configurations with at least one run that succeeded or diverged, in order of appearance."""
-        return shortly_labelled([group for group in group_runs(self._runs) if group.ok or group.diverged])
-
     @functools.cached_property
     def configurations(self) -> list[RunGroup]:
         """The configurations with at least one successful run, in order of appearance."""
-        return shortly_labelled([group for group in group_runs(self._runs) if group.ok])
+        return shortly_labelled([group for group in group_runs(self.runs) if group.ok])
 
     def across(self, *varied: str) -> list[RunGroup]:
         """Return configurations whose runs may differ in the varied columns, which a picture has on its axis."""
-        runs, _ = one_per_seed(self._runs, SETTINGS)  # other versions of the code gave them another config_id
+        runs, _ = one_per_seed(self.runs, SETTINGS)  # other versions of the code gave them another config_id
         kept = [name for name in SETTINGS if name not in varied]
         alike = list(grouped(runs, lambda run: tuple(run[name] for name in kept)).values())
         hidden = dict.fromkeys((*varied, "name"))
@@ -66,8 +61,10 @@ class Results:
             for number, members in enumerate(alike)
             for run in members
         ]
-        labels = [group.label for group in group_runs(labelled)]
-        groups = [RunGroup(label=label, runs=members) for label, members in zip(labels, alike, strict=True)]
+        groups = [
+            RunGroup(label=group.label, runs=members)
+            for group, members in zip(group_runs(labelled), alike, strict=True)
+        ]
         return shortly_labelled([group for group in groups if group.ok])
 
     def evaluations(self, group: RunGroup) -> pd.DataFrame:
@@ -79,7 +76,7 @@ class Results:
     @functools.cached_property
     def methods(self) -> Methods:
         """The looks of all methods, so that each has the same colour in every picture of these rows."""
-        return Methods(map(_method, self._runs))
+        return Methods(map(_method, self.runs))
 
     def looks(self, groups: Sequence[RunGroup]) -> dict[str, Look]:
         """Return the look of each group of a picture, by its title."""
@@ -98,7 +95,8 @@ class Results:
         return found
 
     @functools.cached_property
-    def _runs(self) -> list[Run]:
+    def runs(self) -> list[Run]:
+        """The run that counts of each configuration and seed."""
         return one_per_seed(collect_runs(self.rows))[0]
 
 
@@ -125,8 +123,7 @@ def shortly_labelled(groups: list[RunGroup]) -> list[RunGroup]:
 
 def last_known(group: RunGroup, *, diverged: bool = False) -> pd.DataFrame:
     """Return one row of last known values per successful run, and with ``diverged`` also per diverged run."""
-    others = group.diverged if diverged else []
-    return to_frame([run.last_known for run in (*group.ok, *others)])
+    return to_frame([run.last_known for run in (*group.ok, *(group.diverged if diverged else ()))])
 
 
 # Nullable types: an int or bool column with an empty cell must not turn into floats or objects.

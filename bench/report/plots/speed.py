@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from bench.core.errors import UsageError
 from bench.report.columns import format_value
@@ -15,7 +15,7 @@ from bench.report.groups import WORKLOAD, RunGroup
 from bench.report.plots import style
 from bench.report.plots.results import NotDrawable, Results, last_known
 from bench.report.statistics import Effect, improvement
-from bench.report.store import Run
+from bench.report.store import grouped
 
 _WORKLOAD = [name for name in WORKLOAD if name not in ("uplink_bps", "downlink_bps")]
 _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because intervals of two seeds would be far longer
@@ -38,7 +38,7 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
         raise NotDrawable(f"speed-up against bandwidth needs links on which both {beside} and another ran")
     from matplotlib.ticker import LogLocator
 
-    figure, (axes,) = style.new_figure()
+    figure, (axes,) = style.new_figure(title=f"Speed-up over {style.wrapped(beside, 60)}")
     axes.axhline(1.0, color=style.INK, linewidth=0.9)
     curves, words = {}, []
     looks = results.looks(groups)
@@ -68,10 +68,9 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
         )
         curves[f"{title} ({f'breaks even at {even}' if at else 'no break-even point here'})"] = curve
         words.append(f"{title} {each[0][1].value:.2f}x to {each[-1][1].value:.2f}x, {even or 'no break-even'}")
-    axes.set(xscale="log", title=f"Speed-up over {style.wrapped(beside, 60)}", xticks=bandwidths)
-    style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
     values = [1.0, *(effect.value for each in gains.values() for _, effect in each)]
-    axes.set(yscale="log", ylim=(min(values) / _MARGIN, max(values) * _MARGIN))
+    axes.set(xscale="log", xticks=bandwidths, yscale="log", ylim=(min(values) / _MARGIN, max(values) * _MARGIN))
+    style.name_axis(axes, "x", "bandwidth of the link", "uplink_bps")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     style.write_ticks(axes, "y")
     axes.set_ylabel("speed-up in samples per second (factor)")
@@ -95,11 +94,8 @@ def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[Run
         UsageError: no row matches the wanted baseline.
     """
     choose_baseline(groups, wanted, BASELINES_OF_SPEED)
-    alike: dict[tuple[Any, ...], list[RunGroup]] = {}
-    for group in groups:
-        alike.setdefault(tuple(group.runs[0][name] for name in _WORKLOAD), []).append(group)
     found = []
-    for of_one in alike.values():
+    for of_one in grouped(groups, lambda group: tuple(group.runs[0][name] for name in _WORKLOAD)).values():
         with contextlib.suppress(UsageError):  # this workload lacks the baseline
             baseline, _ = choose_baseline(of_one, wanted, BASELINES_OF_SPEED)
             found += [(group, baseline) for group in of_one]
@@ -108,27 +104,23 @@ def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[Run
 
 def _gains(baseline: RunGroup, group: RunGroup) -> list[tuple[float, Effect]]:
     """Return the bandwidth in bit/s and the speed-up over each link, the slowest link first."""
+    ours, theirs = (
+        grouped([run for run in each.ok if run["samples_per_s"]], lambda run: (run["uplink_bps"], run["downlink_bps"]))
+        for each in (group, baseline)
+    )
     gains = []
-    links = {_link(run) for run in group.ok if run["uplink_bps"] is not None}
-    for link in sorted(links, key=lambda link: (link[0], link[1] or 0.0)):
-        ours, theirs = (
-            [run["samples_per_s"] for run in each.ok if _link(run) == link and run["samples_per_s"]]
-            for each in (group, baseline)
-        )
-        if effect := improvement(theirs, ours, higher_is_better=True):
+    for link in sorted((link for link in ours if link[0] is not None), key=lambda link: (link[0], link[1] or 0.0)):
+        sides = ([run["samples_per_s"] for run in side.get(link, [])] for side in (theirs, ours))
+        if effect := improvement(*sides, higher_is_better=True):
             gains.append((link[0], effect))
     return gains
-
-
-def _link(run: Run) -> tuple[Any, Any]:
-    return run["uplink_bps"], run["downlink_bps"]
 
 
 def draw_over_ranks(results: Results) -> style.Picture:
     """Draw one curve per configuration, and the line of perfect scaling."""
     groups = results.across("world_size", "hosts", "ranks_per_host", "replicas", "threads")
     curves = results.drawable(groups, _speeds, "scaling needs a configuration that ran with two values of --world-size")
-    figure, (axes,) = style.new_figure()
+    figure, (axes,) = style.new_figure(title="Samples per second against the number of ranks")
     drawn: dict[str, Any] = {}
     words = []
     for number, (title, look, curve) in enumerate(curves):
@@ -148,7 +140,6 @@ def draw_over_ranks(results: Results) -> style.Picture:
     drawn[f"in proportion to the ranks, from {curves[0][0]}"] = line
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({size for _, _, curve in curves for size in curve}))
-    axes.set_title("Samples per second against the number of ranks")
     style.name_axis(axes, "x", "ranks", "world_size")
     axes.set_ylim(bottom=0.0)
     style.name_axis(axes, "y", "speed", "samples_per_s")
@@ -156,8 +147,8 @@ def draw_over_ranks(results: Results) -> style.Picture:
 
 
 def _speeds(group: RunGroup) -> dict[float, list[float]]:
-    """Return the samples per second of every seed, by world size; nothing if there is only one size."""
+    # Of every seed, by world size; nothing if there is only one size.
     known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
-    sizes = sorted(known["world_size"].astype(float).unique().tolist())
-    speeds = {size: known.loc[known["world_size"] == size, "samples_per_s"].tolist() for size in sizes}
+    by_size = known.astype({"world_size": float}).groupby("world_size")["samples_per_s"]
+    speeds = {cast("float", size): each.tolist() for size, each in by_size}
     return speeds if len(speeds) > 1 else {}

@@ -42,10 +42,9 @@ def draw_time(results: Results) -> style.Picture:
     longest, words = 0.0, []
     for position, (title, look, parts) in enumerate(shown):
         ends = {_ABOVE: 0.0, _BELOW: 0.0}
-        times = []
+        times = {name: f"{name} {format_value('step_time_s', seconds)}" for name, seconds in parts.items()}
         for name, seconds in parts.items():
             offset, shade = _PARTS[name]
-            times.append(f"{name} {format_value('step_time_s', seconds)}")
             (bar,) = axes.barh(
                 position + offset,
                 seconds,
@@ -57,22 +56,20 @@ def draw_time(results: Results) -> style.Picture:
                 linewidth=0.4,
                 **shade,
             )
-            style.tooltips(bar, f"{title}: {times[-1]}")
+            style.tooltips(bar, f"{title}: {times[name]}")
             ends[offset] += seconds
         longest = max(longest, *ends.values())
-        words.append(f"{title}: {', '.join(times)}")
+        words.append(f"{title}: {', '.join(times.values())}")
     axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()
     axes.set(xlim=(0.0, longest * 1.03), title="Where a step's time goes")
     axes.grid(visible=False, axis="y")
     style.name_axis(axes, "x", "time per step, mean over seeds", "step_time_s")
     drawn = {name for _, _, parts in shown for name in parts}
-    patches = {name: Patch(color=style.GREY, ec="white", **shade) for name, (_, shade) in _PARTS.items()}
-    return style.with_legend(
-        figure,
-        {name: patch for name, patch in patches.items() if name in drawn},
-        f"Stacked bars of a step's time. {'; '.join(words)}.",
-    )
+    patches = {
+        name: Patch(color=style.GREY, ec="white", **shade) for name, (_, shade) in _PARTS.items() if name in drawn
+    }
+    return style.with_legend(figure, patches, f"Stacked bars of a step's time. {'; '.join(words)}.")
 
 
 def parts_of_step(group: RunGroup) -> dict[str, float]:
@@ -131,8 +128,7 @@ def draw_density(results: Results) -> style.Picture:
         axes.invert_yaxis()
         axes.grid(visible=False)
     style.name_axis(panels[-1], "x", "optimizer steps", "step")
-    bar = figure.colorbar(mesh, ax=panels, label="entries sent (share)", aspect=40)
-    style.write_ticks(bar.ax, "y")
+    style.write_ticks(figure.colorbar(mesh, ax=panels, label="entries sent (share)", aspect=40).ax, "y")
     words = "; ".join(f"{title} {each.min().min():.2g} to {each.max().max():.2g}" for title, each in sparse.items())
     return style.Picture(figure=figure, alt=f"Heat maps of the share of each layer that was sent: {words}.")
 
@@ -144,7 +140,7 @@ def _densities(results: Results, group: RunGroup) -> pd.DataFrame:
     """
     runs = {run["run_id"] for run in group.ok}
     layers = to_frame([row for row in results.layers if row["run_id"] in runs], LAYERS)
-    ours = layers.dropna(subset=["density_mean"])
-    table = ours.pivot_table(index="layer", columns="step", values="density_mean", aggfunc="mean", sort=False)
+    known = layers.dropna(subset=["density_mean"])
+    table = known.pivot_table(index="layer", columns="step", values="density_mean", aggfunc="mean", sort=False)
     table = table.sort_index(axis="columns").dropna(axis="columns")
     return table if table.size and table.min().min() < 1.0 else table[:0]

@@ -6,7 +6,6 @@ distinguished with any kind of colour vision.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import html
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.core.errors import UsageError
+from bench.core.files import writing
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.core.units import scale_of
 
@@ -80,19 +79,24 @@ def applied() -> contextlib.AbstractContextManager[None]:
     return matplotlib.style.context(["default", _SETTINGS])
 
 
-def new_figure(*, height: float = 3.4, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    *, height: float = 3.4, rows: int = 1, columns: int = 1, title: str = "", **more: Any
+) -> tuple[Figure, list[Axes]]:
     """Return a figure of the text's width, and its axes row by row.
 
     Args:
         height: inches without the legend, which adds its own height.
         rows: rows of axes.
         columns: columns of axes.
+        title: the title, above the first axes.
         more: further arguments of ``Figure.subplots``.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH_IN, height))
-    return figure, list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    panels[0].set_title(title)
+    return figure, panels
 
 
 Look = tuple[int, int]  # index of a method, which decides its colour, and index of one of its curves in a picture
@@ -133,13 +137,9 @@ class Methods:
 
     def looks(self, methods: Mapping[str, tuple[str, ...]]) -> dict[str, Look]:
         """Return the look of each curve, by its title."""
-        curves: collections.Counter[int] = collections.Counter()
-        found = {}
-        for title, method in methods.items():
-            index = self.index(*method)
-            found[title] = (index, curves[index])
-            curves[index] += 1
-        return found
+        indices = [self.index(*method) for method in methods.values()]
+        numbered = zip(methods, enumerate(indices), strict=True)
+        return {title: (index, indices[:number].count(index)) for title, (number, index) in numbered}
 
 
 def tooltips(artist: Any, *texts: str) -> None:
@@ -242,14 +242,11 @@ def save(picture: Picture, path: Path) -> None:
     """
     form = path.suffix.lower().removeprefix(".")
     metadata = _UNDATED[form] | {_DESCRIPTION[form]: picture.alt}
-    try:
+    with writing(path), applied():
         if form == "svg":
             path.write_text(_svg(picture, metadata=metadata), encoding="utf-8")
-            return
-        with applied():
+        else:
             picture.figure.savefig(path, format=form, metadata=metadata)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
 
 
 def inline_svg(picture: Picture, name: str) -> str:
@@ -260,7 +257,7 @@ def inline_svg(picture: Picture, name: str) -> str:
 
 
 def _svg(picture: Picture, **options: Any) -> str:
-    """Return the picture as SVG, with its tooltips as ``title`` elements, which browsers show."""
+    # Tooltips are ``title`` elements, which browsers show.
     buffer = io.StringIO()
     with applied():
         picture.figure.savefig(buffer, format="svg", **options)
@@ -273,7 +270,7 @@ def _svg(picture: Picture, **options: Any) -> str:
 
 
 def _with_titles(group: str, texts: Sequence[str]) -> str:
-    """Return a group of SVG elements with a tooltip for all of it, or one for each of its points."""
+    # One title for all of a group of SVG elements, or one for each of its points.
     titles = [f"<title>{html.escape(text)}</title>" for text in texts]
     tag = "use" if "<use " in group else "path"  # markers of a curve, or cells of a mesh
     points = re.compile(rf"<{tag} ([^>]*)/>")

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.report.groups import WORKLOAD, RunGroup
+from bench.report.groups import WORKLOAD, RunGroup, group_runs
 from bench.report.plots import style
-from bench.report.plots.results import NotDrawable, Results, last_known
+from bench.report.plots.results import NotDrawable, Results, last_known, shortly_labelled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,12 +24,13 @@ _SHIFT = 0.008  # share of the height by which curves are shifted, so that equal
 def draw_kaplan_meier(results: Results) -> style.Picture:
     """Draw one rising curve per configuration, with a mark where a seed's training ended before its target."""
     last = float(max(row["step"] or 0 for row in results.rows))
+    groups = [group for group in group_runs(results.runs) if group.ok or group.diverged]
     seeds = results.drawable(
-        results.that_ended,
+        shortly_labelled(groups),
         lambda group: steps_to_target(group, last),
         "steps to target need a finished run with --target-accuracy",
     )
-    figure, (axes,) = style.new_figure()
+    figure, (axes,) = style.new_figure(title="Steps to the target accuracy")
     curves, counts = {}, []
     for number, (title, look, each) in enumerate(seeds):
         waiting = survival(each)
@@ -49,7 +50,6 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
             color=style.color(*look),
         )
         counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
-    axes.set_title("Steps to the target accuracy")
     style.name_axis(axes, "x", "optimizer steps", "step")
     axes.set(ylim=(-0.02, 1.04 + len(seeds) * _SHIFT), yticks=[0.0, 0.25, 0.5, 0.75, 1.0])
     style.name_axis(axes, "y", "seeds that reached the target", "test_accuracy")
@@ -64,12 +64,10 @@ def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
     A diverged seed would have missed it with any number of steps, so it counts up to ``last``, the last step of all.
     """
     seeds = []
-    for run in (*group.ok, *group.diverged):
-        if run["target_accuracy"] is None:
-            continue
+    for run in (run for run in (*group.ok, *group.diverged) if run["target_accuracy"] is not None):
         reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
         watched_until = last if run.diverged else max(row["step"] or 0 for row in run.rows)
-        seeds.append((float(next(iter(reached), watched_until)), bool(reached)))
+        seeds.append((float(reached[0] if reached else watched_until), bool(reached)))
     return seeds
 
 
@@ -77,9 +75,8 @@ def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
     """Return Kaplan and Meier's estimate of the share of seeds that has not reached the target by a step."""
     from scipy import stats
 
-    steps = [step for step, _ in seeds]
-    missed = [not hit for _, hit in seeds]
-    return stats.ecdf(stats.CensoredData.right_censored(steps, missed)).sf
+    steps, hits = zip(*seeds, strict=True)
+    return stats.ecdf(stats.CensoredData.right_censored(steps, [not hit for hit in hits])).sf
 
 
 def draw_profile(results: Results) -> style.Picture:
@@ -89,7 +86,7 @@ def draw_profile(results: Results) -> style.Picture:
     """
     factors = slow_downs(_times(results))
     looks = results.looks(results.across(*WORKLOAD))
-    figure, (axes,) = style.new_figure()
+    figure, (axes,) = style.new_figure(title=f"Performance profile over {len(factors)} workloads")
     finite = factors.to_numpy()[~factors.isin([math.inf]).to_numpy()]
     last = max(1.1, float(finite.max()) * 1.05)
     curves, words = {}, []
@@ -104,7 +101,6 @@ def draw_profile(results: Results) -> style.Picture:
         )
         style.tooltips(curves[str(title)], str(title))
         words.append(f"{title} is the fastest on {(values == 1.0).mean():.0%}")
-    axes.set_title(f"Performance profile over {len(factors)} workloads")
     style.name_axis(axes, "x", "time to target / that of the fastest method (factor)", None, log=True)
     axes.set_ylim(-0.02, 1.04)
     style.name_axis(axes, "y", "workloads within this factor", "test_accuracy")
@@ -122,7 +118,7 @@ def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def _times(results: Results) -> pd.DataFrame:
-    """Return seconds to target by workload and seed (rows) and method (columns), for workloads of all methods."""
+    # Seconds to target by workload and seed (rows) and method (columns), for workloads of all methods.
     import pandas as pd
 
     columns = {}
@@ -130,8 +126,8 @@ def _times(results: Results) -> pd.DataFrame:
         runs = last_known(group, diverged=True).dropna(subset=["target_accuracy"])
         if len(runs):
             done = runs[list(WORKLOAD)].astype(str).apply(tuple, axis=1)
-            seconds = runs["time_to_target_s"].fillna(math.inf)
-            columns[group.title] = seconds.set_axis(pd.MultiIndex.from_arrays([done, runs["seed"]]))
+            index = pd.MultiIndex.from_arrays([done, runs["seed"]])
+            columns[group.title] = runs["time_to_target_s"].fillna(math.inf).set_axis(index)
     times = pd.DataFrame(columns).dropna()
     workloads = {workload for workload, _ in times.index}
     if times.shape[1] < 2 or len(workloads) < 2 or not (times < math.inf).to_numpy().any():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from bench.cli.output import sweep
+from bench.cli import sweep
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
@@ -56,7 +56,7 @@ def test_a_sweep_goes_on_with_the_timeout_that_its_file_says_now(
 
     monkeypatch.setattr(sweep, "resume", resume)
     agenda = SweepState(runs=[PlannedRun(settings={}, config=now)], out=tmp_path, past={})
-    sweep.SweepProgress(agenda, [now], ForkServer(TRAIN))._train(now, folder)
+    sweep.run_all(agenda, [now], Here(TRAIN))
     assert seen == [now]
 
 
@@ -70,7 +70,7 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
     monkeypatch.setattr(sweep, "make_each_ready", lambda *_: None)
     config = make_config()
     agenda = SweepState(runs=[PlannedRun(settings={}, config=config)], out=tmp_path, past={})
-    agenda = sweep.SweepProgress(agenda, [config], Here(TRAIN)).run_all()
+    agenda = sweep.run_all(agenda, [config], Here(TRAIN))
     with pytest.raises(RunFailed, match="1 of 1 runs failed, one of them with: the disk is full"):
         agenda.raise_failures("again")
 
@@ -86,4 +86,4 @@ def test_links_that_this_machine_cannot_make_are_refused_before_anything_starts(
     configs = [make_config(seed=1), make_config(seed=1, cluster=late.to_dict(), world_size=2)]
     agenda = SweepState(runs=[PlannedRun(settings={}, config=each) for each in configs], out=tmp_path, past={})
     with pytest.raises(UsageError, match="latency cannot be set here: no TAP devices"):
-        sweep.SweepProgress(agenda, configs, Here(TRAIN)).run_all()
+        sweep.run_all(agenda, configs, Here(TRAIN))

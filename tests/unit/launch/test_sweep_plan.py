@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from bench.cli.output.sweep import sbatch_line
+from bench.cli.sweep import sbatch_line
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweeps.file import PlannedRun, SweepFile, plan_runs

@@ -21,7 +21,7 @@ def test_a_group_that_mixes_configurations_says_so(tmp_path: Path) -> None:
 
 def test_one_seed_is_unclear_and_says_what_to_do(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*fake_seeds([100.0]), *topk_seeds([900.0, 910.0, 905.0])])
-    assert comparison.rows[1].verdict == "unclear"
+    assert comparison.rows[1].gain.verdict == "unclear"
     assert cells(comparison, 1)["verdict"] == "unclear, n=1"
     assert any(
         sentence.startswith("only one seed of none, so noise") and "`--seeds 1,2,3`" in sentence
@@ -31,7 +31,7 @@ def test_one_seed_is_unclear_and_says_what_to_do(tmp_path: Path) -> None:
 
 def test_noise_is_unclear_and_says_how_many_seeds_would_do(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *topk_seeds([1150.0, 1290.0, 1230.0])])
-    assert comparison.rows[1].verdict == "unclear"
+    assert comparison.rows[1].gain.verdict == "unclear"
     assert any("topk (3 seeds; about" in sentence and "run more seeds" in sentence for sentence in caveats(comparison))
 
 
@@ -142,7 +142,7 @@ def test_a_last_part_of_a_few_steps_is_pointed_out(tmp_path: Path) -> None:
 def test_an_effect_that_is_large_and_unclear_needs_few_seeds_more(tmp_path: Path) -> None:
     noisy = topk_seeds([1300.0, 3400.0, 2500.0], [0.970, 0.971, 0.969])
     comparison = compared(tmp_path, [*DENSE, *noisy])
-    assert comparison.rows[1].verdict == "unclear"
+    assert comparison.rows[1].gain.verdict == "unclear"
     (sentence,) = [text for text in caveats(comparison) if "too noisy" in text]
     assert re.search(r"3 seeds; about \d+ would do", sentence)
 

@@ -40,7 +40,7 @@ def test_time_metrics_do_not_flip_the_direction(tmp_path: Path) -> None:
 def test_accuracy_as_the_metric_is_judged_in_points(tmp_path: Path) -> None:
     rows = [*fake_seeds([1.0] * 3, [0.97, 0.971, 0.972]), *topk_seeds([1.0] * 3, [0.93, 0.931, 0.932])]
     comparison = compared(tmp_path, rows, metric="test_accuracy")
-    assert comparison.rows[1].verdict == "lower"
+    assert comparison.rows[1].gain.verdict == "lower"
     assert "speed-up vs none [95% CI]" not in cells(comparison, 1)
 
 
@@ -97,7 +97,7 @@ def test_the_baseline_is_found_by_compressor_pair_name_or_bare_name(
     ]
     comparison = compared(tmp_path, rows, baseline=baseline)
     assert comparison.baseline.title == expected
-    assert comparison.rows[0].verdict == "baseline"
+    assert comparison.rows[0].gain.verdict == "baseline"
     ambiguous = baseline in ("topk", "topk+allgather", "none")
     assert any("rows fit --baseline" in sentence for sentence in caveats(comparison)) == ambiguous
 
@@ -133,8 +133,8 @@ def test_grouping_by_other_columns(tmp_path: Path) -> None:
     ]
     comparison = compared(tmp_path, rows, by=["git_sha"], baseline="old")
     assert titles(comparison) == ["git_sha=old", "git_sha=new"]
-    assert comparison.rows[1].verdict == "slower"
-    assert cautions(comparison) == []
+    assert comparison.rows[1].gain.verdict == "slower"
+    assert list(cautions(comparison)) == []
 
 
 def test_unknown_or_undirected_columns_are_refused(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_two_timers_that_contradict_each_other_say_nothing(tmp_path: Path) -> No
 
 def test_a_configuration_without_a_finished_run_is_failed(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *topk_seeds([1.0, 2.0], status="timeout")])
-    assert comparison.rows[1].verdict == "failed"
+    assert comparison.rows[1].gain.verdict == "failed"
     assert cells(comparison, 1)["seeds"] == "0/2 ok"
 
 
@@ -222,7 +222,7 @@ def test_a_file_without_optional_columns_is_compared_by_what_it_has(tmp_path: Pa
     needed = ("run_id", "config_id", "seed", "compressor", "collective", "status", "samples_per_s")
     rows = [{name: row[name] for name in needed} for row in [*DENSE, *TOPK]]
     comparison = compared(tmp_path, rows)
-    assert comparison.rows[1].verdict == "faster"
+    assert comparison.rows[1].gain.verdict == "faster"
     assert cells(comparison, 1)["accuracy % ± sd"] == "-"
     assert list(caveats(comparison)) == []
 
@@ -238,7 +238,7 @@ def test_seeds_that_diverged_allow_no_praise_of_the_others_accuracy(tmp_path: Pa
     topk = topk_seeds([1577.0, 1544.0, 1610.0], [0.970, 0.971, 0.969])
     sound, (_, row) = compared(tmp_path, [*dense, *topk]), compared(tmp_path, [*dense, *topk, *lost]).rows
     assert (sound.rows[1].accuracy.verdict, row.accuracy.verdict) == ("same", "unclear")
-    assert row.verdict == "faster"
+    assert row.gain.verdict == "faster"
     (sentence,) = check(compared(tmp_path, [*dense, *topk, *lost]), [Gate.parse("accuracy:1")]).crossed
     assert sentence.endswith("3 of 6 seeds diverged, which crosses accuracy:1")
     assert check(sound, [Gate.parse("accuracy:1")]) == GateResult()
@@ -249,7 +249,7 @@ def test_counts_of_the_wire_are_exact_whatever_their_unit(tmp_path: Path) -> Non
     rows = [*fake_seeds([1.0] * 3), *topk_seeds([1.0] * 3)]
     for metric in ("payload_bytes_per_step", "compression_ratio"):
         comparison = compare(stored(tmp_path, rows), metric=metric)
-        assert (comparison.rows[1].verdict, comparison.rows[1].gain.p) == ("better", 0.0), metric
+        assert (comparison.rows[1].gain.verdict, comparison.rows[1].gain.p) == ("better", 0.0), metric
 
 
 def test_without_a_row_in_fp32_that_in_bf16_is_the_baseline_and_without_both_it_is_said(tmp_path: Path) -> None:

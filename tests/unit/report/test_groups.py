@@ -10,17 +10,17 @@ from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema.metrics import METRICS_BY_NAME
 from bench.report.comparison import compare
-from bench.report.groups import ALSO_OPTIONS, Condition, by_workload, parse_conditions, select
+from bench.report.groups import ALSO_OPTIONS, by_workload, parse_conditions, select
 from bench.report.store import collect_runs
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 
 
 def test_conditions_are_typed_and_options_of_a_component_stay_together() -> None:
     assert parse_conditions("dataset=digits, world_size=4,compressor=topk:ratio=0.01,skip=norm+bias,lr=0.1") == [
-        Condition(column="dataset", value="digits"),
-        Condition(column="world_size", value=4),
-        Condition(column="compressor", value="topk:ratio=0.01,skip=norm+bias"),
-        Condition(column="lr", value=0.1),
+        ("dataset", "digits"),
+        ("world_size", 4),
+        ("compressor", "topk:ratio=0.01,skip=norm+bias"),
+        ("lr", 0.1),
     ]
 
 
@@ -78,10 +78,10 @@ def test_rows_are_put_in_order_the_best_first_and_the_unknown_last(tmp_path: Pat
 
 def test_what_names_a_column_and_an_option_of_the_component_before_is_the_option() -> None:
     conditions = parse_conditions("compressor=topk:ratio=0.01,warmup_epochs=0,lr=0.1,warmup_epochs=2")
-    assert conditions[0] == Condition(column="compressor", value="topk:ratio=0.01,warmup_epochs=0")
-    assert conditions[1:] == [Condition(column="lr", value=0.1), Condition(column="warmup_epochs", value=2.0)]
-    assert parse_conditions("strategy=async_server:staleness=1,warmup_epochs=0")[1].column == "warmup_epochs"
-    assert parse_conditions("compressor=of_another:ratio=1,warmup_epochs=0")[1].column == "warmup_epochs"
+    assert conditions[0] == ("compressor", "topk:ratio=0.01,warmup_epochs=0")
+    assert conditions[1:] == [("lr", 0.1), ("warmup_epochs", 2.0)]
+    assert parse_conditions("strategy=async_server:staleness=1,warmup_epochs=0")[1][0] == "warmup_epochs"
+    assert parse_conditions("compressor=of_another:ratio=1,warmup_epochs=0")[1][0] == "warmup_epochs"
 
 
 def test_rows_are_put_in_order_by_bytes_to_target(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_who_reaches_the_target_less_often_is_never_called_faster(tmp_path: Path
     quick = [row for seed in (1, 2, 3) for row in curve(seed, 0.91, 0.92, pace=2.5 + seed / 100, compressor="topk")]
     quick += curve(4, 0.5, 0.6, pace=2.6, compressor="topk")
     comparison = compare(stored(tmp_path, [*rows, *quick]), metric=TIME, targets=["0.9"])
-    assert comparison.rows[1].verdict == "unclear"
+    assert comparison.rows[1].gain.verdict == "unclear"
     cells = heading_to_text(comparison, 1)
     assert cells["verdict"] == "unclear, miss"
     assert cells["time to 90 % [95% CI]"] == "≥3.19 s (3/4)"  # 2.51, 2.52, 2.53 and, for the miss, 2 x 2.6
@@ -138,7 +138,7 @@ def test_missing_every_time_is_slower_once_the_budget_says_so(tmp_path: Path) ->
     rows = [row for seed in (1, 2, 3) for row in curve(seed, 0.91, 0.92, 0.93, pace=1 + seed / 100)]
     rows += [row for seed in (1, 2, 3) for row in curve(seed, 0.1, 0.2, 0.3, pace=1.0, compressor="randomk")]
     comparison = compare(stored(tmp_path, rows), metric=TIME, targets=["0.9"])
-    assert comparison.rows[1].verdict == "slower"
+    assert comparison.rows[1].gain.verdict == "slower"
     assert heading_to_text(comparison, 1)["time to 90 % [95% CI]"] == "≥3 s (0/3)"
 
 
@@ -148,7 +148,7 @@ def test_equal_runs_are_the_same_with_and_without_misses(tmp_path: Path, last: f
     rows += curve(4, 0.5, last, last)
     other = [row | {"compressor": "topk", "config_id": "b", "run_id": f"b{row['seed']}"} for row in rows]
     comparison = compare(stored(tmp_path, [*rows, *other]), metric=TIME, targets=["0.9"])
-    assert comparison.rows[1].verdict == "same"
+    assert comparison.rows[1].gain.verdict == "same"
 
 
 def test_what_lies_beyond_the_budget_of_one_side_only_is_not_the_same(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_what_lies_beyond_the_budget_of_one_side_only_is_not_the_same(tmp_path: 
     row = compare(stored(tmp_path, [*reached, missed, *slower]), metric=TIME).rows[1]
     assert row.gain.effect is not None
     assert row.gain.effect.value == pytest.approx(1.0, abs=0.01)
-    assert row.verdict == "unclear"
+    assert row.gain.verdict == "unclear"
 
 
 def test_several_targets_stand_side_by_side(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_side_that_diverges_is_not_sooner(tmp_path: Path) -> None:
     sparse = [curve(seed, 0.5, 0.95, 0.95, 0.95, compressor="topk", collective="allgather") for seed in (1, 2)]
     lost = [diverged(seed, compressor="topk", collective="allgather") for seed in (3, 4)]
     comparison = compare(stored(tmp_path, list(itertools.chain(*dense, *sparse, *lost))), metric=TIME, targets=["0.9"])
-    assert comparison.rows[1].verdict == "unclear"
+    assert comparison.rows[1].gain.verdict == "unclear"
     assert heading_to_text(comparison, 1)["verdict"].startswith("unclear")
 
 
@@ -267,5 +267,5 @@ def test_seeds_that_would_do_follow_from_those_that_an_effect_rests_on(tmp_path:
     other = {"compressor": "topk", "collective": "allgather"}
     rows += [*curve(3, 0.5, 0.95, 0.96, pace=1.1, **other), *diverged(1, **other)]
     comparison = compare(stored(tmp_path, rows), metric=TIME, targets=["0.9"])
-    assert comparison.rows[1].verdict == "unclear"
+    assert comparison.rows[1].gain.verdict == "unclear"
     assert comparison.rows[1].gain.held_back or any("(2 seeds; " in sentence for sentence in caveats(comparison))

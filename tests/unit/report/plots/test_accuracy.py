@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.report.plots.accuracy import EndPoint, pareto_front
+from bench.report.plots.accuracy import pareto_front
 from bench.report.plots.kinds import KINDS
 from bench.report.plots.results import NotDrawable
 from tests.testing.fake_results import fake_run, results
@@ -35,18 +35,14 @@ def test_bytes_add_up_over_the_steps_between_evaluations(tmp_path: Path) -> None
 
 
 def test_a_point_is_on_the_front_unless_one_beats_it_in_everything() -> None:
-    def point(title: str, accuracy: float, seconds: float, sent: float) -> EndPoint:
-        accuracies, times, numbers = ((value,) * 3 for value in (accuracy, seconds, sent))
-        return EndPoint(title=title, accuracy=accuracies, time=times, bytes=numbers)
-
-    points = [
-        point("dense", 0.97, 10.0, 100.0),
-        point("fast", 0.95, 5.0, 50.0),
-        point("worse than fast", 0.95, 6.0, 50.0),
-        point("few bytes", 0.90, 20.0, 1.0),
-        point("equal to fast", 0.95, 5.0, 50.0),
-    ]
-    assert [each.title for each in pareto_front(points)] == ["dense", "fast", "few bytes", "equal to fast"]
+    costs = {
+        "dense": (-0.97, 10.0, 100.0),
+        "fast": (-0.95, 5.0, 50.0),
+        "worse than fast": (-0.95, 6.0, 50.0),
+        "few bytes": (-0.90, 20.0, 1.0),
+        "equal to fast": (-0.95, 5.0, 50.0),
+    }
+    assert pareto_front(costs) == ["dense", "fast", "few bytes", "equal to fast"]
 
 
 def test_bytes_are_not_drawn_where_steps_were_counted_anew(tmp_path: Path) -> None:

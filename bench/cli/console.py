@@ -10,7 +10,8 @@ from typing import Any, Self
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 from typing_extensions import override
 
 from bench.core.errors import Interrupted
@@ -117,11 +118,10 @@ class Turns(LiveLine):
     @override
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
-        error = raised[1]
-        if isinstance(error, Interrupted):
+        if isinstance(raised[1], Interrupted):
             where = "shown" if self._writer is None else f"kept in {self._writer.path}"
             kept = f"the rows so far are {where}" if self.rows else "no row was finished, so none is kept"
-            raise Interrupted(f"{error}; {kept}") from None
+            raise Interrupted(f"{raised[1]}; {kept}") from None
 
     def take(self, report: Mapping[str, Any]) -> None:
         """Handle a worker's report: keep its row, or show the turn that ended."""
@@ -153,9 +153,23 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def plain_table(title: str | None = None) -> Table:
+def warn(sentence: str) -> None:
+    """Print a warning on stderr, without line breaks if that is not a terminal."""
+    console = Console(stderr=True)
+    console.print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=not console.is_terminal)
+
+
+def plain_table(title: str | None = None, columns: Sequence[Column | str] = (), *, show_footer: bool = False) -> Table:
     """Return an empty table with a line below its heading and no frame."""
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    return Table(
+        *columns,
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_footer=show_footer,
+    )
 
 
 def table_of(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -166,9 +180,9 @@ def table_of(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[
         right: headings of the other columns, whose cells end at the right.
         rows: the cells.
     """
-    table = plain_table()
-    for heading in (*left, *right):
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    columns = [Column(heading, overflow="fold") for heading in left]
+    columns += [Column(heading, justify="right", overflow="fold") for heading in right]
+    table = plain_table(columns=columns)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

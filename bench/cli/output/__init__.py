@@ -1,1 +1,0 @@
-"""Output of the commands: plans, progress, tables and JSON, in one module per command."""
