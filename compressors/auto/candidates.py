@@ -181,9 +181,9 @@ class Candidates:
         self._buckets: list[list[Layer]] = []
         self._looked_at: Step | None = None
 
-    def have_changed(self, step: Step) -> bool:
+    def have_changed(self, step: Step | None) -> bool:
         """Return True if a compressor sends another share of the entries than at the last look, as during warm-up."""
-        if self._looked_at is None:
+        if step is None or self._looked_at is None:
             return False
         return any(
             compressor.density_for(layer, step) != compressor.density_for(layer, self._looked_at)
@@ -228,23 +228,27 @@ class Candidates:
         ways: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
         for layer in self.layers:
-            chosen, why = self._dense_enough(pair, layer)
+            error = self._seen[pair][layer.id].error
+            chosen, why = pair, TRIED
             if layer.id in dearer:
                 chosen, why = self.dense, f"dense is cheaper than {pair.compressor} here"
+            elif layer.numel > SMALL and error > self._largest_error:
+                denser = reversed(self.pairs[: self.pairs.index(pair)])
+                good = (other for other in denser if self._seen[other][layer.id].error <= self._largest_error)
+                chosen, why = next(good, self.dense), f"{pair.compressor} would lose {error:.1%} of it"
             ways.setdefault((chosen, why), []).append(layer.id)
-        parts = tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
-        return Choice(step=0, parts=parts)
+        parts = (Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
+        return Choice(step=0, parts=tuple(parts))
 
     def cost_s(self, choice: Choice, link: MessageCost) -> float:
         """Return the seconds of encoding and of messages in a step, if nothing overlaps."""
         total = 0.0
-        for part, layers in itertools.product(choice.parts, self._buckets):
-            seen = [self._seen[part.pair][layer.id] for layer in layers if layer.id in part.layers]
-            if seen:
-                numel = sum(layer.numel for layer in layers if layer.id in part.layers)
-                nbytes = sum(each.nbytes for each in seen)
-                total += sum(each.seconds for each in seen)
-                total += exchange_s(part.pair, nbytes, numel, link, self._world_size)
+        for part, bucket in itertools.product(choice.parts, self._buckets):
+            layers = [layer for layer in bucket if layer.id in part.layers]
+            seen = [self._seen[part.pair][layer.id] for layer in layers]
+            numel, nbytes = sum(layer.numel for layer in layers), sum(each.nbytes for each in seen)
+            total += sum(each.seconds for each in seen)
+            total += exchange_s(part.pair, nbytes, numel, link, self._world_size)
         return total
 
     def unlikeness(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
@@ -264,30 +268,17 @@ class Candidates:
                 most = max(most, high / low)
         return most
 
-    def _dense_enough(self, pair: Pair, layer: Layer) -> tuple[Pair, str]:
-        error = self._seen[pair][layer.id].error
-        if layer.numel <= SMALL or error <= self._largest_error:
-            return pair, TRIED
-        denser = reversed(self.pairs[: self.pairs.index(pair)])
-        chosen = next(
-            (other for other in denser if self._seen[other][layer.id].error <= self._largest_error), self.dense
-        )
-        return chosen, f"{pair.compressor} would lose {error:.1%} of it"
-
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
         """Return the ids of layers that are cheaper dense, if they save more than another message per bucket costs."""
         if all(kind.elementwise for kind in self._compressors[pair].emits):
             return set()
-        without_waves = MessageCost(wave_s=0.0, per_byte_s=self.link.per_byte_s)
-
-        def gain_s(layer: Layer) -> float:
-            mine, dense = self._layer_s(pair, layer, without_waves), self._layer_s(self.dense, layer, without_waves)
-            return mine - dense
-
-        gains = {layer.id: gain for layer in self.layers if layer.numel > SMALL and (gain := gain_s(layer)) > 0}
+        without_waves, gains = dataclasses.replace(self.link, wave_s=0.0), {}
+        for layer in (layer for layer in self.layers if layer.numel > SMALL):
+            mine_s, dense_s = (
+                seen.seconds + exchange_s(way, seen.nbytes, layer.numel, without_waves, self._world_size)
+                for way, seen in ((way, self._seen[way][layer.id]) for way in (pair, self.dense))
+            )
+            if mine_s > dense_s:
+                gains[layer.id] = mine_s - dense_s
         more_s = len(self._buckets) * self.link.wave_s * 2 * (self._world_size - 1)
         return set(gains) if sum(gains.values()) > more_s else set()
-
-    def _layer_s(self, pair: Pair, layer: Layer, link: MessageCost) -> float:
-        seen = self._seen[pair][layer.id]
-        return seen.seconds + exchange_s(pair, seen.nbytes, layer.numel, link, self._world_size)

@@ -1,18 +1,31 @@
-"""The choices of compressor `auto`: the pair of compressor and collective for each layer, from a given step on."""
+"""Choices of compressor `auto`: the pair of compressor and collective for each layer, and the reducer that applies it.
+
+Each pair has its own reducer. When a layer changes to another pair, its residual is added to its next gradient. So
+nothing is lost except the rounding to the gradient's type.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from collectives.base import Collective
+import torch
+from typing_extensions import override
+
+from collectives.base import BoundCollective, Collective, Key, PendingSum
 from collectives.options import Spec, build, incompatibility
+from collectives.payloads.base import Payload
+from collectives.transport.base import Transport
 from compressors.base import Compressor
-from compressors.layer import Layer
+from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer_for
+from compressors.ddp.report import Bucket
+from compressors.layer import Layer, copies
 
 FIRST = "nothing is measured yet"
 
@@ -67,27 +80,24 @@ class Choice:
         """Return the part that contains a layer; None for a layer without elements."""
         return next((part for part in self.parts if layer_id in part.layers), None)
 
-    @property
+    @functools.cached_property
     def ways(self) -> dict[int, Pair]:
         """Return the pair of each layer, by layer id."""
         return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
     def columns(self, layers: Iterable[Layer]) -> dict[str, Any]:
-        """Return the columns of `metrics.csv`."""
-        return {"chosen": self.summary(layers)}
+        """Return the columns of `metrics.csv`: the pairs, with their shares of the elements if there are several."""
+        numel = {layer.id: layer.numel for layer in layers}
+        if len(self.parts) == 1:
+            return {"chosen": str(self.parts[0].pair)}
+        shares = [sum(numel[layer_id] for layer_id in part.layers) / sum(numel.values()) for part in self.parts]
+        texts = [f"{part.pair} {share:.1%}" for part, share in zip(self.parts, shares, strict=True)]
+        return {"chosen": ", ".join(texts)}
 
     def layer_columns(self, layer: Layer) -> dict[str, Any]:
         """Return a layer's columns of `layers.csv`; none for a layer without elements."""
         part = self.of_layer(layer.id)
         return {} if part is None else {"chosen": str(part.pair), "chosen_because": part.why}
-
-    def summary(self, layers: Iterable[Layer]) -> str:
-        """Return the pairs as text; if there are several parts, with their shares of the elements."""
-        numel = {layer.id: layer.numel for layer in layers}
-        if len(self.parts) == 1:
-            return str(self.parts[0].pair)
-        shares = [sum(numel[layer_id] for layer_id in part.layers) / sum(numel.values()) for part in self.parts]
-        return ", ".join(f"{part.pair} {share:.1%}" for part, share in zip(self.parts, shares, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the choice as values for JSON."""
@@ -119,9 +129,8 @@ def read_choices(path: Path) -> list[Choice]:
     """
     *whole, last = path.read_text(encoding="utf-8").split("\n")
     choices = [_choice(line) for line in whole]
-    if last:
-        with contextlib.suppress(ValueError):
-            choices.append(_choice(last))
+    with contextlib.suppress(ValueError):
+        choices.append(_choice(last))
     return choices
 
 
@@ -146,14 +155,158 @@ def pairs_on(collective: Collective) -> list[Pair]:
         Pair("group_topk", name),
         Pair("qsparse", "allgather"),
     ]
-    possible = []
-    for pair in dict.fromkeys(wanted):
-        compressor, sums = pair.built()
-        if incompatibility(compressor.check_compatible, sums) is None:
-            possible.append(pair)
-    return possible
+    built = {pair: pair.built() for pair in wanted}
+    return [
+        pair for pair, (compressor, sums) in built.items() if not incompatibility(compressor.check_compatible, sums)
+    ]
 
 
 def dense_pair(collective: Collective) -> Pair:
     """Return the pair with almost no error, which is used if no other pair is faster."""
     return next(pair for pair in pairs_on(collective) if pair.compressor == "bf16")
+
+
+class BoundPair(NamedTuple):
+    """The reducer and the bound collective of a pair."""
+
+    reducer: Reducer
+    collective: BoundCollective
+
+
+class ChosenPairs(Reducer):
+    """Sends each layer through its pair.
+
+    Args:
+        compressor: the compressor `auto`.
+        choice: the first choice.
+        bind: binds a collective to the ranks.
+
+    Attributes:
+        choice: the choice in use.
+        wire_s: seconds of the current step in which messages were sent or waited for.
+        look: called with every bucket before it is sent; or None.
+    """
+
+    def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
+        super().__init__(compressor)
+        self.choice, self.wire_s = choice, 0.0
+        self.look: Callable[[Bucket], None] | None = None
+        self._bind = bind
+        self._bound_pairs: dict[Pair, BoundPair] = {}
+        self._carried: dict[int, torch.Tensor] = {}
+        self._added: set[int] = set()
+
+    def bound(self, pair: Pair) -> BoundPair:
+        """Return the pair's reducer and bound collective; every rank must call."""
+        if pair not in self._bound_pairs:
+            compressor, collective = pair.built()
+            self._bound_pairs[pair] = BoundPair(reducer_for(compressor), self._bind(collective))
+        return self._bound_pairs[pair]
+
+    def switch(self, choice: Choice) -> None:
+        """Use another choice from the next step on; call this between steps, on all ranks."""
+        for pair, bound in self._bound_pairs.items():
+            staying = {layer_id for part in choice.parts if part.pair == pair for layer_id in part.layers}
+            state = bound.reducer.state_dict()
+            for layer_id, residual in state["residuals"].items():
+                if layer_id not in staying:
+                    waiting = self._carried.get(layer_id)
+                    self._carried[layer_id] = residual if waiting is None else waiting + residual
+            kept = {name: _only(state[name], staying) for name in ("residuals", "velocities")}
+            memory = {name: _only(tensors, staying) for name, tensors in state["memory"].items()}
+            bound.reducer.load_state_dict(kept | {"memory": memory})
+        self.choice = choice
+
+    @override
+    def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
+        bucket.screen()
+        if self.look is not None:
+            self.look(bucket)
+        for index, layer in enumerate(bucket.layers):
+            if (residual := self._carried.get(layer.id)) is not None:
+                update = bucket.updates[index]
+                bucket.gradients[index] = torch.add(bucket.gradients[index], residual.to(update.device), out=update)
+                self._added.add(layer.id)
+        of_pair: dict[Pair, list[int]] = {}
+        pair_of = self.choice.ways
+        for index, layer in enumerate(bucket.layers):
+            if layer.numel:  # layers without elements have no pair
+                of_pair.setdefault(pair_of[layer.id], []).append(index)
+        parts, pendings = [], []
+        for pair, indices in sorted(of_pair.items()):
+            bound = self.bound(pair)
+            parts.append(bucket.part(indices))
+            pendings.append(bound.reducer.start(parts[-1], self._timed(bound.collective), transport))
+        bucket.let_go()
+
+        def wait() -> None:
+            started = time.perf_counter()
+            for pending in pendings:
+                pending.wait()
+            self.wire_s += time.perf_counter() - started
+
+        def finish() -> None:
+            for part, pending in zip(parts, pendings, strict=True):
+                pending.finish()
+                bucket.encoded += part.encoded
+                bucket.encode_s += part.encode_s
+
+        return PendingReduction(wait=wait, finish=finish)
+
+    @override
+    def commit(self) -> None:
+        last_encoded: dict[Key, Payload] = {}
+        for bound in self._bound_pairs.values():
+            bound.reducer.commit()
+            bound.collective.commit()
+            last_encoded |= bound.reducer.last_encoded
+        self.last_encoded = last_encoded
+        for layer_id in self._added:
+            del self._carried[layer_id]
+        self._added = set()
+
+    @override
+    def drop(self) -> None:
+        for bound in self._bound_pairs.values():
+            bound.reducer.drop()
+            bound.collective.drop()
+        self._added = set()
+
+    @override
+    def residual_norms(self) -> dict[int, float]:
+        norms = {layer_id: float(residual.norm()) for layer_id, residual in self._carried.items()}
+        for bound in self._bound_pairs.values():
+            norms |= bound.reducer.residual_norms()
+        return norms
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "choice": self.choice.to_dict(),
+            "carried": copies(self._carried),
+            "pairs": [[*pair, bound.reducer.state_dict()] for pair, bound in self._bound_pairs.items()],
+        }
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.choice = Choice.from_dict(state["choice"])
+        self._carried, self._added = copies(state["carried"]), set()
+        saved = {Pair(compressor, collective): kept for compressor, collective, kept in state["pairs"]}
+        for pair in {**self._bound_pairs, **saved}:
+            kept = saved.get(pair, {"residuals": {}, "velocities": {}, "memory": {}})
+            self.bound(pair).reducer.load_state_dict(kept)
+
+    def _timed(self, collective: BoundCollective) -> StartSum:
+        """Return the collective's `start`, with its time added to `wire_s`."""
+
+        def start(payload: Payload, key: Key) -> PendingSum:
+            started = time.perf_counter()
+            pending = collective.start(payload, key)
+            self.wire_s += time.perf_counter() - started
+            return pending
+
+        return start
+
+
+def _only(tensors: Mapping[int, Any], layer_ids: Collection[int]) -> dict[int, Any]:
+    return {layer_id: tensor for layer_id, tensor in tensors.items() if layer_id in layer_ids}

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from collectives.base import Collective
 from collectives.transport.base import Transport
 from compressors.auto.candidates import TRIED, Candidates, MessageCost, measure_link
-from compressors.auto.choice import FIRST, Choice, Pair, Part
+from compressors.auto.choice import FIRST, Choice, ChosenPairs, Pair
 from compressors.auto.ranking import (
     LONGEST_REST,
     SETTLING,
@@ -33,7 +33,6 @@ from compressors.auto.ranking import (
     ms,
     usual_s,
 )
-from compressors.auto.reducer import ChosenPairs
 from compressors.layer import Layer, Step
 
 # Two states of the link count as the same if messages take at most this many times as long in one as in the other.
@@ -147,49 +146,49 @@ class Chooser:
         looked: int | None = None
         latest: LinkKnowledge | None = None
         while self._transport.world_size > 1:
-            if self._have_candidates_changed():
+            if self._candidates.have_changed(self.step):
                 self._found.clear()
                 looked = None
             if looked is None or self.next_step - looked > LOOK_AGAIN:  # a change of the link does not affect gradients
-                yield from self._look()
+                # Gradients of a skipped step are zeros instead of NaN.
+                while self._reducer.look is None or self.was_skipped:
+                    self._candidates.forget_gradients()
+                    self._reducer.look = self._candidates.look_at
+                    yield
+                self._reducer.look = None
+                self._candidates.agree(self._transport)
                 looked = self.next_step
             self._measure_link()
             known = self._known()
-            may_try = occasion.is_urgent or (self._can_afford() and self._is_rested())
+            may_try = occasion.is_urgent or (self._can_afford() and self.next_step - self._tried_at > self._rest)
             if known is not None and known is not latest and (known.was_tried or not may_try):
                 latest = self._recall(known, occasion.why)
             elif latest is None or may_try:
                 latest = yield from self._contest(occasion.why)
-            elif known is None:
-                latest = self._hold_on(latest)
+            elif known is None:  # trials for the new state of the link must wait
+                rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in latest.rivals]
+                latest = LinkKnowledge(
+                    link=self._candidates.link, holder=latest.holder, why=latest.why, was_tried=False, rivals=rivals
+                )
+                self._found.append(latest)
             else:
                 latest.usual.clear()  # the link has not changed, but the step time has
             if not self._revise:
                 return
             occasion = yield from self._watch(latest)
 
-    def follow(self, choices: Iterable[Choice]) -> Decisions:
-        """Repeat earlier choices at the same steps."""
+    def follow(self, choices: Iterable[Choice], *, goes_on: bool = False) -> Decisions:
+        """Repeat earlier choices at the same steps; then make decisions, if `goes_on`."""
         for choice in choices:
             while self.next_step < choice.step:
                 yield
             self._reducer.switch(choice)
-
-    def _look(self) -> Decisions:
-        """Encode the next step's gradients with all compressors, and take the largest costs of all ranks."""
-        while self._reducer.look is None or self.was_skipped:  # gradients of a skipped step are zeros instead of NaN
-            self._candidates.forget_gradients()
-            self._reducer.look = self._candidates.look_at
-            yield
-        self._reducer.look = None
-        self._candidates.agree(self._transport)
-
-    def _have_candidates_changed(self) -> bool:
-        return self.step is not None and self._candidates.have_changed(self.step)
+        if goes_on:
+            yield from self.decisions()
 
     def _measure_link(self) -> None:
-        dense = self._reducer.collective_of(self._candidates.dense)
-        self._candidates.link = measure_link(dense, self._transport)
+        dense = self._reducer.bound(self._candidates.dense)
+        self._candidates.link = measure_link(dense.collective, self._transport)
 
     def _known(self) -> LinkKnowledge | None:
         """Return the knowledge about the state that is most similar to the current link; None if none is similar."""
@@ -205,21 +204,15 @@ class Chooser:
         self._switch(found.holder, f"after {why}, as earlier on such a link: {found.why}")
         return found
 
-    def _hold_on(self, before: LinkKnowledge) -> LinkKnowledge:
-        """Keep the pair in use, because trials for the new state of the link must wait."""
-        rivals = [Challenger(pair=rival.pair, is_near=rival.is_near) for rival in before.rivals]
-        link = self._candidates.link
-        self._found.append(
-            LinkKnowledge(link=link, holder=before.holder, why=before.why, was_tried=False, rivals=rivals)
-        )
-        return self._found[-1]
-
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
         """Try the pairs that may be the fastest, in the order of estimated cost, and switch to the fastest one.
 
         If the link changed during the trials and the new state is known from earlier trials, use those results instead.
         """
-        held, choices, began_on = self._main_pair(), self._candidates.choices(), self._candidates.link
+        parts, choices, began_on = self._reducer.choice.parts, self._candidates.choices(), self._candidates.link
+        numel = {layer.id: layer.numel for layer in self._candidates.layers}
+        most_used = max(parts, key=lambda part: sum(numel.get(layer_id, 0) for layer_id in part.layers))
+        held = None if any(part.why == FIRST for part in parts) else most_used.pair
         cheapest, *others = sorted(choices, key=lambda pair: self._cost_s(choices[pair]))
         ranking = Ranking(self._candidates.pairs, self._candidates.dense)
         ranking.add(cheapest, (yield from self._measure(choices[cheapest])))
@@ -228,7 +221,8 @@ class Chooser:
             if (now_s := ranking.latest_s(ranking.leader)) > SLOWED * priced_s:
                 self._measure_link()  # the link became slow, and a dense pair could now take seconds per step
                 priced_s = now_s
-            if self._is_worth_a_trial(choices[pair], ranking):
+            least_s = max(ranking.computing_s(), self._cost_s(choices[pair]))  # if all messages overlap with computing
+            if least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader):
                 yield from self._compare(pair, ranking, choices)
         racing = ranking.pairs
         for close, field in RACE:
@@ -284,8 +278,7 @@ class Chooser:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken: list[StepSeconds] = []
         while len(taken) <= SETTLING or (len(taken) < SETTLING + TRIAL and taken[-1].step_s <= hopeless_s):
-            seconds = yield
-            taken.append(seconds)
+            taken.append((yield))
         self._elapsed_s += sum(seconds.step_s for seconds in taken)
         return taken[SETTLING:]
 
@@ -306,10 +299,18 @@ class Chooser:
             if len(recent) < WINDOW:
                 continue
             usual, now = _median(found.usual), _median(recent)
-            if occasion := self._occasion(count, usual, now):
-                return occasion
-            due = next((each for each in found.rivals if found.watched >= each.due and self._may_try_rival(each)), None)
-            if due is None or _change(usual, now):  # after a change, a trial would not tell about this state
+            change = _change(usual, now)
+            if self._candidates.have_changed(self.step):
+                return Occasion("sparse pairs became sparser", is_urgent=True)
+            if now.step_s > FAR_SLOWER * usual.step_s:
+                return Occasion(change, is_urgent=True)
+            if count > REST and change:
+                return Occasion(change)
+            if count > PERIOD * self._rest and self._can_afford():
+                return Occasion(f"{count} steps")
+            may_try = (each for each in found.rivals if each.is_near or self._can_afford())
+            due = next((each for each in may_try if found.watched >= each.due), None)
+            if due is None or change:  # after a change, a trial would not tell about this state
                 continue
             outcome = yield from self._rival_ratio(found.holder, due.pair, usual_s(list(recent)[-TRIAL:]))
             found.pairwise.add(due.pair, found.holder, outcome)
@@ -324,30 +325,6 @@ class Chooser:
                 found.usual.clear()
                 recent.clear()
         raise AssertionError
-
-    def _occasion(self, count: int, usual: StepSeconds, now: StepSeconds) -> Occasion | None:
-        """Return the reason to measure the link again, or None.
-
-        Args:
-            count: number of steps since the link was measured.
-            usual: the usual times of a step in this state of the link.
-            now: the current times of a step.
-        """
-        if self._have_candidates_changed():
-            return Occasion("sparse pairs became sparser", is_urgent=True)
-        if now.step_s > FAR_SLOWER * usual.step_s:
-            return Occasion(_change(usual, now), is_urgent=True)
-        if count > REST and (change := _change(usual, now)):
-            return Occasion(change)
-        if count > PERIOD * self._rest and self._can_afford():
-            return Occasion(f"{count} steps")
-        return None
-
-    def _is_rested(self) -> bool:
-        return self.next_step - self._tried_at > self._rest
-
-    def _may_try_rival(self, rival: Challenger) -> bool:
-        return rival.is_near or self._can_afford()
 
     def _can_afford(self) -> bool:
         return self._lost_s <= self._budget * self._elapsed_s
@@ -369,29 +346,15 @@ class Chooser:
         self._lost_s += (SETTLING + len(taken)) * (usual_s(taken) - holder_s)
         return outcome
 
-    def _is_worth_a_trial(self, choice: Choice, ranking: Ranking) -> bool:
-        """Return True if steps could be about as short as the leader's if all messages overlapped with computing."""
-        least_s = max(ranking.computing_s(), self._cost_s(choice))
-        return least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader)
-
     def _cost_s(self, choice: Choice) -> float:
         return self._candidates.cost_s(choice, self._candidates.link)
 
     def _switch(self, pair: Pair, why: str) -> None:
-        """Switch to a pair, and record the reason."""
-        parts = []
-        for part in self._candidates.choice(pair).parts:
-            reason = why if part.why == TRIED else f"{part.why}; other layers use {pair}: {why}"
-            parts.append(Part(pair=part.pair, layers=part.layers, why=reason))
-        self._reducer.switch(Choice(step=self.next_step, parts=tuple(parts)))
-
-    def _main_pair(self) -> Pair | None:
-        """Return the pair that most elements use; None before the first choice."""
-        parts = self._reducer.choice.parts
-        if any(part.why == FIRST for part in parts):
-            return None
-        numel = {layer.id: layer.numel for layer in self._candidates.layers}
-        return max(parts, key=lambda part: sum(numel.get(layer_id, 0) for layer_id in part.layers)).pair
+        parts = tuple(
+            dataclasses.replace(part, why=why if part.why == TRIED else f"{part.why}; other layers use {pair}: {why}")
+            for part in self._candidates.choice(pair).parts
+        )
+        self._reducer.switch(Choice(step=self.next_step, parts=parts))
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
@@ -405,5 +368,4 @@ def _change(usual: StepSeconds, now: StepSeconds) -> str:
 
 
 def _median(taken: Sequence[StepSeconds]) -> StepSeconds:
-    """Return the median of each of the times."""
     return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))

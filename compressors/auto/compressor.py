@@ -26,10 +26,9 @@ from collectives.base import Collective
 from collectives.options import Incompatible, OptionError
 from collectives.payloads.base import Payload
 from collectives.payloads.dense import Dense
-from compressors.auto.choice import FIRST, Choice, dense_pair, read_choices
-from compressors.auto.chooser import Chooser, Decisions
+from compressors.auto.choice import FIRST, Choice, ChosenPairs, dense_pair, read_choices
+from compressors.auto.chooser import Chooser
 from compressors.auto.ranking import StepSeconds
-from compressors.auto.reducer import ChosenPairs
 from compressors.ddp.gradients import reduced_layers
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.layer import Layer, Step
@@ -49,10 +48,8 @@ class ChoosingHook(CompressionHook):
         self, ddp: DistributedDataParallel, auto: Auto, collective: Collective, settings: HookSettings
     ) -> None:
         layers = [layer for layer in reduced_layers(ddp) if layer.numel]
-        recorded = auto.recorded
-        first, *later = recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
-        self._auto = auto
-        self._pairs = ChosenPairs(auto, first, self.bind)
+        first, *_ = auto.recorded or [Choice.of_all(0, dense_pair(collective), layers, FIRST)]
+        self._auto, self._pairs = auto, ChosenPairs(auto, first, self.bind)
         super().__init__(ddp, self._pairs, collective, settings)
         self._chooser = Chooser(
             self._pairs,
@@ -63,42 +60,32 @@ class ChoosingHook(CompressionHook):
             budget=auto.budget,
             revise=auto.revise,
         )
-        self._decisions = self._chooser.follow(later) if recorded else self._chooser.decisions()
-        self._is_replay = bool(recorded)
-        self._arrived = 0.0
-        self._ended = time.perf_counter()
+        self._arrived, self._ended = 0.0, time.perf_counter()
         self._own = self._worst = StepSeconds(0.0, 0.0, 0.0)
-        next(self._decisions, None)
+        self.replay([])
 
     @override
     def end_pause(self) -> None:
         self._ended = time.perf_counter()
 
-    def follow(self, choices: Sequence[Choice]) -> None:
+    def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
         """Repeat the choices that were made after this state was saved, then continue choosing; every rank must call.
 
         Args:
-            choices: the choices of the resumed run; those that the state already contains are left out. If the option
-                `choices` names a file, its choices are used instead, because they cover the whole run.
+            decisions: the choices of the resumed run, as `Choice.to_dict` returns them; those that the state already
+                contains are left out. If the option `choices` names a file, its choices are used instead, because they
+                cover the whole run.
         """
-        held = self._pairs.choice.step
+        choices, held = self._auto.recorded or map(Choice.from_dict, decisions), self._pairs.choice.step
         self._pairs.look = None  # it belonged to the previous generator of decisions
-        self._decisions = self._resumed([choice for choice in self._auto.recorded or choices if choice.step > held])
+        later = [choice for choice in choices if choice.step > held]
+        self._decisions = self._chooser.follow(later, goes_on=self._auto.choices is None)
         next(self._decisions, None)
-
-    def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Do the same as `follow`, with choices as `Choice.to_dict` returns them; every rank must call."""
-        self.follow([Choice.from_dict(values) for values in decisions])
-
-    def _resumed(self, choices: Sequence[Choice]) -> Decisions:
-        yield from self._chooser.follow(choices)
-        if not self._is_replay:
-            yield from self._chooser.decisions()
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.follow([])
+        self.replay([])
 
     @override
     def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:

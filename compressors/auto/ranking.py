@@ -114,8 +114,7 @@ class Ranking:
 
     def __init__(self, order: Sequence[Pair], dense: Pair) -> None:
         self.pairs: list[Pair] = []
-        self._order = order
-        self._dense = dense
+        self._order, self._dense = order, dense
         self._turns: list[tuple[Pair, Sequence[StepSeconds]]] = []
         self._logs_of: dict[tuple[Pair, Pair], list[float]] = {}
 
@@ -210,11 +209,10 @@ class Ranking:
     def summary(self, winner: Pair) -> str:
         """Return text with the step times of the winner and of the second best pair."""
         step_s = usual_s(self.of(winner))
-        others = [pair for pair in self._fastest_first() if pair != winner]
-        if others:
-            next_s = step_s * self.ratio(others[0], winner)
-            return f"{ms(step_s)} a step, {others[0]} {ms(next_s)}, {len(self.pairs)} pairs tried"
-        return f"{ms(step_s)} a step, no other pair was worth a trial"
+        if (second := next((pair for pair in self._fastest_first() if pair != winner), None)) is None:
+            return f"{ms(step_s)} a step, no other pair was worth a trial"
+        next_s = step_s * self.ratio(second, winner)
+        return f"{ms(step_s)} a step, {second} {ms(next_s)}, {len(self.pairs)} pairs tried"
 
     def _fastest_first(self) -> list[Pair]:
         logs = self._logs()
@@ -222,8 +220,7 @@ class Ranking:
 
     def _logs(self) -> dict[Pair, float]:
         """Return the logarithm of each pair's step time, up to a constant, by least squares over all comparisons."""
-        signs = np.zeros((len(self._logs_of), len(self.pairs)))
-        logs = np.zeros(len(self._logs_of))
+        signs, logs = np.zeros((len(self._logs_of), len(self.pairs))), np.zeros(len(self._logs_of))
         for row, ((pair, other), compared) in enumerate(self._logs_of.items()):
             weight = math.sqrt(len(compared))
             signs[row, self.pairs.index(pair)], signs[row, self.pairs.index(other)] = weight, -weight

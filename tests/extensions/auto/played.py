@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from collectives.ring import Ring
-from compressors.auto.choice import FIRST, Choice, Pair, Part, dense_pair
+from compressors.auto.choice import FIRST, Choice, ChosenPairs, Pair, Part, dense_pair
 from compressors.auto.chooser import Chooser, Decisions
 from compressors.auto.compressor import Auto
 from compressors.auto.ranking import StepSeconds
-from compressors.auto.reducer import ChosenPairs
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, run_threads

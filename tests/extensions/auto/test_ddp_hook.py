@@ -50,7 +50,8 @@ def chosen(rank: int) -> dict[str, Any]:
         third.load_state_dict(second.state_dict())
         later = attach(third, f"auto:choices={file.name}", "ring")
         later.load_state_dict(hook.state_dict())
-        cast(ChoosingHook, later).follow(held[:1])  # as in a run that recorded only the first choice
+        recorded = [choice.to_dict() for choice in held[:1]]  # as in a run that recorded only the first choice
+        cast(ChoosingHook, later).replay(recorded)
         hook.close()
         again = train(third, later, range(12, 30))
         later.close()

@@ -56,7 +56,7 @@ def test_a_file_of_choices_ends_where_it_was_cut(tmp_path: Path) -> None:
     assert read_choices(path) == list(WAYS)
     path.write_text("\n".join(json.dumps(choice.to_dict()) for choice in WAYS))
     assert read_choices(path) == list(WAYS)  # an editor may have removed the last newline
-    assert WAYS[1].summary(LAYERS) == f"{GROUPS} 60.2%, {TOPK} 39.8%"
+    assert WAYS[1].columns(LAYERS)["chosen"] == f"{GROUPS} 60.2%, {TOPK} 39.8%"
 
 
 @pytest.mark.parametrize(
