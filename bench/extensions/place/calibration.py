@@ -29,7 +29,6 @@ from bench.extensions.place.step import Times, makespan, step_tasks
 
 Kind = tuple[str, Literal["forward", "backward", "update"]]
 Coefficients = tuple[float, float, float]
-Logarithms = npt.NDArray[np.float64]
 
 UPDATE: Kind = ("parameters", "update")
 ANY = "any"
@@ -99,48 +98,45 @@ class CalibratedTimes(Times):
     def calibrated(self, measured: Sequence[tuple[PlacedNetwork, float]]) -> Self:
         """Return these times with the message time and the slowdown fitted to (network, measured seconds of a step)."""
 
-        def relative_errors(logarithms: Logarithms) -> list[float]:
+        def relative_errors(logarithms: npt.NDArray[np.float64]) -> list[float]:
             times = self._with_logarithms(logarithms)
             return [math.log(times.step(network) / seconds) for network, seconds in measured]
 
-        bounds = (np.log(_LEAST), np.log(_MOST))
-        return self._with_logarithms(least_squares(relative_errors, np.log(_FIRST_GUESS), bounds=bounds).x)
+        return self._with_logarithms(
+            least_squares(relative_errors, np.log(_FIRST_GUESS), bounds=(np.log(_LEAST), np.log(_MOST))).x
+        )
 
     def step(self, network: PlacedNetwork) -> float:
         """Return the modelled seconds of one step of a network."""
-        tasks = step_tasks(
-            network.operations, [network.device_of], network.topology, self, batch_size=network.batch_size
-        )
-        return makespan(tasks)
+        device_of, topology = [network.device_of], network.topology
+        return makespan(step_tasks(network.operations, device_of, topology, self, batch_size=network.batch_size))
 
     @override
     def forward(self, operation: Operation, device: Device) -> float:
-        return 0.0 if operation.is_input else self._seconds((operation.kind, "forward"), operation)
+        return (
+            0.0 if operation.is_input else self._seconds((operation.kind, "forward"), operation.flops, operation.nbytes)
+        )
 
     @override
     def backward(self, operation: Operation, device: Device) -> float:
-        return self._seconds((operation.kind, "backward"), operation)
+        return self._seconds((operation.kind, "backward"), operation.flops, operation.nbytes)
 
     @override
     def update(self, parameters: Sequence[int], device: Device) -> float:
-        return self.slowdown * _linear(self.coefficients[UPDATE], len(parameters), sum(parameters))
+        return self._seconds(UPDATE, len(parameters), sum(parameters))
 
     @override
     def transfer(self, route: Sequence[Link], nbytes: int) -> float:
         return self.message_s + nbytes / self.bytes_per_s
 
-    def _with_logarithms(self, logarithms: Logarithms) -> Self:
+    def _with_logarithms(self, logarithms: npt.NDArray[np.float64]) -> Self:
         message_s, slowdown = np.exp(logarithms).tolist()
         return dataclasses.replace(self, message_s=message_s, slowdown=slowdown)
 
-    def _seconds(self, kind: Kind, operation: Operation) -> float:
+    def _seconds(self, kind: Kind, flops: float, nbytes: float) -> float:
         known = kind if kind in self.coefficients else (ANY, kind[1])
-        return self.slowdown * _linear(self.coefficients[known], operation.flops, operation.nbytes)
-
-
-def _linear(coefficients: Coefficients, flops: float, nbytes: float) -> float:
-    constant, per_flop, per_byte = coefficients
-    return constant + per_flop * flops + per_byte * nbytes
+        constant, per_flop, per_byte = self.coefficients[known]
+        return self.slowdown * (constant + per_flop * flops + per_byte * nbytes)
 
 
 def _fit(samples: Sequence[Sample]) -> Coefficients:
@@ -213,7 +209,10 @@ class NodeByNode(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "output":
             return super().run_node(n)
-        inputs = {node: _cut_off(self.env[node]) for node in n.all_input_nodes}
+        values = {node: self.env[node] for node in n.all_input_nodes}
+        inputs = {
+            node: value.detach().requires_grad_() if _wants_gradient(value) else value for node, value in values.items()
+        }
         args = fx.node.map_arg(n.args, inputs.__getitem__)
         kwargs = fx.node.map_arg(n.kwargs, inputs.__getitem__)
         work = functools.partial(getattr(self, n.op), n.target, args, kwargs)
@@ -234,14 +233,8 @@ class NodeByNode(fx.Interpreter):
                     parts[name].append(leaf.grad)
 
     def _start_backward(self, value: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        total = torch.full_like(value, 1e-3) if not parts else parts[0]
-        for part in parts[1:]:
-            total = total + part
+        total = sum(parts[1:], start=parts[0]) if parts else torch.full_like(value, 1e-3)
         torch.autograd.backward([value], [total])
-
-
-def _cut_off(value: Any) -> Any:
-    return value.detach().requires_grad_() if _wants_gradient(value) else value
 
 
 def _wants_gradient(value: Any) -> bool:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
 
@@ -108,8 +108,7 @@ def _link(table: Mapping[str, Any], where: str) -> LinkKind:
 
 
 def _device(table: Mapping[str, Any], where: str) -> DeviceKind:
-    known = ("tflops", "gbytes_per_s", "launch_us", "efficiency", "figures", "source")
-    refuse_unknown(table, known, where=where)
+    refuse_unknown(table, ("tflops", "gbytes_per_s", "launch_us", "efficiency", "figures", "source"), where=where)
     shares = table.get("efficiency", {})
     if not isinstance(shares, dict):
         raise UsageError(
@@ -130,11 +129,9 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceKind:
 
 def _figures(table: Mapping[str, Any], where: str) -> Figures:
     value = text(table, "figures", "nominal", where=where)
-    if value == "nominal":
-        return "nominal"
-    if value == "measured":
-        return "measured"
-    raise UsageError(f"{where}: figures={value!r} is not possible; choose nominal or measured")
+    if value not in get_args(Figures):
+        raise UsageError(f"{where}: figures={value!r} is not possible; choose nominal or measured")
+    return cast(Figures, value)
 
 
 def _positive(table: Mapping[str, Any], key: str, *, where: str, at_most: float = LARGEST) -> float:
@@ -156,6 +153,8 @@ _LINE = 128  # distance in bytes between the counters of the two sides, so that 
 def measured_link() -> LinkKind:
     """Measure the one-way time of a short and of a long message, which are copied into shared memory and out of it.
 
+    Each time is the median of many.
+
     Raises:
         RunFailed: the other process did not answer.
         Interrupted: the user interrupted the measurement; the shared memory has been freed.
@@ -165,11 +164,18 @@ def measured_link() -> LinkKind:
         file.truncate(mmap.PAGESIZE + LONG_NBYTES)
         other = multiprocessing.get_context("spawn").Process(target=_answer, args=(file.name,), daemon=True)
         other.start()
+        side = _Side(file.name, own=0)
+        times: dict[int, list[float]] = {_SHORT_NBYTES: [], LONG_NBYTES: []}
         try:
-            short_s, long_s = _ask(_Side(file.name, own=0))
+            for message, nbytes in enumerate(_MESSAGES, start=1):
+                start = time.perf_counter()
+                side.send(nbytes)
+                side.receive(message, nbytes)
+                times[nbytes].append((time.perf_counter() - start) / 2)
         finally:
             other.terminate()
             other.join()
+    short_s, long_s = statistics.median(times[_SHORT_NBYTES]), statistics.median(times[LONG_NBYTES])
     return LinkKind(
         bytes_per_s=(LONG_NBYTES - _SHORT_NBYTES) / (long_s - short_s),
         latency_s=short_s,
@@ -199,17 +205,6 @@ class _Side:
             if not patience.pause():
                 raise RunFailed("shared memory could not be measured: its second process did not answer; try again")
         self._memory[:nbytes] = self._room[:nbytes]
-
-
-def _ask(side: _Side) -> tuple[float, float]:
-    """Return the one-way seconds of a short and of a long message, each the median of many."""
-    times: dict[int, list[float]] = {_SHORT_NBYTES: [], LONG_NBYTES: []}
-    for message, nbytes in enumerate(_MESSAGES, start=1):
-        start = time.perf_counter()
-        side.send(nbytes)
-        side.receive(message, nbytes)
-        times[nbytes].append((time.perf_counter() - start) / 2)
-    return statistics.median(times[_SHORT_NBYTES]), statistics.median(times[LONG_NBYTES])
 
 
 def _answer(path: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
@@ -97,16 +97,21 @@ class _Recorder(fx.Interpreter):
 
     def _operation(self, node: fx.Node, arguments: list[Any], value: Any, counted_flops: int) -> Operation:
         results = list(_tensors(value))
-        parameters = {name: self._nbytes_of_parameter(name) for name in parameters_of(node, self._traced)}
+        parameters = {name: self._traced.get_parameter(name).nbytes for name in parameters_of(node, self._traced)}
         flows = any(self._trains[producer.name] for producer in node.all_input_nodes)
         trains = (flows or bool(parameters)) and any(result.is_floating_point() for result in results)
         self._trains[node.name] = trains
         made = [result for result in results if result._base is None and all(result is not a for a in arguments)]
         is_computed = bool(made) and node.op.startswith("call_")
-        touched = [*_tensors(arguments), *results, *self._state(node)] if is_computed else []
+        module, kind = None, getattr(node.target, "__name__", str(node.target))
+        if node.op == "call_module":
+            module = self._traced.get_submodule(str(node.target))
+            kind = type(module).__name__
+        state = [] if module is None else [*module.parameters(), *module.buffers()]
+        touched = [*_tensors(arguments), *results, *state] if is_computed else []
         return Operation(
             name=node.name,
-            kind=self._kind(node),
+            kind=kind,
             work=work_of(node, self._traced),
             flops=counted_flops or max((tensor.numel() for tensor in touched), default=0),
             nbytes=sum(tensor.nbytes for tensor in touched),
@@ -117,18 +122,6 @@ class _Recorder(fx.Interpreter):
             trains=trains,
             gradients=trains * flows + trains * bool(parameters) if is_computed else 0,
         )
-
-    def _kind(self, node: fx.Node) -> str:
-        if node.op == "call_module":
-            return type(self._traced.get_submodule(str(node.target))).__name__
-        return getattr(node.target, "__name__", str(node.target))
-
-    def _state(self, node: fx.Node) -> list[torch.Tensor]:
-        module = self._traced.get_submodule(str(node.target)) if node.op == "call_module" else nn.Module()
-        return [*module.parameters(), *module.buffers()]
-
-    def _nbytes_of_parameter(self, name: str) -> int:
-        return self._traced.get_parameter(name).nbytes
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -17,9 +17,27 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
     """Print the costs of the step with every placement."""
     own = comparison.costs(catalog)
     by_link = {link: comparison.costs(catalog, link) for link in catalog.links}
-    notes = [*comparison.placements[BY_TYPE].notes, *verdict(own)]
+    notes = [*comparison.notes, *verdict(own)]
     if as_json:
-        print_json(_as_json(own, by_link, catalog, title, notes))
+        by_type, single = own.by_placement[BY_TYPE], own.by_placement[own.best_single]
+        content = {
+            "title": title,
+            "figures": "modelled",
+            "placements": {
+                name: dataclasses.asdict(cost) | {"transfer_share": cost.transfer_share}
+                for name, cost in own.by_placement.items()
+            },
+            "best_single": own.best_single,
+            "break_even_bytes_per_s": by_type.break_even_bytes_per_s(single),
+            "notes": notes,
+            "by_link": {
+                kind: {name: cost.makespan_s for name, cost in each.by_placement.items()}
+                for kind, each in by_link.items()
+            },
+            "links": {name: dataclasses.asdict(kind) for name, kind in catalog.links.items()},
+            "devices": {name: dataclasses.asdict(kind) for name, kind in catalog.devices.items()},
+        }
+        print_json(content)
         return
     console = stdout_console()
     for table in (_placements(own, title), _devices(own, catalog), _links(own, catalog), _by_link(by_link, catalog)):
@@ -42,17 +60,16 @@ def verdict(costs: Costs) -> list[str]:
         f"Placing by type {outcome}: {format_seconds(by_type.makespan_s)} per step, {_times(ratio)} the "
         f"{format_seconds(single.makespan_s)} of {costs.best_single} (modelled)."
     )
-    return [first, _whole_break_even(by_type, single, costs.best_single), _activations_break_even(by_type, without)]
-
-
-def _whole_break_even(by_type: Cost, single: Cost, title: str) -> str:
-    rate = by_type.break_even_bytes_per_s(single)
-    if rate is None:
-        return (
+    if (rate := by_type.break_even_bytes_per_s(single)) is None:
+        second = (
             f"There is no break-even rate: on any links, the operations take {format_seconds(by_type.compute_s)} "
-            f"by type and {format_seconds(single.compute_s)} {title}."
+            f"by type and {format_seconds(single.compute_s)} {costs.best_single}."
         )
-    return f"At its break-even rate of {format_bytes(rate)}/s, transfers would take as long as its operations save."
+    else:
+        second = (
+            f"At its break-even rate of {format_bytes(rate)}/s, transfers would take as long as its operations save."
+        )
+    return [first, second, _activations_break_even(by_type, without)]
 
 
 def _activations_break_even(by_type: Cost, without: Cost) -> str:
@@ -161,25 +178,3 @@ def _table(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]])
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _as_json(
-    costs: Costs, by_link: dict[str, Costs], catalog: Catalog, title: str, notes: list[str]
-) -> dict[str, object]:
-    by_type, single = costs.by_placement[BY_TYPE], costs.by_placement[costs.best_single]
-    return {
-        "title": title,
-        "figures": "modelled",
-        "placements": {
-            name: dataclasses.asdict(cost) | {"transfer_share": cost.transfer_share}
-            for name, cost in costs.by_placement.items()
-        },
-        "best_single": costs.best_single,
-        "break_even_bytes_per_s": by_type.break_even_bytes_per_s(single),
-        "notes": notes,
-        "by_link": {
-            kind: {name: cost.makespan_s for name, cost in each.by_placement.items()} for kind, each in by_link.items()
-        },
-        "links": {name: dataclasses.asdict(kind) for name, kind in catalog.links.items()},
-        "devices": {name: dataclasses.asdict(kind) for name, kind in catalog.devices.items()},
-    }

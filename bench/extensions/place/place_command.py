@@ -68,11 +68,10 @@ def place(
 ) -> None:
     """Model a training step with layers placed by type on devices from a file, with its links and with other links."""
     topology = Topology.read(devices)
-    from bench.extensions.place.catalog import Catalog
+    from bench.extensions.place.catalog import Catalog, measured_link
     from bench.strategies.placed.catalog import SHM, folders
 
     figures = Catalog.read(folders(catalog))
-    from bench.extensions.place.catalog import measured_link
     from bench.extensions.place.operations import network_of
     from bench.extensions.place.output import print_costs
     from bench.extensions.place.placements import PlacementComparison

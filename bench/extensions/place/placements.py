@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Self, TypeAlias
 
 from torch import fx
 
-from bench.core.topology import Device, Link, Topology
+from bench.core.topology import Topology
 from bench.extensions.place.catalog import Catalog
 from bench.extensions.place.operations import Operation
 from bench.extensions.place.step import CatalogTimes, Task, critical_path, directions, makespan, serial_sum, step_tasks
@@ -19,17 +19,8 @@ BY_TYPE = "by type"
 MATRIX_AND_CONVOLUTION = "matrix and convolution only"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
-    """The devices on which the operations of every pool's replica run.
-
-    Attributes:
-        device_of: for every pool, the name of the device of each operation.
-        notes: one sentence for each kind of operation that does not run on the device for its type.
-    """
-
-    device_of: Sequence[Mapping[str, str]]
-    notes: Sequence[str] = ()
+# For every pool, which holds its own replica, the name of the device of each operation.
+Placement: TypeAlias = Sequence[Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,17 +77,39 @@ class Cost:
     def of(cls, tasks: Sequence[Task], placement: Placement, topology: Topology) -> Self:
         """Add up a step's tasks."""
         cut = [task for task in tasks if task.purpose == "values"]
-        compute_s = serial_sum([task for task in tasks if task.purpose == "compute"])
+        devices = tuple(
+            DeviceCost(
+                name=device.name,
+                role=device.role,
+                kind=device.kind,
+                operations=sum(list(device_of.values()).count(device.name) for device_of in placement),
+                busy_s=serial_sum([task for task in tasks if task.uses == (device.name,)]),
+            )
+            for device in topology.devices
+        )
+        links = []
+        for link in topology.all_links:
+            (up,), (down,) = directions([link], link.node), directions([link], link.to)
+            links.append(
+                LinkUse(
+                    node=link.node,
+                    to=link.to,
+                    kind=link.kind,
+                    nbytes_to_host=sum(task.nbytes for task in tasks if up in task.uses),
+                    nbytes_from_host=sum(task.nbytes for task in tasks if down in task.uses),
+                    busy_s=serial_sum([task for task in tasks if up in task.uses or down in task.uses]),
+                )
+            )
         return cls(
             makespan_s=makespan(tasks),
             critical_path_s=critical_path(tasks),
             serial_s=serial_sum(tasks),
-            compute_s=compute_s,
+            compute_s=serial_sum([task for task in tasks if task.purpose == "compute"]),
             transfer_s=serial_sum([task for task in tasks if task.purpose != "compute"]),
             cut_nbytes=sum(task.nbytes for task in cut),
             cut_transfers=len(cut),
-            devices=tuple(_device_cost(device, tasks, placement) for device in topology.devices),
-            links=tuple(_link_cost(link, tasks) for link in topology.all_links),
+            devices=devices,
+            links=tuple(links),
         )
 
     @property
@@ -136,6 +149,9 @@ class PlacementComparison:
         topology: devices and links.
         activations: the policy that selects the devices of activations when placing by type.
         batch_size: number of samples in the mini-batch of one pool.
+
+    Attributes:
+        notes: one sentence for each kind of operation that does not run on the device for its type.
     """
 
     def __init__(
@@ -147,20 +163,20 @@ class PlacementComparison:
         activations: ActivationPolicy,
         batch_size: int,
     ) -> None:
-        self._operations = operations
-        self._topology = topology
-        self._batch_size = batch_size
-        self._pools = topology.pools()
-        alike = list(zip(*self._pools, strict=True))
-        self._singles = {
-            f"all on {'/'.join(device.name for device in devices)}": Placement(
-                device_of=[{operation.name: device.name for operation in operations} for device in devices]
-            )
-            for devices in alike
+        self._operations, self._topology, self._batch_size = operations, topology, batch_size
+        pools = topology.pools()
+        self._singles: dict[str, Placement] = {
+            f"all on {'/'.join(device.name for device in devices)}": [
+                {operation.name: device.name for operation in operations} for device in devices
+            ]
+            for devices in zip(*pools, strict=True)
         }
-        self.placements = {
-            BY_TYPE: self._by_type(traced, activations),
-            MATRIX_AND_CONVOLUTION: self._by_type(traced, "producer"),
+        by_type = [assign(traced, pool, activations) for pool in pools]
+        by_producer = [assign(traced, pool, "producer") for pool in pools]
+        self.notes = by_type[0].notes
+        self._placements = {
+            BY_TYPE: [each.device_of for each in by_type],
+            MATRIX_AND_CONVOLUTION: [each.device_of for each in by_producer],
             **self._singles,
         }
 
@@ -180,36 +196,8 @@ class PlacementComparison:
             bridges = tuple(dataclasses.replace(own, kind=link) for own in topology.bridges)
             topology = dataclasses.replace(topology, links=links, bridges=bridges)
         check_kinds(topology, catalog.links, catalog.devices)
-        costs = {}
-        for title, placement in self.placements.items():
-            tasks = step_tasks(
-                self._operations, placement.device_of, topology, CatalogTimes(catalog), batch_size=self._batch_size
-            )
+        times, costs = CatalogTimes(catalog), {}
+        for title, placement in self._placements.items():
+            tasks = step_tasks(self._operations, placement, topology, times, batch_size=self._batch_size)
             costs[title] = Cost.of(tasks, placement, topology)
         return Costs(by_placement=costs, best_single=min(self._singles, key=lambda title: costs[title].makespan_s))
-
-    def _by_type(self, traced: fx.GraphModule, activations: ActivationPolicy) -> Placement:
-        assignments = [assign(traced, pool, activations) for pool in self._pools]
-        return Placement(device_of=[each.device_of for each in assignments], notes=assignments[0].notes)
-
-
-def _device_cost(device: Device, tasks: Sequence[Task], placement: Placement) -> DeviceCost:
-    return DeviceCost(
-        name=device.name,
-        role=device.role,
-        kind=device.kind,
-        operations=sum(list(device_of.values()).count(device.name) for device_of in placement.device_of),
-        busy_s=serial_sum([task for task in tasks if task.uses == (device.name,)]),
-    )
-
-
-def _link_cost(link: Link, tasks: Sequence[Task]) -> LinkUse:
-    (up,), (down,) = directions([link], link.node), directions([link], link.to)
-    return LinkUse(
-        node=link.node,
-        to=link.to,
-        kind=link.kind,
-        nbytes_to_host=sum(task.nbytes for task in tasks if up in task.uses),
-        nbytes_from_host=sum(task.nbytes for task in tasks if down in task.uses),
-        busy_s=serial_sum([task for task in tasks if up in task.uses or down in task.uses]),
-    )

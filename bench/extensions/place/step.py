@@ -13,6 +13,7 @@ timing anomalies", 1969.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -174,11 +175,7 @@ class _Step:
         times: Times,
     ) -> None:
         self.tasks: list[Task] = []
-        self._operations = operations
-        self._device_of = device_of
-        self._topology = topology
-        self._host = topology.host
-        self._times = times
+        self._operations, self._device_of, self._topology, self._times = operations, device_of, topology, times
         self._devices = {device.name: device for device in topology.devices}
         self._readers: dict[str, list[Operation]] = {operation.name: [] for operation in operations}
         for operation in operations:
@@ -188,75 +185,66 @@ class _Step:
 
     def deal(self, batch_size: int) -> None:
         """Send every pool its mini-batch, and send the labels to the device that computes the loss."""
+        host = self._topology.host
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
                 if operation.is_input:
                     to = device_of[operation.name]
-                    self._transfer(f"{pool} deal {operation.name}", self._host, to, operation.value_nbytes, (), "batch")
+                    self._transfer(f"{pool} deal {operation.name}", host, to, operation.value_nbytes, (), "batch")
             to = device_of[self._operations[-1].name]
-            self._transfer(f"{pool} deal labels", self._host, to, LABEL_NBYTES * batch_size, (), "batch")
+            self._transfer(f"{pool} deal labels", host, to, LABEL_NBYTES * batch_size, (), "batch")
 
     def run_forward(self) -> None:
         """Run every operation on its device, and send its result to every other device that reads it."""
         for operation in self._operations:
             for pool, device_of in enumerate(self._device_of):
-                here = device_of[operation.name]
-                after = [self._arrival(pool, name, here) for name in operation.inputs]
+                here, name = device_of[operation.name], f"{pool} forward {operation.name}"
+                after = [
+                    f"{pool} forward {producer}" + ("" if device_of[producer] == here else f" to {here}")
+                    for producer in operation.inputs
+                ]
                 if operation.is_input:
                     after.append(f"{pool} deal {operation.name}")
-                seconds = self._times.forward(operation, self._devices[here])
-                self._compute(f"{pool} forward {operation.name}", here, seconds, after)
-                for there in self._other_readers(operation, device_of):
-                    self._transfer(
-                        f"{pool} forward {operation.name} to {there}",
-                        here,
-                        there,
-                        operation.value_nbytes,
-                        (f"{pool} forward {operation.name}",),
-                        "values",
-                    )
+                self._compute(name, here, self._times.forward(operation, self._devices[here]), after)
+                for there in dict.fromkeys(device_of[reader.name] for reader in self._readers[operation.name]):
+                    if there != here:
+                        self._transfer(f"{name} to {there}", here, there, operation.value_nbytes, (name,), "values")
 
     def run_backward(self) -> None:
         """Run operations in reverse order; each operation that read a result sends back a gradient of it."""
-        for operation in reversed(self._operations):
-            if operation.trains:
-                for pool, device_of in enumerate(self._device_of):
-                    self._run_backward(operation, pool, device_of)
-
-    def _run_backward(self, operation: Operation, pool: int, device_of: Mapping[str, str]) -> None:
-        here = device_of[operation.name]
-        readers = [reader for reader in self._readers[operation.name] if reader.trains]
-        after = []
-        for reader in readers:
-            after.append(f"{pool} backward {reader.name}")
-            if (there := device_of[reader.name]) != here:  # gradients are added here, so that one device sets the order
-                after.append(f"{pool} backward {operation.name} from {reader.name}")
-                self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
-        if not readers:  # the last operation: its gradient comes from the loss
-            after += [f"{pool} forward {operation.name}", f"{pool} deal labels"]
-        name = f"{pool} backward {operation.name}"
-        self._compute(name, here, self._times.backward(operation, self._devices[here]), after)
-        if operation.parameters:
-            self._gradients_done[here].append(name)
+        trained = [operation for operation in reversed(self._operations) if operation.trains]
+        for operation, (pool, device_of) in itertools.product(trained, enumerate(self._device_of)):
+            here, name = device_of[operation.name], f"{pool} backward {operation.name}"
+            readers = [reader for reader in self._readers[operation.name] if reader.trains]
+            after = []
+            for reader in readers:
+                after.append(f"{pool} backward {reader.name}")
+                if (there := device_of[reader.name]) != here:  # gradients are added here: one device sets the order
+                    after.append(f"{name} from {reader.name}")
+                    self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
+            if not readers:  # the last operation: its gradient comes from the loss
+                after += [f"{pool} forward {operation.name}", f"{pool} deal labels"]
+            self._compute(name, here, self._times.backward(operation, self._devices[here]), after)
+            if operation.parameters:
+                self._gradients_done[here].append(name)
 
     def sum_gradients(self) -> None:
         """Add the replicas' gradients in the first host's memory: each writes its own, adds a chunk, and reads the sum.
 
         With n replicas of N bytes of gradient, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
         """
+        host = self._topology.host
         for owners, parameters in self._replicas():
             nbytes, n = sum(parameters), len(owners)
             chunk, others = nbytes // n, nbytes * (n - 1) // n
-            published, added = [], []
+            published, added = [f"publish {owner}" for owner in owners], [f"add {owner}" for owner in owners]
             for owner in owners:
-                published.append(f"publish {owner}")
-                self._transfer(published[-1], owner, self._host, nbytes, self._gradients_done[owner], "sum")
+                self._transfer(f"publish {owner}", owner, host, nbytes, self._gradients_done[owner], "sum")
             for owner in owners:
-                self._transfer(f"read {owner}", self._host, owner, others, published, "sum")
-                added.append(f"add {owner}")
-                self._transfer(added[-1], owner, self._host, chunk, (f"read {owner}",), "sum")
+                self._transfer(f"read {owner}", host, owner, others, published, "sum")
+                self._transfer(f"add {owner}", owner, host, chunk, (f"read {owner}",), "sum")
             for owner in owners:
-                self._transfer(f"take {owner}", self._host, owner, others, added, "sum")
+                self._transfer(f"take {owner}", host, owner, others, added, "sum")
                 self._gradients_done[owner] = [f"take {owner}"]
 
     def update(self) -> None:
@@ -274,15 +262,6 @@ class _Step:
                 owners = tuple(device_of[operation.name] for device_of in self._device_of)
                 held.setdefault(owners, {}).update(operation.parameters)
         return [(owners, list(parameters.values())) for owners, parameters in held.items()]
-
-    def _arrival(self, pool: int, name: str, here: str) -> str:
-        """Return the name of the task after which the result of operation `name` is on device `here`."""
-        made = f"{pool} forward {name}"
-        return made if self._device_of[pool][name] == here else f"{made} to {here}"
-
-    def _other_readers(self, operation: Operation, device_of: Mapping[str, str]) -> list[str]:
-        readers = [device_of[reader.name] for reader in self._readers[operation.name]]
-        return [there for there in dict.fromkeys(readers) if there != device_of[operation.name]]
 
     def _compute(self, name: str, device: str, seconds: float, after: Iterable[str]) -> None:
         self.tasks.append(Task(name=name, seconds=seconds, uses=(device,), after=tuple(after)))

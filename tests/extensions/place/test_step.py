@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.core.topology import Device, Host, Link, Topology
 from bench.extensions.place.catalog import Catalog, DeviceKind, Efficiency, LinkKind
 from bench.extensions.place.operations import Operation, network_of
-from bench.extensions.place.placements import Cost, Placement
+from bench.extensions.place.placements import Cost
 from bench.extensions.place.step import CatalogTimes, Task, end_times, step_tasks
 from bench.strategies.placed.assignment import Work, assign
 
@@ -86,7 +86,7 @@ def test_three_nodes_by_hand() -> None:
             "update gpu0": 38,
         }
     )
-    cost = Cost.of(tasks, Placement(device_of=[BY_TYPE]), topology())
+    cost = Cost.of(tasks, [BY_TYPE], topology())
     assert (cost.makespan_s, cost.critical_path_s) == pytest.approx((56, 56))
     assert (cost.compute_s, cost.transfer_s) == pytest.approx((19, 40.8))
     assert cost.serial_s == pytest.approx(59.8)
@@ -106,7 +106,7 @@ def test_three_nodes_by_hand() -> None:
 
 def test_the_break_even_rate_by_hand() -> None:
     """200 bytes for 30 s less computing than on a single device, which takes 49 s."""
-    placed = Cost.of(three_nodes(catalog()), Placement(device_of=[BY_TYPE]), topology())
+    placed = Cost.of(three_nodes(catalog()), [BY_TYPE], topology())
     single = dataclasses.replace(placed, compute_s=49, cut_nbytes=0)
     assert placed.break_even_bytes_per_s(single) == pytest.approx(200 / 30)
     assert placed.break_even_bytes_per_s(dataclasses.replace(single, cut_nbytes=50)) == pytest.approx(150 / 30)
@@ -144,7 +144,7 @@ def cost_of(
 ) -> Cost:
     there = topology(pools=len(device_of))
     tasks = step_tasks(operations, device_of, there, CatalogTimes(figures), batch_size=batch_size)
-    return Cost.of(tasks, Placement(device_of=device_of), there)
+    return Cost.of(tasks, device_of, there)
 
 
 @given(network=networks(), data=st.data())
