@@ -56,7 +56,7 @@ def calibrate(
             print(f"continuing with {len(kept.parts)} finished part(s) from {kept.path}", file=sys.stderr)
         calibration = execute(config, lambda text: print(text, file=sys.stderr, flush=True), server, kept)
     calibration.write(out)
-    kept.remove()
+    kept.path.unlink(missing_ok=True)
     print(f"wrote {out}", file=sys.stderr)
     if calibration.cut:
         print(

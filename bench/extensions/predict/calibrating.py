@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -9,7 +10,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ from bench.core.environment import usable_cores
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import check_writable
 from bench.core.run_folder import read_json, write_json
+from bench.core.units import parse_duration
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, VERSION, Calibration
 from bench.extensions.predict.options import CalibrateConfig
 from bench.hosts.cluster import Cluster, HostLink
@@ -147,24 +149,32 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
 
 
 def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> None:
-    ends = time.monotonic() + config.budget_s - OUTSIDE_S - kept.took_s
-    clusters = _clusters(config)
-    number = of = 0
+    took_s = math.fsum(part["seconds"] for part in kept.parts.values())
+    ends = time.monotonic() + parse_duration(config.budget) - OUTSIDE_S - took_s
+    clusters: dict[str, tuple[str, Cluster]] = {}  # the way that frames take and the hosts, by the text of the part
+    for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
+        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
+        with contextlib.suppress(UsageError):  # nothing here can delay frames
+            cluster = choose_backend(Cluster(hosts=hosts))
+            if cluster.forwarded == (way == FORWARDED):
+                clusters[f"messages between virtual hosts, {way}"] = way, cluster
 
-    def say(text: str, left_s: float | None) -> None:
-        tell(f"[{number}/{of}] {text}" + ("" if left_s is None else f", about {_rounded(left_s)} left"))
+    def say(number: int, of: int, text: str, left_s: float | None) -> None:
+        left = ""
+        if left_s is not None:  # rounded to 5 s, or to whole minutes from two minutes on
+            rounded = f"{round(left_s / 60)} min" if left_s >= 120 else f"{max(5, 5 * round(left_s / 5))} s"
+            left = f", about {rounded} left"
+        tell(f"[{number}/{of}] {text}{left}")
 
     def take(report: Mapping[str, Any]) -> None:
-        nonlocal number, of
         if "measuring" in report:
-            number, of = report["number"], report["of"]
-            say(report["measuring"], report["left_s"])
+            say(report["number"], report["of"], report["measuring"], report["left_s"])
         if "part" in report:
             kept.add(report)
 
     num_ranks = _at_once(config.threads)
     job = dataclasses.replace(
-        config, left_s=max(0.0, ends - time.monotonic()), done=tuple(kept.parts), later=tuple(map(_text_of, clusters))
+        config, left_s=max(0.0, ends - time.monotonic()), done=tuple(kept.parts), later=tuple(clusters)
     )
     measure(
         "calibrate",
@@ -173,17 +183,12 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
         WatchdogTimeouts(first_s=config.timeout_s, next_s=config.timeout_s),
         take,
     )
-    left = [way for way in clusters if _text_of(way) not in kept.parts]
-    of = len(kept.parts) + len(left)
-    for count, way in zip(range(len(left), 0, -1), left, strict=True):
-        number = of - count + 1
-        say(_text_of(way), HOSTS_S * count)
-        kept.add({"part": _text_of(way), "found": {"messages": {way: _messages(config, clusters[way])}}})
-
-
-def _rounded(seconds: float) -> str:
-    """Format seconds rounded to 5 s (``87.3`` -> ``85 s``), or to whole minutes from two minutes on."""
-    return f"{round(seconds / 60)} min" if seconds >= 120 else f"{max(5, 5 * round(seconds / 5))} s"
+    left = [text for text in clusters if text not in kept.parts]
+    number = len(kept.parts)
+    for done, text in enumerate(left):
+        say(number + done + 1, number + len(left), text, HOSTS_S * (len(left) - done))
+        way, cluster = clusters[text]
+        kept.add({"part": text, "found": {"messages": {way: _messages(config, cluster)}}})
 
 
 class KeptParts:
@@ -207,11 +212,6 @@ class KeptParts:
         self._since = time.monotonic()
 
     @property
-    def took_s(self) -> float:
-        """Return the seconds that the parts took, including the time before each."""
-        return math.fsum(part["seconds"] for part in self.parts.values())
-
-    @property
     def said(self) -> str:
         """Return text that says how many parts are kept, to be appended to an error message."""
         written = self._written()  # a signal may have come before the last part was written
@@ -230,12 +230,11 @@ class KeptParts:
         kept = read_json(self.path) or {}
         return kept.get("parts", {}) if kept.get("of") == self._of else {}
 
-    def remove(self) -> None:
-        """Remove the file."""
-        self.path.unlink(missing_ok=True)
-
     def calibration(self, config: CalibrateConfig) -> Calibration:
-        """Combine all parts into a calibration."""
+        """Combine all parts into a calibration.
+
+        `cut` has a text for each measurement that the budget cut short: "12 of 36 steps of several ranks at once".
+        """
         found = [part["found"] for part in self.parts.values()]
 
         def each(name: str) -> list[Any]:
@@ -249,6 +248,11 @@ class KeptParts:
         (buckets,), (among_steps_s,), (later_s,) = each("buckets"), each("among_steps_s"), each("later_s")
         rounds = itertools.chain.from_iterable(each("crowds"))
         messages, encoded = merged("messages"), merged("encoded")
+        made, full = collections.Counter[str](), collections.Counter[str]()
+        for part in self.parts.values():
+            for name, repetitions, planned in part.get("counts", []):
+                made[name] += repetitions
+                full[name] += planned
         return Calibration.of(
             {
                 **_origin(),
@@ -259,33 +263,23 @@ class KeptParts:
                 "update_s": update_s,
                 "buckets": [bucket | {"ready_s": at} for bucket, at in zip(buckets, ready, strict=True)],
                 "encoded": {text: encoded[text] for text in spec.split_list(config.compressors)},
-                "crowds": [_mean(crowds) for crowds in zip(*rounds, strict=True)],
+                "crowds": [  # means over several rounds, for each number of ranks
+                    {
+                        "load": crowds[0]["load"],
+                        "handed_over_s": [
+                            statistics.fmean(at) for at in zip(*(each["handed_over_s"] for each in crowds), strict=True)
+                        ],
+                        "computed_s": statistics.fmean(each["computed_s"] for each in crowds),
+                        "cpu_s": statistics.fmean(each["cpu_s"] for each in crowds),
+                    }
+                    for crowds in zip(*rounds, strict=True)
+                ],
                 "messages": messages,
                 "around_message_s": max(0.0, among_steps_s - messages[LOCAL]["message_s"]),
                 "crowded_wake_s": max(0.0, statistics.fmean(later_s)),
-                "cut": self._cut(),
+                "cut": [f"{made[name]} of {full[name]} {name}" for name in full if made[name] < full[name]],
             }
         )
-
-    def _cut(self) -> list[str]:
-        """Return a text for each measurement that the budget cut short: "12 of 36 steps of several ranks at once"."""
-        sums: dict[str, list[int]] = {}
-        for part in self.parts.values():
-            for name, made, full in part.get("counts", []):
-                of_name = sums.setdefault(name, [0, 0])
-                of_name[0] += made
-                of_name[1] += full
-        return [f"{made} of {full} {name}" for name, (made, full) in sums.items() if made < full]
-
-
-def _mean(crowds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Average the measurements of the same number of ranks over several rounds."""
-    return {
-        "load": crowds[0]["load"],
-        "handed_over_s": [statistics.fmean(at) for at in zip(*(each["handed_over_s"] for each in crowds), strict=True)],
-        "computed_s": statistics.fmean(each["computed_s"] for each in crowds),
-        "cpu_s": statistics.fmean(each["cpu_s"] for each in crowds),
-    }
 
 
 def _origin() -> dict[str, Any]:
@@ -300,24 +294,7 @@ def _origin() -> dict[str, Any]:
 
 
 def _at_once(threads: int) -> int:
-    """Return the number of ranks that compute at once, each with this many threads."""
     return max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // threads))
-
-
-def _clusters(config: CalibrateConfig) -> dict[str, Cluster]:
-    """Return a cluster of virtual hosts for each way that this machine supports."""
-    found = {}
-    for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
-        hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
-        with contextlib.suppress(UsageError):  # nothing here can delay frames
-            cluster = choose_backend(Cluster(hosts=hosts))
-            if cluster.forwarded == (way == FORWARDED):
-                found[way] = cluster
-    return found
-
-
-def _text_of(way: str) -> str:
-    return f"messages between virtual hosts, {way}"
 
 
 def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:

@@ -35,17 +35,40 @@ PRIOR_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Allotment:
+    """The repetitions that a part may make, and the seconds it may take if a repetition's length is unknown."""
+
+    repetitions: int
+    seconds: float = math.inf
+
+
+class Measured(NamedTuple):
+    """The results of a part, as plain values.
+
+    Attributes:
+        values: fields of the calibration or parts of them, by name.
+        counts: (name of the repetitions, number made, number planned).
+    """
+
+    values: dict[str, Any]
+    counts: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredPart:
     """One part of the measurement and the time that it is expected to take.
 
     Attributes:
         text: name of the part, shown to the user and written to the file of parts.
+        measure: measures the part; every rank must call it, or only rank 0 if `is_alone`. None: the launcher does it.
         once_s: seconds that do not depend on the number of repetitions.
         fixed_s: seconds of one repetition.
         full, least: number of repetitions if there is enough time, and the smallest number.
     """
 
     text: str
+    measure: Callable[[Allotment], Measured] | None = None
+    is_alone: bool = False
     once_s: float = 0.0
     fixed_s: float = 0.0
     full: int = 1
@@ -59,14 +82,6 @@ class MeasuredPart:
     def extra_s(self) -> float:
         """Return the expected seconds of all repetitions above the least."""
         return self.fixed_s * (self.full - self.least)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Allotment:
-    """The repetitions that a part may make, and the seconds it may take if a repetition's length is unknown."""
-
-    repetitions: int
-    seconds: float = math.inf
 
 
 class Budget:
@@ -90,10 +105,6 @@ class Budget:
         self._clock = clock
         self._ends = clock() + left_s
         self._expected_s, self._took_s = 0.0, 0.0
-
-    def skip(self) -> None:
-        """Leave out the next part, which was measured before."""
-        self._rest.pop(0)
 
     def allot(self) -> Allotment:
         """Return the repetitions and the seconds that the next part may take."""
@@ -141,117 +152,82 @@ WAKE_TURNS, LEAST_WAKE_TURNS = 12, 2
 MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
-class Measured(NamedTuple):
-    """The results of a part, as plain values.
-
-    Attributes:
-        values: fields of the calibration or parts of them, by name.
-        counts: (name of the repetitions, number made, number planned).
-    """
-
-    values: dict[str, Any]
-    counts: tuple[tuple[str, int, int], ...] = ()
-
-
-class Measurement(NamedTuple):
-    """A part, and the function that measures it; every rank must call the function."""
-
-    part: MeasuredPart
-    measure: Callable[[Allotment], Measured]
-
-
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
     """Measure all parts that were not measured before."""
     device = set_up_device(config.device, config.threads)
     ends = time.monotonic() + config.left_s
+    number = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
     with process_group(device, config.timeout_s):
-        go_through = _GoThrough(config, folder)
-        messages = Measurement(
-            MeasuredPart(text="messages between two processes", once_s=MESSAGES_S), lambda _: _messages(config)
+        measure = _Measurements(config, folder, number)
+        messages = MeasuredPart(
+            text="messages between two processes", measure=functools.partial(_messages, config), once_s=MESSAGES_S
         )
-        go_through([messages], Budget([messages.part], ends - time.monotonic()), is_foreseen=False)
-        if go_through.all_are_done:
+        measure([messages], [], ends)
+        if len(set(config.done) - set(config.later)) >= number:
             return
         parts = StepParts(config)
-        tasks = [*_alone(config, parts), *_together(config, parts)]
-        later = [MeasuredPart(text=text, once_s=LATER_S) for text in config.later if text not in config.done]
-        budget = Budget([*(task.part for task in tasks), *later], ends - time.monotonic())
-        go_through(tasks, budget, is_foreseen=True)
+        later = [MeasuredPart(text=text, once_s=LATER_S) for text in config.later]
+        measure([*_alone(config, parts), *_together(config, parts)], later, ends)
 
 
-class _GoThrough:
-    """Runs measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
+class _Measurements:
+    """Make measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
 
     Args:
         config: the complete configuration.
         folder: the job's folder.
+        number: number of parts that these processes measure.
     """
 
-    def __init__(self, config: CalibrateConfig, folder: RunFolder) -> None:
-        self._config = config
-        self._folder = folder
+    def __init__(self, config: CalibrateConfig, folder: RunFolder, number: int) -> None:
+        self._config, self._folder = config, folder
         # The other ranks wait while rank 0 measures all compressors, which may exceed the usual timeout.
         self._patient = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=datetime.timedelta(days=1)))
-        self._number = 0
-        self._own = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
+        self._number, self._of = 0, number + len(config.later)
 
-    @property
-    def all_are_done(self) -> bool:
-        """Return whether all parts of these processes were measured before."""
-        return len(set(self._config.done) - set(self._config.later)) >= self._own
-
-    def __call__(self, tasks: Sequence[Measurement], budget: Budget, *, is_foreseen: bool) -> None:
-        """Measure each part with the repetitions that the budget allots to it.
+    def __call__(self, parts: Sequence[MeasuredPart], later: Sequence[MeasuredPart], ends: float) -> None:
+        """Measure each part with the repetitions that the budget allots to it, unless it was measured before.
 
         Args:
-            tasks: the measurements in their order.
-            budget: the budget of their parts and of those that the launcher measures.
-            is_foreseen: the budget contains all remaining parts, so the remaining time is known and reported.
+            parts: the parts in their order.
+            later: the parts that the launcher measures afterwards; empty if the remaining parts are not known yet.
+            ends: the time at which the budget is spent.
         """
-        for task in tasks:
+        left = [part for part in (*parts, *later) if part.text not in self._config.done]
+        budget = Budget(left, ends - time.monotonic())
+        for part in parts:
             self._number += 1
-            if task.part.text in self._config.done:
-                budget.skip()
+            if part.measure is None or part.text in self._config.done:
                 continue
-            allotment = self._agreed(budget.allot())
-            self._tell(
-                {
-                    "measuring": task.part.text,
-                    "number": self._number,
-                    "of": self._own + len(self._config.later),
-                    "left_s": budget.left_s if is_foreseen else None,
-                }
-            )
+            allotted = budget.allot()
+            of_rank_0 = torch.tensor([allotted.repetitions, allotted.seconds], dtype=torch.float64)
+            dist.broadcast(of_rank_0, 0, self._patient)
+            repetitions, seconds = of_rank_0.tolist()
+            left_s = budget.left_s if len(parts) > 1 else None  # unknown before the first part is measured
+            self._tell({"measuring": part.text, "number": self._number, "of": self._of, "left_s": left_s})
             started = time.monotonic()
-            found = task.measure(allotment)
-            budget.made(allotment.repetitions, time.monotonic() - started)
-            self._tell({"part": task.part.text, "found": found.values, "counts": found.counts})
-
-    def _agreed(self, allotment: Allotment) -> Allotment:
-        """Return rank 0's allotment on all ranks."""
-        of_rank_0 = torch.tensor([allotment.repetitions, allotment.seconds], dtype=torch.float64)
-        dist.broadcast(of_rank_0, 0, self._patient)
-        repetitions, seconds = of_rank_0.tolist()
-        return Allotment(repetitions=int(repetitions), seconds=seconds)
+            measured = Measured({})
+            if dist.get_rank() == 0 or not part.is_alone:
+                measured = part.measure(Allotment(repetitions=int(repetitions), seconds=seconds))
+            budget.made(int(repetitions), time.monotonic() - started)
+            self._tell({"part": part.text, "found": measured.values, "counts": measured.counts})
 
     def _tell(self, report: dict[str, Any]) -> None:
         if dist.get_rank() == 0:
             append_json_line(self._folder.progress, report)
 
 
-def _messages(config: CalibrateConfig) -> Measured:
-    """Measure the cost of messages between the first two ranks."""
+def _messages(config: CalibrateConfig, allotment: Allotment) -> Measured:
     costs = MessageCosts()
     group = dist.new_group([0, 1])
     if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
-        transport = open_transport(group, timeout_s=config.timeout_s)
-        costs = message_costs(transport, LONG_MESSAGES)
-        transport.close()
+        with contextlib.closing(open_transport(group, timeout_s=config.timeout_s)) as transport:
+            costs = message_costs(transport, LONG_MESSAGES)
     dist.barrier()
     return Measured({"messages": {LOCAL: dataclasses.asdict(costs)}})
 
 
-def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
+def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
     """Return the measurements of rank 0's compute and of each compressor's work on its gradients.
 
     Steps are timed before and after each compressor, because the machine's speed varies over time.
@@ -262,40 +238,47 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
 
     def steps(allotment: Allotment) -> Measured:
         buckets = [dataclasses.asdict(bucket_parts(0.0, layers)) for layers, _ in gradients()[0]]
-        parts.time_steps(allotment.repetitions)
-        times = parts.take_times()
+        times = parts.times(allotment.repetitions)
         return Measured({"buckets": buckets, "times": times}, ((STEPS, len(times), RANKS + steps_at_once),))
 
     def encoding(text: str, allotment: Allotment) -> Measured:
         count = steps_at_once * allotment.repetitions // config.turns
         buckets, turns = encoded(text, gradients(), config, parts.stir, allotment.seconds - count * parts.step_s)
-        parts.time_steps(count)
-        times = parts.take_times()
+        times = parts.times(count)
         values = {"encoded": {text: [dataclasses.asdict(bucket) for bucket in buckets]}, "times": times}
         return Measured(values, ((STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)))
 
-    step_s, least = parts.step_s, min(LEAST_TURNS, config.turns)
-    first = MeasuredPart(text="one rank computing", once_s=RANKS * step_s, fixed_s=step_s, full=steps_at_once, least=0)
-    encode_s = ENCODE_S * parts.numel
-    stir_all_s = parts.num_buckets * parts.stir_s
+    step_s, encode_s = parts.step_s, ENCODE_S * parts.numel
     # A repetition encodes for every rank, and calls `stir` before each bucket of rank 0. The operations on messages
     # that follow take about as long as encoding, and call `stir` twice per bucket.
-    turn_s = 2 * RANKS * encode_s + 3 * stir_all_s + steps_at_once / config.turns * step_s
+    turn_s = 2 * RANKS * encode_s + 3 * parts.num_buckets * parts.stir_s + steps_at_once / config.turns * step_s
+    computing = MeasuredPart(
+        text="one rank computing",
+        measure=steps,
+        is_alone=True,
+        once_s=RANKS * step_s,
+        fixed_s=step_s,
+        full=steps_at_once,
+        least=0,
+    )
     return [
-        Measurement(first, _by_rank_0(steps)),
+        computing,
         *(
-            Measurement(
-                MeasuredPart(
-                    text=f"encoding by {text}", once_s=RANKS * encode_s, fixed_s=turn_s, full=config.turns, least=least
-                ),
-                _by_rank_0(functools.partial(encoding, text)),
+            MeasuredPart(
+                text=f"encoding by {text}",
+                measure=functools.partial(encoding, text),
+                is_alone=True,
+                once_s=RANKS * encode_s,
+                fixed_s=turn_s,
+                full=config.turns,
+                least=min(LEAST_TURNS, config.turns),
             )
             for text in texts
         ),
     ]
 
 
-def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
+def _together(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
     """Return the measurements of steps of one rank, of one rank per core, and of all ranks, and of their messages.
 
     The numbers of ranks alternate, because the machine's speed varies over time.
@@ -326,39 +309,29 @@ def _together(config: CalibrateConfig, parts: StepParts) -> list[Measurement]:
                 later_s.append(beside_s - alone_s)
         return Measured({"later_s": later_s}, (("rounds of messages", allotment.repetitions, WAKE_TURNS),))
 
-    def at_once_s(number: int) -> float:
-        return parts.step_s * max(1.0, number * config.threads / cores)
-
+    # Expected seconds of a step of each number of ranks at once.
+    at_once_s = {number: parts.step_s * max(1.0, number * config.threads / cores) for number in groups}
     *fewer, last = map(str, groups)
-    round_s = sum(map(at_once_s, groups))
     return [
         *(
-            Measurement(
-                MeasuredPart(
-                    text=f"steps of {', '.join(fewer)} and {last} ranks at once ({number} of {CROWD_ROUNDS})",
-                    fixed_s=round_s,
-                    full=1 + CROWDED_STEPS,
-                    least=int(number == 1),
-                ),
-                crowds,
+            MeasuredPart(
+                text=f"steps of {', '.join(fewer)} and {last} ranks at once ({number} of {CROWD_ROUNDS})",
+                measure=crowds,
+                fixed_s=sum(at_once_s.values()),
+                full=1 + CROWDED_STEPS,
+                least=int(number == 1),
             )
             for number in range(1, 1 + CROWD_ROUNDS)
         ),
-        Measurement(MeasuredPart(text="messages among steps", fixed_s=at_once_s(most), full=CROWDED_STEPS), messages),
-        Measurement(
-            MeasuredPart(
-                text="messages while ranks compute",
-                fixed_s=WAKE_S + (2 * parts.stir_s if parts.is_slow else at_once_s(most)),
-                full=WAKE_TURNS,
-                least=LEAST_WAKE_TURNS,
-            ),
-            waking,
+        MeasuredPart(text="messages among steps", measure=messages, fixed_s=at_once_s[most], full=CROWDED_STEPS),
+        MeasuredPart(
+            text="messages while ranks compute",
+            measure=waking,
+            fixed_s=WAKE_S + (2 * parts.stir_s if parts.is_slow else at_once_s[most]),
+            full=WAKE_TURNS,
+            least=LEAST_WAKE_TURNS,
         ),
     ]
-
-
-def _by_rank_0(measure: Callable[[Allotment], Measured]) -> Callable[[Allotment], Measured]:
-    return lambda allotment: measure(allotment) if dist.get_rank() == 0 else Measured({})
 
 
 main = rank_main(CalibrateConfig, run, (BenchError,))

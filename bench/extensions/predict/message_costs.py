@@ -35,14 +35,6 @@ SHORT_TURNS = 25
 LONG_TURNS = 7
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Turn:
-    """Wall-clock seconds, and CPU seconds of this process, for one message in each direction."""
-
-    wall_s: float
-    cpu_s: float
-
-
 def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
     """Measure the costs of messages over a transport; the first two ranks must call.
 
@@ -52,21 +44,22 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
     """
     short = [_turn(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_TURNS)]
     long = [_turn(transport, LONG_BYTES, long_messages) for _ in range(LONG_TURNS)]
-    short_s, long_s = (statistics.median(turn.cpu_s for turn in turns) / 2 for turns in (short, long))
+    short_s, long_s = (statistics.median(cpu_s for _, cpu_s in turns) / 2 for turns in (short, long))
     per_byte_s = max(0.0, (long_s - short_s) / (LONG_BYTES - SHORT_BYTES))
     message_s = max(0.0, short_s - per_byte_s * SHORT_BYTES)
-    waited_s = statistics.median(turn.wall_s - turn.cpu_s for turn in short)
+    waited_s = statistics.median(wall_s - cpu_s for wall_s, cpu_s in short)
     return MessageCosts(message_s=message_s, per_byte_s=per_byte_s, wake_s=max(0.0, waited_s))
 
 
-def _turn(transport: Transport, nbytes: int, messages: int) -> _Turn:
+def _turn(transport: Transport, nbytes: int, messages: int) -> tuple[float, float]:
+    """Return the wall-clock seconds, and the CPU seconds of this process, for one message in each direction."""
     other = 1 - transport.rank
     mine, theirs = torch.zeros(2, nbytes, dtype=torch.uint8)
     started, cpu = time.perf_counter(), time.process_time()
     for _ in range(messages):
         wait_all(transport.post([(mine, other)], [(theirs, other)]))
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-    return _Turn(wall_s=wall_s / messages, cpu_s=cpu_s / messages)
+    return wall_s / messages, cpu_s / messages
 
 
 MESSAGE_BYTES = 300_000
@@ -159,8 +152,7 @@ def run(config: RanksConfig, folder: RunFolder) -> None:
         transport = open_transport(timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES) if dist.get_rank() < 2 else MessageCosts()
         dist.barrier()
-        is_forwarded = forwarder_cpu_s() is not None
-        carried_s = forwarded_byte_s(transport) if is_forwarded else carry_byte_s(transport, costs)
+        carried_s = forwarded_byte_s(transport) if forwarder_cpu_s() is not None else carry_byte_s(transport, costs)
         waited_s = max(0.0, costs.wake_s - (config.latency_s or 0.0))
         costs = dataclasses.replace(costs, wake_s=waited_s, carry_byte_s=carried_s)
         transport.close()

@@ -104,11 +104,6 @@ class CalibrateConfig(JobConfig):
     done: Annotated[tuple[str, ...], Doc("parts that were measured already"), NOT_RECORDED] = ()
     later: Annotated[tuple[str, ...], Doc("parts that the launcher measures after the worker"), NOT_RECORDED] = ()
 
-    @property
-    def budget_s(self) -> float:
-        """Return `budget` in seconds."""
-        return parse_duration(self.budget)
-
 
 WHAT = "What to predict"
 RANKS = "Ranks and links"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -73,6 +73,10 @@ SHORT_NUMEL = 64
 SentMessage = tuple[Key, Payload]
 
 
+def _differences(marks: Sequence[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(marks)]
+
+
 def clock() -> float:
     """Return the CPU time in seconds if this process computes on one thread, otherwise the wall-clock time.
 
@@ -128,21 +132,20 @@ class StepParts:
         """Return whether a step takes so long that measurements use fewer or smaller steps."""
         return self.step_s > SLOW_S
 
-    def time_steps(self, count: int) -> None:
-        """Run and time `count` more steps."""
-        for _ in range(count):
-            marks, arrived = self._step()
-            ready = [at - marks[2] for at in arrived]
-            self._times.append([after - before for before, after in itertools.pairwise(marks)] + ready)
-
-    def take_times(self) -> list[list[float]]:
-        """Return the times of each step since the last call.
+    def times(self, count: int) -> list[list[float]]:
+        """Run and time `count` more steps; return the times of all steps that were timed since the last call.
 
         Each list has the seconds of batch, forward, backward and update, and then for each bucket the seconds from the
         start of backward until it is ready.
         """
+        for _ in range(count):
+            self._time_step()
         times, self._times = self._times, []
         return times
+
+    def _time_step(self) -> None:
+        marks, arrived = self._step()
+        self._times.append(_differences(marks) + [at - marks[2] for at in arrived])
 
     def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
         """Measure steps that all ranks of a group begin together, in wall-clock time; every rank must call.
@@ -250,7 +253,7 @@ class StepParts:
         self._keeps = True
         ranks = []
         for _ in range(RANKS):
-            self.time_steps(1)
+            self._time_step()
             ranks.append([(of, kept) for _, of, kept in self._arrived])
         self._keeps = False
         return ranks
@@ -263,11 +266,9 @@ class StepParts:
         arrived = self._now()
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
         gradients, _ = self._taken.of(bucket)
-        kept: list[torch.Tensor] = []
-        if self._keeps:
-            started = self._clock()
-            kept = [gradient.clone() for gradient in gradients]
-            self._copied_s += self._clock() - started
+        started = self._clock()
+        kept = [gradient.clone() for gradient in gradients] if self._keeps else []
+        self._copied_s += self._clock() - started
         self._arrived.append((arrived, layers, kept))
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
@@ -363,34 +364,27 @@ def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats:
         for count, payload in enumerate(of_ranks[1:], start=2):
             total = total.add(payload)
             growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
-    whole = _handled(first, second, stir, repeats)
-    part = _handled(first.split(PARTS)[0], second.split(PARTS)[0], stir, repeats) if first.addable else None
+    sizes = [(first, second)]
+    if first.addable:
+        sizes.append((first.split(PARTS)[0], second.split(PARTS)[0]))
+    lengths = [own.nbytes for own, _ in sizes]
+    pack_s, unpack_s, merge_s, decode_s = zip(*(_handled(*both, stir, repeats) for both in sizes), strict=True)
     return MessageProfile(
         leaves=tuple(map(LeafSize.of, leaves(first))),
         layers=keys[0],
         growth=tuple(growth),
-        merge=work_of(*((each.nbytes, each.merge_s) for each in (whole, part) if each is not None)),
-        pack_s=whole.pack_s,
-        unpack=work_of(*((each.nbytes, each.unpack_s) for each in (whole, part) if each is not None)),
-        decode_s=whole.decode_s,
+        merge=work_of(*zip(lengths, merge_s, strict=True)),
+        pack_s=pack_s[0],
+        unpack=work_of(*zip(lengths, unpack_s, strict=True)),
+        decode_s=decode_s[0],
     )
 
 
-class _Handled(NamedTuple):
-    """Seconds of the operations on a payload of `nbytes` bytes.
+def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> list[float]:
+    """Return the median seconds to pack, to unpack, to merge and to decode a payload, with a call of `stir` before.
 
-    `merge_s` includes packing the merged payload if it is not element-wise.
+    Merging includes packing the merged payload if it is not element-wise.
     """
-
-    nbytes: int
-    pack_s: float
-    unpack_s: float
-    merge_s: float
-    decode_s: float
-
-
-def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> _Handled:
-    """Return the median times over a few repetitions, with a call of `stir` before each."""
     dense, times = torch.zeros(first.numel), []
     for _ in range(repeats):
         stir()
@@ -406,8 +400,8 @@ def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeat
         marks.append(clock())
         first.add_to_(dense)
         marks.append(clock())
-        times.append([after - before for before, after in itertools.pairwise(marks)])
-    return _Handled(first.nbytes, *map(statistics.median, zip(*times, strict=True)))
+        times.append(_differences(marks))
+    return [statistics.median(of_operation) for of_operation in zip(*times, strict=True)]
 
 
 def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
