@@ -34,7 +34,7 @@ import torch
 from bench.extensions.predict.calibration import FP32_BYTES
 from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Links
-from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD
+from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD
 from bench.models.base import Model
 from bench.models.resnet import ResNet18, ResNet50
 from collectives import options

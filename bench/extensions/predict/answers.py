@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from rich.markup import escape
+
+from bench.cli.console import plain_table, print_json, stdout_console
 from bench.cli.sweep import run_all, say_plan
 from bench.core import spec
 from bench.core.errors import UsageError
 from bench.core.files import check_writable
-from bench.core.units import format_seconds
+from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.extensions.predict.asynchronous import AsyncPrediction
 from bench.extensions.predict.calibration import Calibration
-from bench.extensions.predict.notes import NOT_CHECKED, latency_note, notes, range_notes
 from bench.extensions.predict.options import TABLE, Losses, PredictConfig
-from bench.extensions.predict.output import print_curve, print_map, print_ranking, print_step, print_validation
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.ranking import (
     MOST_TRIED,
+    Curve,
     dense_on_each_collective,
     fastest,
     on_each_collective,
@@ -29,16 +35,26 @@ from bench.extensions.predict.ranking import (
     regimes,
     sweep,
 )
-from bench.extensions.predict.request import BASELINE, PredictionRequest, check, request_from_options
-from bench.extensions.predict.step import columns, same_everywhere
+from bench.extensions.predict.request import (
+    BASELINE,
+    PredictionRequest,
+    check,
+    columns,
+    request_columns,
+    request_from_options,
+)
 from bench.extensions.predict.time_to_target import needed_steps, with_losses
 from bench.extensions.predict.validation import (
+    NOT_CHECKED,
     ValidationCell,
     as_rows,
     cells_of,
     check_machine,
     compare,
     finished_runs,
+    latency_note,
+    notes,
+    range_notes,
     with_validated,
     write_table,
 )
@@ -49,18 +65,20 @@ from bench.report import store
 from compressors.base import Compressor
 
 MAP_POINTS_PER_DECADE = 3
+# Columns that a sweep over link rates sets.
+SWEPT = ("uplink_bps", "downlink_bps")
 
 
 def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
-    """Show the prediction for one compressor at one link rate, with its fastest collective unless one is given."""
+    """Print the prediction for one compressor at one link rate, with its fastest collective unless one is given."""
     ways = on_each_collective(known, request_from_options(options))
     best = fastest(known, ways)
     checked, prediction = best.request, best.prediction
     said = [*notes(known, checked), *latency_note(options, checked)]
-    if best.request != ways[0]:
+    if checked != ways[0]:
         said.append(
             f"The fastest of {len(ways)} collectives is shown; bench run takes {ways[0].collective} unless you add "
-            f"--collective {best.collective}"
+            f"--collective {checked.collective}"
         )
     row = columns(checked, prediction, known)
     if steps_from:
@@ -68,11 +86,120 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     if options.losses:
         row |= with_losses(Losses.parse(options.losses), checked, prediction, row.get("time_to_target_s"))
     said += _pays(known, checked, prediction, row)
-    print_step(checked, prediction, row, said, as_json=as_json)
+    if as_json:
+        print_json(row | {"notes": said})
+        return
+    print(_heading(checked))
+    for name, text in _lines(checked, prediction, row).items():
+        print(f"  {name:<20} {text}")
+    print(*said, sep="\n")
+
+
+def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
+    """Add the time to the target to the row; return a sentence on its basis, or on why the time is unknown."""
+    if not checked.waits:
+        raise UsageError("--steps-from needs a strategy whose ranks wait for each other; leave out --strategy")
+    needed = needed_steps(store.read(paths), known, checked.compressor, checked.world_size)
+    row["steps_to_target"] = needed.steps
+    row["time_to_target_s"] = None
+    if needed.steps is None:
+        return needed.said
+    compressor = cast(Compressor, spec.build("compressors", checked.compressor))
+    if (needed.of_epochs and compressor.denser_epochs) or getattr(compressor, "dense_steps", 0):
+        return (
+            f"{needed.said}; {checked.compressor} sends more in the first steps than in the predicted step, so the "
+            "time to the target is unknown: give runs with --steps, or warmup_epochs=0, and without dense_steps"
+        )
+    row["time_to_target_s"] = needed.steps * row["step_time_s"]
+    return needed.said
+
+
+def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> list[str]:
+    """Add the step time of dense 16-bit gradients to the row, and return a sentence that says which is faster.
+
+    If dense 16-bit gradients are not calibrated, or are what was predicted, nothing is added and the list is empty.
+    """
+    if BASELINE not in known.encoded or checked.compressor == BASELINE:
+        return []
+    dense = fastest(known, dense_on_each_collective(known, checked))
+    dense_s = dense.prediction.step_time_s
+    row |= {"dense_collective": dense.request.collective, "dense_step_time_s": dense_s}
+    ratio = dense.prediction.samples_per_s / prediction.samples_per_s
+    if not checked.waits:
+        per_s = f"{dense.prediction.samples_per_s:.1f} per second"
+        return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {per_s}"]
+    than = f"dense {BASELINE} on {dense.request.collective}, whose step takes {format_seconds(dense_s)}"
+    if checked.compressor == "none":
+        return [f"without compression, in 32 bits, a step takes {ratio:.2f} times as long as with {than}"]
+    if ratio < 1:
+        return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
+    return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
+
+
+def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> dict[str, str]:
+    step = "step of rank 0" if not checked.waits else "step" if prediction.step_time_p95_s is None else "mean step"
+    messages = f"{prediction.messages_per_step:.0f} messages"
+    lines = {
+        step: format_seconds(prediction.step_time_s),
+        "exposed": format_seconds(prediction.exposed_s),
+        "bound by": prediction.bound_by,
+        "sent per rank": f"{format_bytes(prediction.payload_bytes_per_step)} in {messages}",
+        "sent by the busiest": format_bytes(prediction.payload_bytes_max_per_step),
+        "CPU per rank": format_seconds(prediction.cpu_s_per_step),
+        "samples per second": f"{prediction.samples_per_s:.1f}",
+    }
+    if isinstance(prediction, AsyncPrediction):
+        quick, middle, slow = (format_seconds(of(prediction.step_times_s)) for of in (min, statistics.median, max))
+        lines["updates per second"] = f"{prediction.updates_per_s:.1f}"
+        lines["staleness"] = f"mean {prediction.staleness_mean:.2f}, at most {prediction.staleness_max}"
+        lines["steps of all ranks"] = f"fastest {quick}, median {middle}, slowest {slow}"
+    if prediction.step_time_p95_s is not None:
+        lines["95 % of steps within"] = format_seconds(prediction.step_time_p95_s)
+    for word, window in (("slowest", prediction.slowest_window), ("fastest", prediction.fastest_window)):
+        if window is not None:
+            place = f"from {format_seconds(window.begin_s)} to {format_seconds(window.end_s)} of the trace"
+            lines[f"{word} tenth"] = f"{format_seconds(window.step_time_s)} per step that begins {place}"
+    if row.get("time_to_target_s"):
+        lines["time to target"] = f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps"
+    if "losses" in row:
+        to_target_s = row["time_to_target_with_losses_s"]
+        lines["with losses"] = (
+            f"{row['times_as_long_with_losses']:.2f} times as long, {row['restarts_per_hour']:.2g} restart(s) per hour"
+            + ("" if to_target_s is None else f"; to the target {format_seconds(to_target_s)}")
+        )
+    return lines
+
+
+def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
+    """Return one line that describes the predicted job; with `of_all`, without the compressor."""
+    where = checked.collective if checked.waits else checked.strategy
+    pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
+    rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
+    if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
+        rate += " on the slowest link"
+    latency = max(host.latency_s for host in checked.hosts)
+    parts = [
+        pair,
+        f"{checked.world_size} ranks",
+        f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
+        f"latency {format_seconds(latency)}" if latency else "",
+        f"a straggler ({checked.straggler_text})" if checked.straggler_text else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _print_table(rows: Sequence[Mapping[str, str]], *, left: Collection[str]) -> None:
+    """Print rows by the headings of their columns; the columns in `left` hold texts, the others numbers."""
+    table = plain_table()
+    for heading in rows[0]:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    stdout_console().print(table)
 
 
 def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: bool) -> None:
-    """Show the predictions for all calibrated compressors at one link rate, the fastest first."""
+    """Print the predictions for all calibrated compressors at one link rate, the fastest first."""
     job = request_from_options(options)
     ways, left_out = ranked(known, job)
     dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
@@ -86,21 +213,88 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
     if not job.collective and job.waits and job.world_size > MOST_TRIED:
         said.append(f"With more than {MOST_TRIED} ranks, each compressor uses the collective that a run would choose")
     said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
-    print_ranking(ways[0].request, rows, said, as_json=as_json)
+    if as_json:
+        print_json({"ranking": rows, "notes": said})
+        return
+    print(_heading(ways[0].request, of_all=True))
+    cells = [
+        {
+            "compressor": escape(row["compressor"]),
+            "collective": escape(row["collective"]),
+            "step": format_seconds(row["step_time_s"]),
+            **({"vs bf16": f"{row['times_as_fast']:.2f}x"} if dense else {}),
+            "sent per rank": format_bytes(row["payload_bytes_per_step"]),
+            "bound by": row["bound_by"],
+        }
+        for row in rows
+    ]
+    _print_table(cells, left=("compressor", "collective", "bound by"))
+    print(*said, sep="\n")
 
 
 def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Show the predictions for one compressor over a range of link rates."""
+    """Print the predictions for one compressor, and for dense 16-bit gradients, over a range of link rates."""
     rates = parse_sweep(text)
     checked = check(options, known)
     curve = sweep(known, request_from_options(options), rates)
     said = list(dict.fromkeys(said for way in (curve.pair[0], curve.pair[-1]) for said in notes(known, way.request)))
-    said += latency_note(options, checked)
-    print_curve(checked, curve, said, same_everywhere(checked, known), as_json=as_json)
+    said += [*latency_note(options, checked), *_verdict(checked, curve)]
+    points = list(zip(curve.rates_bps, curve.pair, curve.dense, strict=True))
+    if as_json:
+        rows = [
+            {
+                "bandwidth_bps": rate,
+                "step_time_s": pair.prediction.step_time_s,
+                "exposed_s": pair.prediction.exposed_s,
+                "payload_bytes_per_step": pair.prediction.payload_bytes_per_step,
+                "bound_by": pair.prediction.bound_by,
+                "collective": pair.request.collective,
+                "dense_step_time_s": dense.prediction.step_time_s,
+                "dense_collective": dense.request.collective,
+            }
+            for rate, pair, dense in points
+        ]
+        same = request_columns(checked, known, without=SWEPT)
+        print_json({**same, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        return
+    where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
+    print(f"{checked.compressor}, {checked.world_size} ranks, compared with dense bf16 on {where}")
+    cells = [
+        {
+            "bandwidth": format_rate(rate),
+            "step": format_seconds(pair.prediction.step_time_s),
+            "collective": pair.request.collective,
+            "bound by": pair.prediction.bound_by,
+            "dense bf16": format_seconds(dense.prediction.step_time_s),
+            "vs bf16": f"{dense.prediction.step_time_s / pair.prediction.step_time_s:.2f}x",
+        }
+        for rate, pair, dense in points
+    ]
+    _print_table(cells, left=("collective", "bound by"))
+    print(*said, sep="\n")
+
+
+def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
+    """Return a sentence that says at which rates the pair is faster than dense 16-bit gradients."""
+    if checked.compressor == BASELINE:
+        return []
+    it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
+    if all(curve.pays):
+        return [f"{it} over the whole range"]
+    if not any(curve.pays):
+        return [
+            "16 bits are faster over the whole range"
+            if checked.compressor == "none"
+            else "compression does not pay anywhere in the range"
+        ]
+    first, *others = map(format_rate, curve.break_even_bps)
+    between = [f"between {low} and {high}" for low, high in itertools.pairwise((first, *others))]
+    stretches = [f"below {first}", *between, f"above {(first, *others)[-1]}"]
+    return [f"{it} {', and '.join(stretches[0 if curve.pays[0] else 1 :: 2])}"]
 
 
 def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Show the fastest pair of compressor and collective at each link rate, and at each number of ranks in `text`."""
+    """Print the fastest pair of compressor and collective at each link rate, and at each number of ranks in `text`."""
     rates_text, comma, sizes_text = text.partition(",")
     if comma:
         _check_map(options, text)
@@ -118,11 +312,21 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
     said = [*notes(known, checked, range_too=False), *latency_note(options, checked)]
     if beyond:
         said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
-    print_map(found, said, same_everywhere(checked, known), as_json=as_json)
+    if as_json:
+        same = request_columns(checked, known, without=(*SWEPT, "compressor", "collective", "world_size", "hosts"))
+        cells = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]
+        print_json({**same, "regimes": cells, "notes": said})
+        return
+    rows: dict[float, dict[str, str]] = {}
+    for each in found:
+        row = rows.setdefault(each.bandwidth_bps, {"bandwidth": format_rate(each.bandwidth_bps)})
+        row[f"{each.world_size} ranks"] = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
+    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
+    _print_table(list(rows.values()), left=[f"{each.world_size} ranks" for each in found])
+    print(*said, sep="\n")
 
 
 def _check_map(options: PredictConfig, text: str) -> None:
-    """Raise UsageError if an option is given that a map over numbers of ranks sets itself."""
     if text.partition(",")[2].partition("=")[0].strip() != "world_size":
         raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
     set_by_map = (
@@ -163,49 +367,32 @@ def compare_with_finished(known: Calibration, path: Path, folder: Path, table: P
 def _keep_compared(
     known: Calibration, path: Path, cells: Sequence[ValidationCell], agenda: SweepState, table: Path, *, as_json: bool
 ) -> None:
-    """Show predictions next to measurements, and save their errors in the calibration file."""
     compared = compare(cells, agenda)
     rows = as_rows(compared, known)
     with_validated(known, compared).write(path)
     write_table(rows, table)
-    print_validation(rows, as_json=as_json)
-
-
-def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> list[str]:
-    """Add the step time of dense 16-bit gradients to the row, and return a sentence that says which is faster.
-
-    If dense 16-bit gradients are not calibrated, or are what was predicted, nothing is added and the list is empty.
-    """
-    if BASELINE not in known.encoded or checked.compressor == BASELINE:
-        return []
-    dense = fastest(known, dense_on_each_collective(known, checked))
-    row |= {"dense_collective": dense.collective, "dense_step_time_s": dense.step_time_s}
-    ratio = dense.prediction.samples_per_s / prediction.samples_per_s
-    if not checked.waits:
-        per_s = f"{dense.prediction.samples_per_s:.1f} per second"
-        return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {per_s}"]
-    than = f"dense {BASELINE} on {dense.collective}, whose step takes {format_seconds(dense.step_time_s)}"
-    if checked.compressor == "none":
-        return [f"without compression, in 32 bits, a step takes {ratio:.2f} times as long as with {than}"]
-    if ratio < 1:
-        return [f"a step is {1 / ratio:.2f} times as fast as with {than}"]
-    return [f"compression does not pay here: a step takes {ratio:.2f} times as long as with {than}"]
-
-
-def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
-    """Add the time to the target to the row; return a sentence on its basis, or on why the time is unknown."""
-    if not checked.waits:
-        raise UsageError("--steps-from needs a strategy whose ranks wait for each other; leave out --strategy")
-    needed = needed_steps(store.read(paths), known, checked.compressor, checked.world_size)
-    row["steps_to_target"] = needed.steps
-    row["time_to_target_s"] = None
-    if needed.steps is None:
-        return needed.said
-    compressor = cast(Compressor, spec.build("compressors", checked.compressor))
-    if (needed.of_epochs and compressor.denser_epochs) or getattr(compressor, "dense_steps", 0):
-        return (
-            f"{needed.said}; {checked.compressor} sends more in the first steps than in the predicted step, so the "
-            "time to the target is unknown: give runs with --steps, or warmup_epochs=0, and without dense_steps"
-        )
-    row["time_to_target_s"] = needed.steps * row["step_time_s"]
-    return needed.said
+    errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
+    middle = statistics.median(errors) if errors else None
+    most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None
+    if as_json:
+        print_json({"cells": rows, "median_error": middle, "p90_error": most})
+        return
+    shown = [
+        {
+            "configuration": escape(row["settings"] or "[base]"),
+            "predicted": format_seconds(row["predicted_step_time_s"]),
+            "measured": (
+                format_seconds(row["step_time_s"])
+                if row["step_time_s"] is not None
+                else "not timed"
+                if row["runs"]
+                else "failed"
+            ),
+            "error": "-" if row["error"] is None else f"{row['error']:+.1%}",
+            "bound by": row["bound_by"],
+        }
+        for row in rows
+    ]
+    _print_table(shown, left=("configuration", "bound by"))
+    if middle is not None and most is not None:
+        print(f"error of the step time: median {middle:.1%}, 90th percentile {most:.1%}, {len(errors)} configurations")

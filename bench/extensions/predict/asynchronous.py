@@ -1,4 +1,12 @@
-"""Predict steps in which ranks push to a server and do not wait for each other, from simulations.
+"""Predict steps in which ranks push to a server and do not wait for each other, by event-by-event simulation.
+
+The simulation follows `bench/strategies/async_server.py`. A rank's exchange thread encodes each bucket when
+backward hands it over, pushes it, and after the last one waits for the parameters of the next step. The server receives
+messages, applies pushes and answers, one action after the other. The rules by which ranks wait are not modelled: the
+server class of `--strategy async_server` itself applies them, here with empty parameters.
+
+Ranks that do not wait for each other are at different points of their steps. So each rank begins at a random time, at
+most one step's compute after the start of the simulation.
 
 With bounded staleness, a rank that starts sending slightly earlier gets a larger share of the link, so its lead grows
 until it reaches the bound. From then on, every rank waits for the slowest rank's push in each step, and all continue
@@ -10,19 +18,223 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any, Self
 
 import numpy as np
+import simpy
+import torch
 
-from bench.core.errors import UsageError
 from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.contention import Computing, FairShareQueue, Job, Star
 from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.server_simulation import AsyncSetting, Played, Simulation, StepWork
+from bench.strategies.async_server import AsyncServer
 from collectives.parameter_server.link import CONTROL_BYTES
+from collectives.parameter_server.server import ClockEnd, Push
+from collectives.payloads.base import HEADER_BYTES
 
-MOST_RANKS = 512
+# Number of steps per rank at the beginning that do not count.
+WARMUP_STEPS = 20
+# Number of steps per rank that count, on average over ranks.
+STEPS = 40
+# Seconds after which the simulated server would report a rank as lost, which never happens.
+NEVER_S = 1e9
+
+Life = Generator[simpy.Event, Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """Work of a rank and of its server in one step; times are CPU seconds of a rank alone on the machine.
+
+    Attributes:
+        computing: compute times of the ranks.
+        encode_s: time to encode each bucket.
+        nbytes, message_s: bytes of each bucket's messages, and time for them on each end; those of the last bucket
+            include the control message that ends the clock.
+        answer_nbytes, answer_s: bytes of the parameters and of the control message before them, and time for both on
+            each end.
+        apply_s: time to decode one push and to update the parameters.
+        add_s: time for every further push of the same update.
+        num_layers: number of layers, which are sent one by one.
+    """
+
+    computing: Computing
+    encode_s: tuple[float, ...]
+    nbytes: tuple[float, ...]
+    message_s: tuple[float, ...]
+    answer_nbytes: float
+    answer_s: float
+    apply_s: float
+    add_s: float
+    num_layers: int
+
+    @classmethod
+    def of(cls, calibration: Calibration, job: Job) -> Self:
+        """Compute the work from the calibration, which has lengths of single layers, but no times of them."""
+        links, encoded = job.links, job.encoded
+        offers = [bucket.offers[0] for bucket in encoded]
+        messages = [len(bucket.numels) for bucket in calibration.buckets]
+        num_layers = sum(messages)
+        # The layers of a bucket are sent one by one, each with its own header.
+        nbytes = [
+            offer.nbytes + HEADER_BYTES * max(0, layers - len(offer.leaves))
+            for layers, offer in zip(messages, offers, strict=True)
+        ]
+        messages[-1] += 1
+        nbytes[-1] += CONTROL_BYTES
+        answer_nbytes = calibration.dense_nbytes + HEADER_BYTES * num_layers + CONTROL_BYTES
+        *message_s, answer_s = (
+            links.message_s * number + links.per_byte_s * length
+            for number, length in zip([*messages, num_layers + 1], [*nbytes, answer_nbytes], strict=True)
+        )
+        unpack_s = sum(offer.unpack.fixed_s + offer.unpack.per_byte_s * offer.nbytes for offer in offers)
+        return cls(
+            computing=Computing.of_ranks(calibration, job),
+            encode_s=tuple(bucket.work_s[0] + bucket.offers[0].pack_s for bucket in encoded),
+            nbytes=tuple(nbytes),
+            message_s=tuple(message_s),
+            answer_nbytes=answer_nbytes,
+            answer_s=answer_s,
+            apply_s=sum(bucket.work_s[1] for bucket in encoded) + calibration.update_s + unpack_s,
+            add_s=sum(offer.decode_s for offer in offers) + unpack_s,
+            num_layers=num_layers,
+        )
+
+
+class _NumbersOfPushes(list[int]):
+    """Empty parameters, as a list of the number of pushes in each update."""
+
+    def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
+        self.append(len(pushes))
+
+    def packed(self) -> list[torch.Tensor]:
+        return []
+
+
+class Simulation:
+    """All ranks and their server, with start times that are drawn once, until all ranks together have made their steps.
+
+    Attributes:
+        begun, ended: simulated times in seconds of the last push of the warm-up and of the last one of all. All other
+            attributes are observations between these two.
+        updates: number of updates of the parameters.
+        serving_s: seconds for which the server was busy.
+        step_s, exposed_s: seconds of the steps that each rank ended, and seconds for which it waited in them for the
+            exchange; one list per rank.
+        staleness: staleness of each push, in versions of the parameters.
+    """
+
+    def __init__(self, job: Job, strategy: AsyncServer, work: StepWork, draw: np.random.Generator) -> None:
+        n = job.links.num_ranks
+        self._job, self._work, self._root = job, work, strategy.root
+        self._env = simpy.Environment()
+        self._star = Star(self._env, job.links, self._root)
+        self._cores = FairShareQueue(self._env, n, work.computing.rates)
+        self._serving = simpy.Resource(self._env)
+        self._applied = _NumbersOfPushes()
+        self._server = strategy.server(self._applied, n, NEVER_S)
+        self._sessions = [self._server.join(rank) for rank in range(n)]
+        self._changed, self._over = self._env.event(), self._env.event()
+        self.begun, self.ended, self.updates, self.serving_s = math.inf, 0.0, 0, 0.0
+        self.step_s: list[list[float]] = [[] for _ in range(n)]
+        self.exposed_s: list[list[float]] = [[] for _ in range(n)]
+        self.staleness: list[int] = []
+        for rank, begin in enumerate(draw.uniform(0.0, work.computing.computed_s)):
+            self._env.process(self._train(rank, begin))
+        self._env.run(until=self._over)
+
+    def _train(self, rank: int, begin: float) -> Life:
+        work, env, is_remote = self._work, self._env, rank != self._root
+        yield env.timeout(begin)
+        while True:
+            begun, sent = env.now, []
+            handed_over = [env.event() for _ in work.nbytes]
+            backward = env.process(self._compute(rank, handed_over))
+            for number, bucket in enumerate(handed_over):
+                yield bucket
+                yield env.timeout(1 / self._cores.rate_with(rank) * work.encode_s[number])
+                if is_remote:
+                    yield env.timeout(self._job.slower[rank] * work.message_s[number])
+                    sent.append(env.process(self._push(rank, number)))
+            computed = yield backward
+            yield env.all_of(sent)
+            yield from self._end_clock(rank)
+            if is_remote:
+                yield from self._answer(rank)
+            if env.now > self.begun:
+                self.step_s[rank].append(env.now - begun)
+                self.exposed_s[rank].append(env.now - computed)
+
+    def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
+        """Simulate forward and backward, which hand over the buckets one by one; return when backward has ended."""
+        computing, begun = self._work.computing, self._env.now
+        *until_buckets, rest = np.diff(computing.marks, prepend=0.0)
+        for bucket, seconds in zip(handed_over, until_buckets, strict=True):
+            yield self._cores.begin(rank, seconds)
+            if bucket is handed_over[-1]:
+                yield self._env.timeout(computing.longer[rank] * (self._env.now - begun))
+            bucket.succeed()
+        yield self._cores.begin(rank, rest)
+        return self._env.now
+
+    def _push(self, rank: int, number: int) -> Life:
+        """Send a bucket to the server, until the server has received it."""
+        yield self._star.send(rank, self._work.nbytes[number], to_server=True)
+        yield self._env.timeout(self._star.latency_s(rank, to_server=True) + self._job.links.wake_s)
+        yield from self._serve(self._job.slower[self._root] * self._work.message_s[number])
+
+    def _end_clock(self, rank: int) -> Life:
+        """Let the server apply a complete push, and wait until the rank may start its next step.
+
+        Observations begin with the last push of the warm-up.
+        """
+        session, work, n = self._sessions[rank], self._work, len(self._sessions)
+        with self._serving.request() as request:
+            yield request
+            behind = self._server.take(
+                Push(rank=rank, payloads={}, clock_end=ClockEnd(index=session.clock, epoch=0, lr=0.0)), session
+            )
+            session.clock += 1
+            seconds = sum(work.apply_s + (terms - 1) * work.add_s for terms in self._applied)
+            self._applied.clear()
+            yield from self._be_busy(1 / self._cores.rate_with(self._root) * seconds)
+            self._changed.succeed()
+            self._changed = self._env.event()
+            pushes = sum(each.clock for each in self._sessions)
+            if pushes > n * WARMUP_STEPS:
+                self.staleness.append(behind)
+            if pushes == n * WARMUP_STEPS:
+                self.begun, self.updates, self.serving_s = self._env.now, -self._server.version, 0.0
+            elif pushes == n * (WARMUP_STEPS + STEPS):
+                self.ended = self._env.now
+                self.updates += self._server.version
+                self._over.succeed()
+        while not self._server.may_start(session.clock):
+            yield self._changed
+        session.version = self._server.version
+
+    def _answer(self, rank: int) -> Life:
+        work, job = self._work, self._job
+        yield from self._serve(job.slower[self._root] * work.answer_s)
+        yield self._star.send(rank, work.answer_nbytes, to_server=False)
+        yield self._env.timeout(
+            self._star.latency_s(rank, to_server=False) + job.links.wake_s + (job.slower[rank] * work.answer_s)
+        )
+
+    def _serve(self, seconds: float) -> Life:
+        with self._serving.request() as request:
+            yield request
+            yield from self._be_busy(seconds)
+
+    def _be_busy(self, seconds: float) -> Life:
+        yield self._env.timeout(seconds)
+        self.serving_s += seconds
+
+
 # Number of random start times, one per rank, over all simulations together: the fewer ranks, the more simulations.
 STARTS = 12
 
@@ -45,124 +257,63 @@ class AsyncPrediction(Prediction):
     step_times_s: tuple[float, ...]
 
 
-def check_size(num_ranks: int) -> None:
-    """Check that there are few enough ranks for a simulation, which would otherwise take minutes.
-
-    Raises:
-        UsageError: more ranks than can be simulated.
-    """
-    if num_ranks > MOST_RANKS:
-        raise UsageError(f"{num_ranks} ranks of async_server cannot be simulated; choose at most {MOST_RANKS}")
-
-
-def predict_async(calibration: Calibration, setting: AsyncSetting) -> AsyncPrediction:
+def predict_async(calibration: Calibration, job: Job, strategy: AsyncServer, seed: int = 0) -> AsyncPrediction:
     """Predict a step from simulations; with few ranks, from several simulations with different start times.
 
-    Raises:
-        UsageError: more ranks than can be simulated.
+    Args:
+        calibration: the measured parts of a step.
+        job: the ranks, their links and their work.
+        strategy: gives the rules of the server.
+        seed: seed of the random times at which ranks begin.
     """
-    n = setting.links.num_ranks
-    check_size(n)
-    draw = np.random.default_rng(setting.seed)
-    in_step = dataclasses.replace(setting, strategy=dataclasses.replace(setting.strategy, staleness=0))
-    work = StepWork.of(calibration, in_step)
-    played = [Simulation(in_step, work, draw).run() for _ in range(max(1, STARTS // n))]
-    return _summed_up(calibration, setting, _Stock(calibration, in_step, work, played))
-
-
-class _Stock:
-    """Totals over all simulations of a setting.
-
-    Attributes:
-        steps: number of steps that each rank ended, float [ranks].
-        step_s, exposed_s: seconds of each of these steps, one list per rank.
-        staleness: staleness of every push, in versions of the parameters.
-        seconds: simulated time; longer if the shared cores need more time for the work of all ranks.
-        stretch: the factor by which `seconds` is longer, at least 1.
-        serving_share: share of the simulated time in which the server was busy.
-        updates: number of updates of the parameters.
-        sent: bytes that each rank sent, without control messages, float [ranks].
-        cpu_s: CPU seconds of each rank, float [ranks].
-    """
-
-    def __init__(
-        self, calibration: Calibration, setting: AsyncSetting, work: StepWork, played: Sequence[Played]
-    ) -> None:
-        self.work = work
-        self.step_s = _joined([each.step_s for each in played])
-        self.exposed_s = _joined([each.exposed_s for each in played])
-        self.steps = np.array([len(of_rank) for of_rank in self.step_s], dtype=float)
-        self.staleness = [behind for each in played for behind in each.staleness]
-        self.updates = sum(each.updates for each in played)
-        seconds, serving_s = (sum(each.ended - each.begun for each in played), sum(each.serving_s for each in played))
-        self.serving_share = serving_s / seconds
-        self.remote = np.arange(len(self.steps)) != setting.strategy.root
-        pushed, answered = sum(work.nbytes) - CONTROL_BYTES, work.answer_nbytes - CONTROL_BYTES
-        self.sent = np.where(self.remote, pushed * self.steps, answered * self.steps[self.remote].sum())
-        own_s = work.computing.cpu_s - calibration.update_s + sum(work.encode_s)
-        messages_s = np.where(self.remote, sum(work.message_s) + work.answer_s, 0.0)
-        self.cpu_s: Floats = self.steps * (own_s + messages_s) + np.where(self.remote, 0.0, serving_s)
-        hosts = setting.links.host_of
-        steps_over_links = self.steps[hosts != hosts[setting.strategy.root]].sum()
-        carried_s = setting.links.carry_byte_s * steps_over_links * (pushed + answered)
-        self.stretch = 1.0
-        if setting.shared_cores is not None:
-            self.stretch = max(1.0, (float(self.cpu_s.sum()) + carried_s) / (setting.shared_cores * seconds))
-        self.seconds = self.stretch * seconds
-
-    @property
-    def pushes_per_s(self) -> float:
-        """Return the steps of all ranks together per second."""
-        return len(self.staleness) / self.seconds
-
-    def step_times_s(self) -> tuple[float, ...]:
-        """Return each rank's median step time in seconds; for a rank that ended no step, the time that it computes."""
-        return tuple(
-            self.stretch * float(statistics.median(of_rank) if of_rank else computed_s)
-            for of_rank, computed_s in zip(self.step_s, self.work.computing.computed_s, strict=True)
-        )
-
-    def per_step(self, values: Floats) -> Floats:
-        """Divide each rank's values by its number of steps."""
-        each: Floats = values / np.maximum(1.0, self.steps)
-        return each
-
-
-def _joined(lists: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Concatenate each rank's lists from several simulations."""
-    return [list(itertools.chain.from_iterable(of_rank)) for of_rank in zip(*lists, strict=True)]
-
-
-def _summed_up(calibration: Calibration, setting: AsyncSetting, stock: _Stock) -> AsyncPrediction:
-    n, work = len(stock.steps), stock.work
-    nbytes, step_times_s = float(stock.sent.sum() / stock.steps.sum()), stock.step_times_s()
-    waited_s = statistics.fmean(stock.exposed_s[0]) if stock.exposed_s[0] else 0.0
+    n, root, hosts = job.links.num_ranks, strategy.root, job.links.host_of
+    draw, work = np.random.default_rng(seed), StepWork.of(calibration, job)
+    runs = [Simulation(job, dataclasses.replace(strategy, staleness=0), work, draw) for _ in range(max(1, STARTS // n))]
+    step_s, exposed_s = (
+        [list(itertools.chain.from_iterable(of_rank)) for of_rank in zip(*of_runs, strict=True)]
+        for of_runs in ([run.step_s for run in runs], [run.exposed_s for run in runs])
+    )
+    staleness = [behind for run in runs for behind in run.staleness]
+    simulated_s, serving_s = sum(run.ended - run.begun for run in runs), sum(run.serving_s for run in runs)
+    steps = np.array([len(of_rank) for of_rank in step_s], dtype=float)
+    remote = np.arange(n) != root
+    pushed, answered = sum(work.nbytes) - CONTROL_BYTES, work.answer_nbytes - CONTROL_BYTES
+    sent = np.where(remote, pushed * steps, answered * steps[remote].sum())
+    own_s = work.computing.cpu_s - calibration.update_s + sum(work.encode_s)
+    messages_s = np.where(remote, sum(work.message_s) + work.answer_s, 0.0)
+    cpu_s: Floats = steps * (own_s + messages_s) + np.where(remote, 0.0, serving_s)
+    carried_s = job.links.carry_byte_s * steps[hosts != hosts[root]].sum() * (pushed + answered)
+    stretch = 1.0  # the factor by which shared cores need more time for the work of all ranks than was simulated
+    if job.shared_cores is not None:
+        stretch = max(1.0, (float(cpu_s.sum()) + carried_s) / (job.shared_cores * simulated_s))
+    seconds = stretch * simulated_s
+    pushes_per_s, nbytes = len(staleness) / seconds, float(sent.sum() / steps.sum())
+    step_times_s = tuple(
+        stretch * float(statistics.median(of_rank) if of_rank else computed_s)
+        for of_rank, computed_s in zip(step_s, work.computing.computed_s, strict=True)
+    )
+    alone_s = work.computing.computed_s + float(work.computing.factor[root]) * work.apply_s
+    possible_per_s = (1 / alone_s).sum() if strategy.mode == "asp" else n / alone_s.max()
+    if stretch > 1:
+        bound_by = "cpu"
+    elif pushes_per_s > possible_per_s / 1.1:
+        bound_by = "compute"
+    else:
+        bound_by = "server" if serving_s / simulated_s > 0.9 else "network"
     return AsyncPrediction(
         step_time_s=step_times_s[0],
-        exposed_s=waited_s + step_times_s[0] * (1 - 1 / stock.stretch),
+        exposed_s=statistics.fmean(exposed_s[0] or [0.0]) + step_times_s[0] * (1 - 1 / stretch),
         encode_s=float(work.computing.factor[0]) * sum(work.encode_s),
-        cpu_s_per_step=float(stock.per_step(stock.cpu_s).mean()),
-        samples_per_s=calibration.batch_size * stock.pushes_per_s,
+        cpu_s_per_step=float((cpu_s / np.maximum(1.0, steps)).mean()),
+        samples_per_s=calibration.batch_size * pushes_per_s,
         payload_bytes_per_step=nbytes,
-        payload_bytes_max_per_step=float(stock.per_step(stock.sent).max()),
-        messages_per_step=2 * work.num_layers * float(stock.steps[stock.remote].sum() / stock.steps.sum()),
+        payload_bytes_max_per_step=float((sent / np.maximum(1.0, steps)).max()),
+        messages_per_step=2 * work.num_layers * float(steps[remote].sum() / steps.sum()),
         dense_bytes_per_step=calibration.dense_nbytes,
         compression_ratio=2 * (n - 1) / n * calibration.dense_nbytes / nbytes if nbytes else None,
-        bound_by=_bound_by(setting, stock),
-        staleness_mean=statistics.fmean(stock.staleness) + setting.strategy.staleness * (n - 1) / n,
-        staleness_max=max(stock.staleness) + setting.strategy.staleness,
-        updates_per_s=stock.updates / stock.seconds,
+        bound_by=bound_by,
+        staleness_mean=statistics.fmean(staleness) + strategy.staleness * (n - 1) / n,
+        staleness_max=max(staleness) + strategy.staleness,
+        updates_per_s=sum(run.updates for run in runs) / seconds,
         step_times_s=step_times_s,
     )
-
-
-def _bound_by(setting: AsyncSetting, stock: _Stock) -> str:
-    """Return what limits the steps: cpu, compute, server or network."""
-    if stock.stretch > 1:
-        return "cpu"
-    work, root = stock.work, setting.strategy.root
-    alone_s = work.computing.computed_s + float(work.computing.factor[root]) * work.apply_s
-    possible = (1 / alone_s).sum() if setting.strategy.mode == "asp" else len(alone_s) / alone_s.max()
-    if stock.pushes_per_s > possible / 1.1:
-        return "compute"
-    return "server" if stock.serving_share > 0.9 else "network"

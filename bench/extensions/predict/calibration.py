@@ -101,11 +101,6 @@ class MessageProfile:
         """Return the bytes of one rank's message in packed form."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
-    @property
-    def unpack_s(self) -> float:
-        """Return the seconds to read all of one rank's payload."""
-        return self.unpack.fixed_s + self.unpack.per_byte_s * self.nbytes
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedBucket:
@@ -244,15 +239,18 @@ class Calibration:
     def __post_init__(self) -> None:
         count = len(self.buckets)
         parts = [len(crowd.handed_over_s) for crowd in self.crowds] + [len(each) for each in self.encoded.values()]
-        encoded = [bucket for each in self.encoded.values() for bucket in each]
-        fits = all(length == count for length in parts)
-        fits = fits and all(len(bucket.work_s) == len(bucket.offers) + 1 for bucket in encoded)
-        fits = fits and all(len(bucket.layers) == len(bucket.numels) for bucket in self.buckets)
-        fits = fits and all(
-            len(set(offer.layers)) == len(offer.layers) and set(offer.layers) <= set(bucket.layers)
-            for each in self.encoded.values()
-            for bucket, made in zip(self.buckets, each, strict=True)
-            for offer in made.offers
+        fits = (
+            all(length == count for length in parts)
+            and all(len(bucket.layers) == len(bucket.numels) for bucket in self.buckets)
+            and all(
+                len(made.work_s) == len(made.offers) + 1
+                and all(
+                    len(set(offer.layers)) == len(offer.layers) and set(offer.layers) <= set(bucket.layers)
+                    for offer in made.offers
+                )
+                for each in self.encoded.values()
+                for bucket, made in zip(self.buckets, each, strict=True)
+            )
         )
         if not (fits and self.buckets and self.crowds and LOCAL in self.messages):
             raise ValueError("the buckets and the measurements of the buckets do not match")

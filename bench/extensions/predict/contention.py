@@ -1,10 +1,15 @@
-"""CPU contention: the compute times of ranks in a step, and how ranks on the same cores slow each other down.
+"""Contention: how ranks on the same cores slow each other down, and how messages share the links of a server.
 
 A rank that computes works at share / slowdown(load) of the speed that it has alone on the machine. The load is the load
 of one rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds
 nothing. If all ranks have the same share and begin at once, the times are those of `crowd_at`.
 
-Source: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), section 4.4.
+Messages to and from a server share links max-min fairly: the rate of a message can increase only if that of another
+message, which is no faster, decreases. The ranks of a host share its link in equal parts, and the part of the server's
+link that a host cannot use is left to the other hosts.
+
+Sources: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), section 4.4; max-min fair rates by filling
+up, Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import simpy
 from bench.core.config.syntax import Straggler
 from bench.extensions.predict.calibration import Calibration, CpuContention, EncodedBucket
 from bench.extensions.predict.links import Floats, Links
+from collectives.schedule.waves import Ints
 
 # Which workers are busy, bool [count] -> the amount of work that each does per second, float [count]; 0 if not busy.
 Rates = Callable[[npt.NDArray[np.bool_]], Floats]
@@ -39,13 +45,12 @@ class FairShareQueue:
         self._busy = np.zeros(count, dtype=np.bool_)
         self._left, self._rates = np.zeros(count), np.zeros(count)
         self._ends = np.full(count, np.inf)
-        self._done: list[simpy.Event | None] = [None] * count
+        self._done: dict[int, simpy.Event] = {}
         self._now = 0.0
         self._alarms = 0
 
     def begin(self, index: int, amount: float) -> simpy.Event:
         """Start an amount of work of a worker that is not busy; the event happens when it is done."""
-        assert not self._busy[index]
         done = self._done[index] = self._env.event()
         self._move_on()
         self._busy[index], self._left[index] = True, amount
@@ -64,8 +69,7 @@ class FairShareQueue:
 
     def _share(self) -> None:
         """Recompute all rates, and schedule a wake-up for the next completion."""
-        busy = self._busy
-        self._rates = self._rates_of(busy)
+        busy, self._rates = self._busy, self._rates_of(self._busy)
         self._ends = np.full(len(busy), np.inf)
         self._ends[busy] = self._now + np.maximum(0.0, self._left[busy]) / self._rates[busy]
         self._alarms += 1
@@ -83,9 +87,84 @@ class FairShareQueue:
         self._busy[ended] = False
         self._share()
         for index in ended.tolist():
-            done, self._done[index] = self._done[index], None
-            assert done is not None
-            done.succeed()
+            self._done.pop(index).succeed()
+
+
+# Bytes per second of a link without a limit: so fast that transfers take practically no time.
+FASTEST = 1e15
+
+
+class Star:
+    """Messages between the ranks and one of them, which is the server.
+
+    Args:
+        env: the simulation, whose clock is used.
+        links: the links between the ranks.
+        root: the rank that is the server; ranks send messages only to it, and it sends messages to them.
+    """
+
+    def __init__(self, env: simpy.Environment, links: Links, root: int) -> None:
+        n = links.num_ranks
+        self._env, self._links, self._root = env, links, root
+        self._up, self._down = (np.minimum(rates, FASTEST) for rates in (links.up_rate, links.down_rate))
+        self._queues = [simpy.Resource(env) for _ in range(2 * n)]
+        self._wires = FairShareQueue(env, 2 * n, self._fair_rates)
+
+    def send(self, rank: int, nbytes: float, *, to_server: bool) -> simpy.Event:
+        """Send `nbytes` after this rank's earlier messages that way; the event happens when the last byte is sent."""
+        if self._links.host_of[rank] == self._links.host_of[self._root]:
+            return self._env.event().succeed()
+        return self._env.process(self._carry(rank if to_server else self._links.num_ranks + rank, nbytes))
+
+    def latency_s(self, rank: int, *, to_server: bool) -> float:
+        """Return the one-way delay in seconds; 0 within a host."""
+        host, server = self._links.host_of[[rank, self._root]]
+        return 0.0 if host == server else float(self._links.latency_s[host if to_server else server])
+
+    def _carry(self, queue: int, nbytes: float) -> Generator[simpy.Event, Any, None]:
+        with self._queues[queue].request() as request:
+            yield request
+            yield self._wires.begin(queue, nbytes)
+
+    def _fair_rates(self, busy: npt.NDArray[np.bool_]) -> Floats:
+        """Return the bytes per second of each queue, float [2 * ranks]; 0 for queues that are not `busy`."""
+        hosts, share = self._links.host_of, self._links.ack_share
+        server_up, server_down = self._up[hosts[self._root]], self._down[hosts[self._root]]
+        to_server, from_server = (
+            np.bincount(hosts[side], minlength=len(self._up)) for side in (busy[: len(hosts)], busy[len(hosts) :])
+        )
+        up = fair_shares(to_server, self._up, server_down)
+        down = fair_shares(from_server, self._down, server_up)
+        if share and to_server.any() and from_server.any():
+            acked_up, acked_down = share * up * to_server, share * down * from_server
+            # Acknowledgements leave at least half of a rate to messages, because both share links fairly.
+            left_up = np.maximum(self._up - acked_down, self._up / 2)
+            left_down = np.maximum(self._down - acked_up, self._down / 2)
+            up = fair_shares(to_server, left_up, max(server_down - acked_down.sum(), server_down / 2))
+            down = fair_shares(from_server, left_down, max(server_up - acked_up.sum(), server_up / 2))
+        return np.where(busy, np.concatenate([up[hosts], down[hosts]]), 0.0)
+
+
+def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
+    """Return the rate of each single flow of every host, float [hosts], if the flows of all hosts share one link.
+
+    Args:
+        count: number of flows of each host, int [hosts].
+        own: rate of each host's own link, float [hosts].
+        shared: rate of the link that all flows share.
+    """
+    rates = np.zeros(len(count))
+    used = np.flatnonzero(count)
+    if not len(used):
+        return rates
+    full_at = own[used] / count[used]  # the rate per flow at which a host's own link is full
+    order = np.argsort(full_at)
+    own, count, full_at = own[used[order]], count[used[order]], full_at[order]
+    taken = own.cumsum() - own
+    level = (shared - taken) / count[::-1].cumsum()[::-1]
+    ends = np.flatnonzero(level <= full_at)
+    rates[used[order]] = np.minimum(full_at, level[ends[0]] if len(ends) else np.inf)
+    return rates
 
 
 def crowd_at(calibration: Calibration, load: float) -> CpuContention:
@@ -160,8 +239,7 @@ class SharedCores:
         """
         load = self.load * float(self.shares[computes].sum())
         slowdown = crowd_at(self.calibration, load).computed_s / self.calibration.computed_s
-        rates: Floats = np.where(computes, self.shares, 0.0) / slowdown
-        return rates
+        return np.where(computes, self.shares / slowdown, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,24 +299,23 @@ class Computing:
         A straggler sleeps at the end of backward, before it hands over the last bucket, so that forward and backward
         take `slowdown` times as long. The sleep takes no CPU time.
         """
-        slower, straggler = job.slower, job.straggler
-        crowd = crowd_at(calibration, job.load)
+        slower, crowd = job.slower, crowd_at(calibration, job.load)
         crowded = crowd.computed_s / calibration.computed_s
         longer = np.zeros(len(slower))
-        if straggler is not None:
-            longer[straggler.rank] = (straggler.slowdown - 1) * (1 - calibration.batch_s / calibration.computed_s)
+        if job.straggler is not None:
+            longer[job.straggler.rank] = (job.straggler.slowdown - 1) * (
+                1 - calibration.batch_s / calibration.computed_s
+            )
         sleep_s = longer * crowd.computed_s
         *early, last = crowd.handed_over_s
-        cores = None
-        if job.shared_cores is not None:
-            cores = SharedCores(calibration=calibration, shares=1 / slower, load=job.load / len(slower))
+        cores = SharedCores(calibration=calibration, shares=1 / slower, load=job.load / len(slower))
         return cls(
             handed_over_s=(*(slower * at for at in early), slower * (last + sleep_s)),
             computed_s=slower * (crowd.computed_s + sleep_s),
             factor=slower * crowded,
             cpu_s=crowd.cpu_s,
             longer=longer,
-            cores=cores,
+            cores=None if job.shared_cores is None else cores,
             marks=np.array(work_alone(calibration)),
             marks_of_last=np.array([*crowd.handed_over_s, crowd.computed_s]) / crowded,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import cast
 
@@ -97,11 +98,17 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     bucket_mb = Ddp().default_bucket_mb(
         FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NoCompression()
     )
-    buckets = _buckets([layer for layer in layers if layer.numel][::-1], (bucket_mb or 0) * 2**20)
+    buckets: list[list[Layer]] = [[]]  # in the order of backward, closed when they reach the limit, as in DDP
+    for layer in reversed([layer for layer in layers if layer.numel]):
+        if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= (bucket_mb or 0) * 2**20:
+            buckets.append([])
+        buckets[-1].append(layer)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
     forward_s = step_s - batch_s - update_s - backward_s
-    ready_s = [backward_s * share for share in _ready_shares(buckets)]
+    # All linear and conv layers take equally long.
+    counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
+    ready_s = [backward_s * (done / (sum(counts) or 1)) for done in itertools.accumulate(counts)]
     names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
     return EstimatedCalibration(
         version=VERSION,
@@ -146,23 +153,6 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     )
 
 
-def _buckets(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Group layers into buckets in the order of backward; close a bucket when it reaches the limit, as DDP does."""
-    buckets: list[list[Layer]] = [[]]
-    for layer in layers:
-        if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= limit_bytes:
-            buckets.append([])
-        buckets[-1].append(layer)
-    return buckets
-
-
-def _ready_shares(buckets: Sequence[Sequence[Layer]]) -> list[float]:
-    """Return the share of backward after which each bucket is ready; all linear and conv layers take equally long."""
-    counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
-    total = sum(counts) or 1
-    return [sum(counts[: number + 1]) / total for number in range(len(counts))]
-
-
 def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
     """Encode random gradients to find the length of the compressor's messages.
 
@@ -181,7 +171,18 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
         offers: list[MessageProfile] = []
 
         def travel(payload: Payload, key: Key, offers: list[MessageProfile] = offers) -> Payload:
-            offers.append(_offer(payload, key))
+            is_sparse = payload.addable and not payload.elementwise
+            offers.append(
+                MessageProfile(
+                    leaves=tuple(map(LeafSize.of, leaves(payload))),
+                    layers=key,
+                    growth=GROWTH if is_sparse else ((1, 1.0),),
+                    merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
+                    pack_s=PACK_BYTE_S * payload.nbytes,
+                    unpack=LinearCost(per_byte_s=PACK_BYTE_S),
+                    decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
+                )
+            )
             return payload
 
         reducer.reduce(Bucket(layers=list(layers), gradients=gradients, step=step), travel, SingleRank())
@@ -189,16 +190,3 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
         encode_s = 1e-9 * BEHIND_COMPUTE * ENCODE_NS[compressor.component_name] * numel / len(offers)
         found.append(EncodedBucket(work_s=(*[encode_s] * len(offers), 1e-9 * DECODE_NS * numel), offers=tuple(offers)))
     return tuple(found)
-
-
-def _offer(payload: Payload, key: Key) -> MessageProfile:
-    is_sparse = payload.addable and not payload.elementwise
-    return MessageProfile(
-        leaves=tuple(map(LeafSize.of, leaves(payload))),
-        layers=key,
-        growth=GROWTH if is_sparse else ((1, 1.0),),
-        merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
-        pack_s=PACK_BYTE_S * payload.nbytes,
-        unpack=LinearCost(per_byte_s=PACK_BYTE_S),
-        decode_s=1e-9 * DECODE_TERM_NS * payload.numel,
-    )

@@ -77,20 +77,6 @@ def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alon
     return ends
 
 
-def last_busy_period(order: Ints, arrival: Floats, service: Floats, is_sent: npt.NDArray[np.bool_]) -> Floats:
-    """Return when each queue becomes empty again, float [queues]; all were empty and receive from the same sources.
-
-    Args:
-        order: indices that sort the sources by arrival time, which are the same for every queue, int [sources].
-        arrival: arrival times, float [sources, queues] or [sources, 1].
-        service: service times, float [sources, queues].
-        is_sent: whether each source sends to each queue, bool [sources, queues].
-    """
-    rest = service[order][::-1].cumsum(0)[::-1]
-    ends: Floats = np.where(is_sent[order], arrival[order] + rest, 0.0).max(0)
-    return ends
-
-
 class WavePaths:
     """Links that the messages of a wave use, cached because waves between the same ranks often repeat.
 
@@ -135,20 +121,6 @@ class WavePaths:
         up = nbytes + share * (coming / np.maximum(1, num_leaving))[self.from_hosts]
         down = nbytes + share * (leaving / np.maximum(1, num_coming))[self.to_hosts]
         return up, down
-
-    def busiest_s(self, up_bytes: Floats, down_bytes: Floats) -> float:
-        """Return the seconds for which the busiest link carries these messages."""
-        up = np.bincount(self.from_hosts, up_bytes * self.up_s)
-        down = np.bincount(self.to_hosts, down_bytes * self.down_s)
-        return float(max(up.max(), down.max()))
-
-    def per_source(self, values: Ints | Floats) -> Floats:
-        """Sum the values of the messages that each rank sends, float [ranks]."""
-        return np.bincount(self.sources, values, len(self.leaving)).astype(float, copy=False)
-
-    def per_target(self, values: Ints | Floats) -> Floats:
-        """Sum the values of the messages that each rank receives, float [ranks]."""
-        return np.bincount(self.targets, values, len(self.coming)).astype(float, copy=False)
 
 
 # Number of targets that are computed at once in a wave from every rank to every rank, which limits memory.
@@ -195,7 +167,6 @@ class Flows:
         self._up_free = np.zeros(len(self._hosts))  # in readings of the links' clocks, like `_down_free`
         self._down_free = np.zeros(len(self._hosts))
         self._carried = 0.0
-        self._one_per_host = links.one_per_host
         self._paths: WavePaths | None = None
 
     def wait_until(self, times: Floats) -> None:
@@ -223,7 +194,7 @@ class Flows:
                     f"{len(wave.sources)} ranks that send to {len(wave.targets)} each have more messages than can be "
                     "simulated at once; choose fewer ranks"
                 )
-            if wave.each_to_each and self._one_per_host:
+            if wave.each_to_each and self.links.one_per_host:
                 self._run_each_to_each(wave, *self._work_on(unpack, merge, np.asarray(wave.merged)))
             else:
                 sources, targets, nbytes = wave.messages()
@@ -233,9 +204,8 @@ class Flows:
     def _work_on(self, unpack: LinearCost, merge: LinearCost, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Return the receiver's CPU seconds per message and per byte, in the shape of `merged` each."""
         added = merged.astype(np.float64)
-        message_s: Floats = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
-        per_byte_s: Floats = self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
-        return message_s, per_byte_s
+        message_s = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
+        return message_s, self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
 
     def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, message_s: Floats, per_byte_s: Floats) -> None:
         if not nbytes.all():
@@ -247,22 +217,21 @@ class Flows:
         if self._paths is None or self._paths.sources is not sources or self._paths.targets is not targets:
             self._paths = WavePaths(sources, targets, self.links)
         paths = self._paths
-        leaving_bytes = paths.per_source(nbytes)
+        leaving_bytes = np.bincount(sources, nbytes, len(paths.leaving)).astype(float, copy=False)
         send_s = self.links.message_s * paths.leaving + self.links.per_byte_s * leaving_bytes
-        receive_s = paths.per_target(message_s + per_byte_s * nbytes)
+        receive_s = np.bincount(targets, message_s + per_byte_s * nbytes, len(paths.coming))
         self.ready = self.ready + self._slower * send_s
         begin = self.ready[sources]
         over_link, over_link_bytes = nbytes, leaving_bytes
         if paths.inside is not None:
             over_link = np.where(paths.inside, 0, nbytes)
-            over_link_bytes = paths.per_source(over_link)
+            over_link_bytes = np.bincount(sources, over_link, len(paths.leaving)).astype(float, copy=False)
         up_bytes, down_bytes = paths.with_acknowledgements(over_link, self.links.ack_share)
         leaves = self._up.clock_at(paths.from_hosts, begin)
         first = np.maximum(self._up_free[paths.from_hosts], leaves)
         self._up_free = drained(paths.from_hosts, leaves[None], up_bytes * paths.up_s, self._up_free, alone=paths.alone)
         up = self._up.time_of(self._hosts, self._up_free)
-        shares = self._shares(over_link)
-        parts = self._parts_leave(paths.from_hosts, begin, first, self._up_free[paths.from_hosts], shares)
+        parts = self._parts_leave(paths.from_hosts, begin, first, self._up_free[paths.from_hosts], over_link)
         parts = parts + paths.latency_s
         comes = self._down.clock_at(paths.to_hosts, parts)
         self._down_free = drained(paths.to_hosts, comes, down_bytes * paths.down_s, self._down_free, alone=paths.alone)
@@ -273,7 +242,10 @@ class Flows:
             slowest_s = np.maximum(paths.up_s, paths.down_s)
             leaves_in_s = self.windows.leaves_in_s(sources, targets, over_link, slowest_s, paths.round_trip_s)
             arrive = np.maximum(arrive, begin + leaves_in_s + paths.latency_s)
-            leave_s = max(paths.busiest_s(up_bytes, down_bytes), leaves_in_s.max())
+            # The seconds for which the busiest link carries these messages, or the longest message takes.
+            up_s = np.bincount(paths.from_hosts, up_bytes * paths.up_s).max()
+            down_s = np.bincount(paths.to_hosts, down_bytes * paths.down_s).max()
+            leave_s = float(max(up_s, down_s, leaves_in_s.max()))
             self.windows.end_wave(sources, targets, leave_s + paths.latency_s.max() + self.links.wake_s)
         arrive = self._woken(arrive)
         if paths.alone:
@@ -300,7 +272,7 @@ class Flows:
         self._up_free[sources] = last = first + (up_bytes / links.up_rate)[sources]
         carried = self._carry(begin.min(), nbytes.sum())
         latency = links.latency_s[sources]
-        parts = self._parts_leave(sources, begin, first, last, self._shares(nbytes)) + latency
+        parts = self._parts_leave(sources, begin, first, last, nbytes) + latency
         order = np.argsort(parts, axis=None)
         ends = np.maximum(parts[0], self._up.time_of(sources, last) + latency)
         self.ready, self._down_free = self.ready.copy(), self._down_free.copy()
@@ -323,8 +295,7 @@ class Flows:
                 arrive = np.maximum(arrive, (begin + latency)[:, None] + leaves_in_s)
                 leave_s = max(leave_s, leaves_in_s.max())
             latest = np.maximum(down, np.where(is_sent, arrive, 0.0).max(0))
-            woken = np.where(coming[some], self._woken(latest), 0.0)
-            self.ready[some] = np.maximum(self.ready[some], woken)
+            self.ready[some] = np.maximum(self.ready[some], np.where(coming[some], self._woken(latest), 0.0))
         if self.windows is not None:
             self.windows.end_wave(sources[:, None], targets, leave_s + latency.max() + links.wake_s)
         self.ready += self._slower * receive_s
@@ -347,17 +318,12 @@ class Flows:
             service = np.tile(service / len(parts), (len(parts), 1))
             is_sent = np.tile(is_sent, (len(parts), 1))
         comes = self._down.clock_at(hosts, parts.ravel()[:, None])
-        self._down_free[hosts] = np.maximum(whole, last_busy_period(order, comes, service, is_sent))
+        # As in `drained`, for queues that were empty; all receive from the same sources, so one order is that of all.
+        rest = service[order][::-1].cumsum(0)[::-1]
+        self._down_free[hosts] = np.maximum(whole, np.where(is_sent[order], comes[order] + rest, 0.0).max(0))
         return self._down.time_of(hosts, self._down_free[hosts])
 
-    def _shares(self, nbytes: Ints) -> Floats:
-        """Return the share of each message that has left when each of its parts begins, float [parts]."""
-        if self._constant or not nbytes.any():
-            return np.zeros(1)
-        parts = 1 << int(np.clip(np.log2(nbytes.max() / LEAST_PART_BYTES), 0, np.log2(MOST_PARTS)))
-        return np.arange(parts) / parts
-
-    def _parts_leave(self, hosts: Ints, begin: Floats, first: Floats, last: Floats, shares: Floats) -> Floats:
+    def _parts_leave(self, hosts: Ints, begin: Floats, first: Floats, last: Floats, nbytes: Ints) -> Floats:
         """Return when parts of messages leave their hosts, float [parts, messages].
 
         Args:
@@ -365,18 +331,18 @@ class Flows:
             begin: the time at which each message is handed to its uplink, float [messages].
             first: reading of the uplink's clock when it begins to send the message, float [messages].
             last: reading of the uplink's clock when it has sent the message, float [messages].
-            shares: share of a message that precedes each part, float [parts].
+            nbytes: lengths of messages, which determine the number of parts.
         """
         if self._constant:
             return begin[None]
-        return np.maximum(begin, self._up.time_of(hosts, first + shares[:, None] * (last - first)))
+        parts = 1 << int(np.log2(np.clip(nbytes.max() / LEAST_PART_BYTES, 1, MOST_PARTS)))
+        shares = np.arange(parts)[:, None] / parts  # of a message that precede each part
+        return np.maximum(begin, self._up.time_of(hosts, first + shares * (last - first)))
 
     def _woken(self, arrived: Floats) -> Floats:
         """Return when ranks that wait for messages continue after the messages have arrived."""
-        at_once = arrived + self.links.wake_s
         in_turn = np.minimum(arrived + self.links.crowded_wake_s, self.crowded_until)
-        woken: Floats = np.maximum(at_once, in_turn)
-        return woken
+        return np.maximum(arrived + self.links.wake_s, in_turn)
 
     def _carry(self, begin: float, nbytes: float) -> float:
         """Return when the cores that carry messages between virtual hosts have carried a wave; 0 if there are none."""

@@ -38,6 +38,7 @@ minimum of the deviation.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -48,7 +49,6 @@ from typing_extensions import override
 from collectives.schedule.waves import Ints
 
 Floats = npt.NDArray[np.float64]
-
 
 # Times that differ by at most this count as equal, so that a message can use an opportunity at its arrival time
 # despite rounding.
@@ -160,10 +160,9 @@ class Links:
     @classmethod
     def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:
         """Return links with one rank per host; `more` has the other fields by name."""
-        hosts = np.arange(len(up_rate))
-        return cls(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
+        return cls(host_of=np.arange(len(up_rate)), up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
 
-    @property
+    @functools.cached_property
     def one_per_host(self) -> bool:
         """Return whether every rank has its own host."""
         return np.array_equal(self.host_of, np.arange(len(self.up_rate)))
@@ -285,8 +284,9 @@ class SettlingWindows(Windows):
         is_silent = silence_s > LEAST_TIMEOUT_S + TIE_S
         silences_s = self._silences_s[sources, targets] + is_silent * silence_s
         window = np.where(is_silent, 0.0, self._window[sources, targets])
-        is_long = 2 * nbytes >= self._longest_before[sources, targets]
-        self._silences_s[sources, targets] = np.where(is_long, 0.0, silences_s)
+        self._silences_s[sources, targets] = np.where(
+            2 * nbytes >= self._longest_before[sources, targets], 0.0, silences_s
+        )
         self._window[sources, targets] = np.maximum(window, nbytes)
         return silences_s, window
 
@@ -302,5 +302,4 @@ def _leaves_in_s(window: Floats, nbytes: Ints, per_byte_s: Floats, round_trip_s:
     while (waits := left > window).any():
         seconds += np.where(waits, np.maximum(window * per_byte_s, round_trip_s), 0.0)
         left, window = np.where(waits, left - window, left), np.where(waits, 2 * window, window)
-    leaves: Floats = seconds + left * per_byte_s
-    return leaves
+    return seconds + left * per_byte_s

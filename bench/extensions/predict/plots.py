@@ -50,9 +50,7 @@ def curve(path: Path, methods: style.Methods) -> style.Picture:
         axes.annotate(
             format_rate(rate), (rate, 0.98), xycoords=("data", "axes fraction"), rotation=90, ha="right", va="top"
         )
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title(f"Predicted step time, {content['world_size']} ranks")
+    axes.set(xscale="log", yscale="log", title=f"Predicted step time, {content['world_size']} ranks")
     style.name_axis(axes, "x", "bandwidth of all links", "uplink_bps")
     style.name_axis(axes, "y", "time of a step", "step_time_s", log=True)
     even = " and ".join(map(format_rate, content["break_even_bps"])) or "nowhere in the range"
@@ -89,12 +87,12 @@ def regime_map(path: Path, methods: style.Methods) -> style.Picture:
         mark = "" if cell["outside"] is None else "?"
         axes.annotate(f"{cell['speedup']:.1f}{mark}", (column + 0.5, row), ha="center", va="center", fontsize=7)
     axes.grid(visible=False)
-    axes.set_xticks([column + 0.5 for column in range(len(rates))])
-    axes.set_xticklabels([format_rate(rate) for rate in rates], rotation=45, ha="right")
-    axes.set_yticks(range(len(sizes)))
-    axes.set_yticklabels([str(size) for size in sizes])
-    axes.set_ylabel("ranks")
-    axes.set_title(f"Predicted: the fastest pair, speed-up over dense {_DENSE} (?: outside the validated range)")
+    axes.set_xticks(
+        [column + 0.5 for column in range(len(rates))], list(map(format_rate, rates)), rotation=45, ha="right"
+    )
+    axes.set_yticks(range(len(sizes)), list(map(str, sizes)))
+    title = f"Predicted: the fastest pair, speed-up over dense {_DENSE} (?: outside the validated range)"
+    axes.set(ylabel="ranks", title=title)
     return style.with_legend(figure, boxes, f"Map of the fastest pair by bandwidth and ranks: {', '.join(boxes)}.")
 
 
@@ -102,8 +100,7 @@ def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
     """Draw the predicted against the measured step time of each validated configuration, with a band of 15 %."""
     from matplotlib.ticker import LogLocator
 
-    cells = _validation(path)
-    known = [(float(cell["step_time_s"]), float(cell["predicted_step_time_s"]), cell) for cell in cells]
+    known = [(float(cell["step_time_s"]), float(cell["predicted_step_time_s"]), cell) for cell in _validation(path)]
     _check_above_zero(seconds for *both, _ in known for seconds in both)
     figure, (axes,) = style.new_figure(height=4.2)
     bounds = [
@@ -120,10 +117,7 @@ def predicted_measured(path: Path, methods: style.Methods) -> style.Picture:
         (points[pair],) = axes.plot(measured, predicted, linestyle="", **look)
         times = (format_value("step_time_s", seconds) for seconds in (predicted, measured))
         style.tooltips(points[pair], f"{pair}: predicted {' and measured '.join(times)}")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(*bounds)
-    axes.set_ylim(*bounds)
+    axes.set(xscale="log", yscale="log", xlim=bounds, ylim=bounds)
     style.name_axis(axes, "x", "measured time of a step", "step_time_s")
     style.name_axis(axes, "y", "predicted", "step_time_s")
     for axis in (axes.xaxis, axes.yaxis):

@@ -111,8 +111,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
-    _check_together(options, sweep, steps_from, validate)
-    _check_validation(validate, runs, table)
+    _check_together(options, sweep, steps_from, validate, runs, table)
     known = _known(options, calibration)
     calibration = calibration or CALIBRATION
     if validate is None and options.compressor and "," not in (sweep or ""):
@@ -159,8 +158,8 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
     known = Calibration.read(path or CALIBRATION)
     measured = {name: getattr(known, name) for name in ("model", "dataset", "batch_size")}
     wanted = measured | {
-        name: spec.short_text(spec.build(room, text))
-        for name, room in (("model", "models"), ("dataset", "datasets"))
+        name: spec.short_text(spec.build(kind, text))
+        for name, kind in (("model", "models"), ("dataset", "datasets"))
         if (text := getattr(options, name)) is not None
     }
     wanted["batch_size"] = options.batch_size or known.batch_size
@@ -175,23 +174,23 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
 
 
 def _check_together(
-    options: PredictConfig, sweep: str | None, steps_from: list[Path] | None, validate: Path | None
+    options: PredictConfig,
+    sweep: str | None,
+    steps_from: list[Path] | None,
+    validate: Path | None,
+    runs: Path,
+    table: Path | None,
 ) -> None:
-    """Refuse options that contradict each other."""
     if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
         raise UsageError(f"{validate} sets what is predicted; leave out the other options that set it")
     if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
         raise UsageError("--sweep sets the rate of all links; leave out the other options that set it")
-    if sweep is not None and (steps_from or options.losses):
+    if steps_from or options.losses:
         one = "--steps-from" if steps_from else "--losses"
-        raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
-    if not options.compressor and (steps_from or options.losses):
-        one = "--steps-from" if steps_from else "--losses"
-        raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
-
-
-def _check_validation(validate: Path | None, runs: Path, table: Path | None) -> None:
-    """Refuse options of `--validate` that would be ignored."""
+        if sweep is not None:
+            raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
+        if not options.compressor:
+            raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
     if validate is None and (table is not None or runs != RUNS):
         raise UsageError(f"--{'runs' if table is None else 'table'} belongs to --validate; leave it out")
     if validate is not None and validate.is_dir() and runs != RUNS:

@@ -14,17 +14,18 @@ cores. There are B buckets, and `free` is the time from which the exchange threa
     end           the rank has decoded all buckets and has been told by all ranks, + f update
 
 The time of a step is that of the slowest rank. It is at least the CPU time of all ranks, plus that of carrying messages
-between virtual hosts, divided by the number of cores that they share. If rates change over time (`trace_replay.py`),
-the time of a step is the mean over the whole trace.
+between virtual hosts, divided by the number of cores that they share. If rates change over time, the time of a step is
+the mean over the whole trace (`replay`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from bench.extensions.predict.calibration import (
@@ -32,19 +33,15 @@ from bench.extensions.predict.calibration import (
     BucketParts,
     Calibration,
     EncodedBucket,
-    LeafSize,
     LinearCost,
     MessageProfile,
 )
 from bench.extensions.predict.contention import Computing, Job
 from bench.extensions.predict.flows import NOTHING, Flows
 from bench.extensions.predict.links import Floats, SettlingWindows, Windows
-from bench.extensions.predict.trace_replay import Window, replay, steps_for
 from collectives.allgather import Allgather
 from collectives.base import Collective
-from collectives.hierarchical import Hierarchical
 from collectives.native import Native
-from collectives.options import Incompatible
 from collectives.payloads.base import HEADER_BYTES
 from collectives.schedule.layout import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
@@ -53,7 +50,13 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
     """Return the layout of a message, which is the same on all ranks."""
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
-    return Layout(tuple(map(_leaf, offer.leaves)), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
+    leaves = []
+    for size in offer.leaves:
+        wire = None
+        if size.wire_numel is not None and size.wire_dtype is not None:
+            wire = size.wire_numel, getattr(torch, size.wire_dtype)
+        leaves.append(Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks))
+    return Layout(tuple(leaves), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
 
 
 def lengths_of(offer: MessageProfile) -> Lengths:
@@ -66,40 +69,24 @@ def lengths_of(offer: MessageProfile) -> Lengths:
     bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
     filled = np.flatnonzero(np.diff(offsets))
     firsts, ends = offsets[:-1][filled], offsets[1:][filled]
+    ranks, factors = np.log(list(offer.growth)).T
+    slope = (factors[-1] - factors[-2]) / (ranks[-1] - ranks[-2]) if len(ranks) > 1 else 0.0
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
         payloads = np.maximum(1, np.searchsorted(firsts, stop) - np.searchsorted(ends, start, side="right"))
         one = np.interp(stop, offsets, bodies) - np.interp(start, offsets, bodies)
         dense = np.maximum(one, FP32_BYTES * (stop - start))
-        nbytes = HEADER_BYTES * payloads + np.minimum(one * grown(offer, terms), dense)
+        growth = np.exp(np.interp(np.log(terms), ranks, factors) + slope * np.maximum(0.0, np.log(terms) - ranks[-1]))
+        nbytes = HEADER_BYTES * payloads + np.minimum(one * growth, dense)
         return payloads, np.ceil(nbytes - 1e-6).astype(np.int64)
 
     return Lengths(packed)
-
-
-def grown(offer: MessageProfile, terms: Ints) -> npt.NDArray[np.float64]:
-    """Return how many times larger the merged messages of `terms` ranks are than one rank's message."""
-    ranks, factors = np.log(list(offer.growth)).T
-    logs = np.interp(np.log(terms), ranks, factors)
-    if len(ranks) > 1:
-        slope = (factors[-1] - factors[-2]) / (ranks[-1] - ranks[-2])
-        logs = logs + slope * np.maximum(0.0, np.log(terms) - ranks[-1])
-    factor: npt.NDArray[np.float64] = np.exp(logs)
-    return factor
-
-
-def _leaf(size: LeafSize) -> Leaf:
-    wire = None
-    if size.wire_numel is not None and size.wire_dtype is not None:
-        wire = size.wire_numel, getattr(torch, size.wire_dtype)
-    return Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)
 
 
 # Bytes of the flag that tells whether gradients are finite, which each rank sends to each other rank.
 FLAG_BYTES = 8
 # Bytes of a rank's notice to rank 0 that its backward has ended, and of the answer that all may begin (trigger sync).
 COMMAND_BYTES = 1
-ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 # Most ranks for which several steps are simulated; on each rank, a step begins when the previous one has ended.
 SETTLES_UP_TO = 64
 # Number of steps until a step is like all later ones. Links with a delay need more (SETTLING_WINDOWS), because the
@@ -108,20 +95,17 @@ SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting(Job):
-    """Everything that a step depends on, except for the calibration.
+class Window:
+    """A part of a trace.
 
     Attributes:
-        collective: the collective that computes sums; `check_predictable` must accept it.
-        in_hook: True if sums use the communication hook, and ranks tell each other whether gradients are finite; False
-            if DDP sums by itself.
-        starts_early: True if each bucket is sent when it is ready (trigger async); False if all are sent when all are
-            ready.
+        begin_s, end_s: seconds since the trace began.
+        step_time_s: mean step time in this part.
     """
 
-    collective: Collective
-    in_hook: bool = True
-    starts_early: bool = True
+    begin_s: float
+    end_s: float
+    step_time_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,32 +134,50 @@ class Prediction:
     fastest_window: Window | None = None
 
 
-def predict(calibration: Calibration, setting: Setting) -> Prediction:
-    """Predict a step."""
-    n, dense = setting.links.num_ranks, calibration.dense_nbytes
-    step = _Step(calibration, setting)
+def predict(
+    calibration: Calibration,
+    job: Job,
+    collective: Collective,
+    *,
+    in_hook: bool = True,
+    starts_early: bool = True,
+) -> Prediction:
+    """Predict a step.
+
+    Args:
+        calibration: the measured parts of a step.
+        job: the ranks, their links and their work.
+        collective: the collective that computes sums; it must describe its rounds.
+        in_hook: True if sums use the communication hook, and ranks tell each other whether gradients are finite; False
+            if DDP sums by itself.
+        starts_early: True if each bucket is sent when it is ready (trigger async); False if all are sent when all are
+            ready.
+    """
+    n, dense = job.links.num_ranks, calibration.dense_nbytes
+    step = _Step(calibration, job, collective, in_hook=in_hook, starts_early=starts_early)
     computing = step.computing
-    update_s = computing.factor * calibration.update_s
     ends = np.zeros(n)
     for _ in range(step.settles_in):
-        starts, ends = ends, step.run(ends)
+        starts, (ends, exposed) = ends, step.run(ends)
     cpu_s = computing.cpu_s + step.worked_s + step.busy_s
-    slowest = float((ends - starts).max())
-    carried_s = setting.links.carry_byte_s * step.sent_over_links
-    shared_s = 0.0 if setting.shared_cores is None else float((cpu_s + carried_s).sum()) / setting.shared_cores
-    exposed_s = float(step.exposed_s.mean()) + max(0.0, shared_s - slowest)
-    over_time: dict[str, Any] = {}
-    if period_s := setting.links.period_s:
-        most_steps = steps_for(float(step.messages.sum()))
-        over_trace = replay(step, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
-        slowest, exposed_s = over_trace.step_time_s, over_trace.exposed_s
-        over_time = over_trace.differences()
-    computing_s = float((step.computed_s + update_s).max())
-    nbytes, step_time_s = float(step.sent.mean()), max(slowest, shared_s)
+    slowest_s = float((ends - starts).max())
+    carried_s = job.links.carry_byte_s * step.sent_over_links
+    shared_s = 0.0 if job.shared_cores is None else float((cpu_s + carried_s).sum()) / job.shared_cores
+    times = StepDuration(slowest_s, float(exposed.mean()) + max(0.0, shared_s - slowest_s))
+    if period_s := job.links.period_s:
+        most_steps = int(np.clip(MOST_MESSAGES / float(step.messages.sum()), LEAST_STEPS, MOST_STEPS))
+        times = replay(step.run, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
+    if 1.1 * shared_s >= times.step_time_s:
+        bound_by = "cpu"
+    elif times.step_time_s <= 1.1 * float((step.computed_s + computing.factor * calibration.update_s).max()):
+        bound_by = "compute"
+    else:
+        bound_by = "exchange" if 2 * step.late_work_s.mean() > step.exposed_s.mean() else "network"
+    nbytes, step_time_s = float(step.sent.mean()), max(times.step_time_s, shared_s)
     return Prediction(
         step_time_s=step_time_s,
-        exposed_s=exposed_s,
-        encode_s=float(computing.factor.mean()) * sum(sum(bucket.work_s) for bucket in setting.encoded),
+        exposed_s=times.exposed_s,
+        encode_s=float(computing.factor.mean()) * sum(sum(bucket.work_s) for bucket in job.encoded),
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
         payload_bytes_per_step=nbytes,
@@ -183,122 +185,99 @@ def predict(calibration: Calibration, setting: Setting) -> Prediction:
         messages_per_step=float(step.messages.mean()),
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
-        bound_by=_bound_by(step, slowest_s=slowest, shared_s=shared_s, computing_s=computing_s),
-        **over_time,
+        bound_by=bound_by,
+        step_time_p95_s=times.step_time_p95_s,
+        slowest_window=times.slowest,
+        fastest_window=times.fastest,
     )
 
 
-def _bound_by(step: _Step, *, slowest_s: float, shared_s: float, computing_s: float) -> str:
-    if 1.1 * shared_s >= slowest_s:
-        return "cpu"
-    if slowest_s <= 1.1 * computing_s:
-        return "compute"
-    return "exchange" if 2 * step.late_work_s.mean() > step.exposed_s.mean() else "network"
-
-
 class _Step:
-    """Simulate the exchange threads of all ranks, one step after the other."""
+    """Simulate the exchange threads of all ranks, one step after the other.
 
-    def __init__(self, calibration: Calibration, setting: Setting) -> None:
-        self._calibration = calibration
-        self._setting = setting
-        self._flows = Flows(setting.links, setting.slower)
-        self.settles_in = SETTLING_STEPS if setting.links.num_ranks <= SETTLES_UP_TO else 1
-        if setting.links.latency_s.any():
-            if self.settles_in == 1:
-                self._flows.windows = Windows(setting.links.num_ranks)
-            else:
-                self._flows.windows = SettlingWindows(setting.links.num_ranks)
-                self.settles_in = SETTLING_WINDOWS
+    Attributes:
+        settles_in: number of steps until a step is like all later ones.
+        computing: compute times of the ranks.
+        computed_s, exposed_s, late_work_s: of the last step, seconds from its start until backward ended, seconds that
+            each rank then waited for the exchange, and seconds that the exchange thread then worked, float [ranks].
+        sent, sent_over_links, messages: bytes that each rank sent in the last step, those of them that left its host,
+            and the number of its messages, float [ranks].
+        busy_s, worked_s: CPU seconds of the last step for messages, float [ranks], and of each rank for other work.
+    """
+
+    def __init__(
+        self, calibration: Calibration, job: Job, collective: Collective, *, in_hook: bool, starts_early: bool
+    ) -> None:
+        self._calibration, self._job, self._collective = calibration, job, collective
+        self._in_hook, self._starts_early = in_hook, starts_early
+        self._flows = Flows(job.links, job.slower)
+        self.settles_in = SETTLING_STEPS if job.links.num_ranks <= SETTLES_UP_TO else 1
+        if job.links.latency_s.any() and self.settles_in > 1:
+            self._flows.windows = SettlingWindows(job.links.num_ranks)
+            self.settles_in = SETTLING_WINDOWS
+        elif job.links.latency_s.any():
+            self._flows.windows = Windows(job.links.num_ranks)
         # Connections are silent at the end of a step for at least this time, in which the last message is under way and
         # the parameters are updated.
-        self._silent_anyway_s = float(setting.links.latency_s.max()) + calibration.update_s
-        self.computing = Computing.of_ranks(calibration, setting)
-        self.computed_s = np.zeros(setting.links.num_ranks)
-        self.exposed_s = np.zeros(setting.links.num_ranks)
-        self.late_work_s = np.zeros(setting.links.num_ranks)
-        self.sent = np.zeros(setting.links.num_ranks)
-        self.sent_over_links = np.zeros(setting.links.num_ranks)
-        self.messages = np.zeros(setting.links.num_ranks)
-        self.busy_s = np.zeros(setting.links.num_ranks)
-        self.worked_s = 0.0
+        self._silent_anyway_s = float(job.links.latency_s.max()) + calibration.update_s
+        self.computing = Computing.of_ranks(calibration, job)
 
-    def run(self, starts: Floats) -> Floats:
-        """Simulate a step that begins at `starts` on each rank; return when it ends, float [ranks]."""
-        calibration, setting, flows = self._calibration, self._setting, self._flows
-        n = setting.links.num_ranks
+    def run(self, starts: Floats) -> tuple[Floats, Floats]:
+        """Simulate a step that begins at `starts` on each rank.
+
+        Returns:
+            The time at which each rank ends the step, and the seconds that it waited for the exchange, float [ranks].
+        """
+        calibration, flows = self._calibration, self._flows
+        ranks = np.arange(self._job.links.num_ranks)
         busy_s, over_links = flows.busy_s.copy(), flows.sent_over_links.copy()
         *early, last, computed = self.computing.reached(starts)
-        self.computed_s = computed - starts
-        self.worked_s = 0.0
-        num_early = len(early) if setting.starts_early else 0
-        first = early[0] if num_early else last
+        self.computed_s, self.worked_s = computed - starts, 0.0
+        num_early = len(early) if self._starts_early else 0
         if flows.windows is not None:
+            first = early[0] if num_early else last
             flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
         flows.ready, flows.crowded_until = starts, float(computed.max())
-        if not setting.starts_early:
-            self._await_command(last)
+        if not self._starts_early:  # each rank tells rank 0 that its backward has ended, and then all begin
+            rank_0, nbytes = np.zeros_like(ranks[1:]), np.full(len(ranks) - 1, COMMAND_BYTES)
+            flows.wait_until(last)
+            flows.run([Wave(ranks[1:], rank_0, nbytes), Wave(rank_0, ranks[1:], nbytes)])
         sent, messages = flows.sent.copy(), flows.messages.copy()
         under_way: list[tuple[Floats, float]] = []
-        to_decode = np.zeros(n)
-        for number, (bucket, encoded) in enumerate(zip(calibration.buckets, setting.encoded, strict=True)):
+        to_decode = np.zeros(len(ranks))
+        for number, (bucket, encoded) in enumerate(zip(calibration.buckets, self._job.encoded, strict=True)):
             if number == num_early:
                 worked_before_s = self._works_s(busy_s)
-                if setting.starts_early:
-                    held_up_s = self._held_up_s(flows.sent_over_links - over_links, flows.busy_s - busy_s)
+                if self._starts_early and self._job.shared_cores is not None and self._job.load >= 1:
+                    # All shared cores are busy, so the exchange delays the end of compute.
+                    carried_s = self._job.links.carry_byte_s * (flows.sent_over_links - over_links)
+                    work_s = float((flows.busy_s - busy_s + self.worked_s + carried_s).sum())
+                    held_up_s = work_s / self._job.shared_cores
                     last, computed = last + held_up_s, computed + held_up_s
             due = early[number] if number < num_early else last
             flows.crowded_until = float(computed.max())
-            waited = np.maximum(0.0, due - flows.ready)
-            to_decode = np.maximum(0.0, to_decode - waited)
+            to_decode = np.maximum(0.0, to_decode - np.maximum(0.0, due - flows.ready))
             flows.wait_until(due)
-            decode_s = self._exchange(bucket, encoded, under_way)
-            to_decode = to_decode + self._takes(decode_s)
+            to_decode = to_decode + self._takes(self._exchange(bucket, encoded, under_way))
         self.sent, self.messages = flows.sent - sent, flows.messages - messages
-        all_told = self._tell_all_whether_finite()
+        begun = flows.ready
+        if self._in_hook:  # sent after the last bucket, while ranks decode other buckets
+            flows.run([Wave(ranks, ranks, np.full((1, 1), FLAG_BYTES), each_to_each=True)])
+        all_told, flows.ready = flows.ready, begun
         for ended, decode_s in under_way:
             flows.wait_until(ended)
             flows.work(self._takes(decode_s))
         flows.work(to_decode)
         flows.wait_until(all_told)
         self.busy_s, self.sent_over_links = flows.busy_s - busy_s, flows.sent_over_links - over_links
-        exchanged: Floats = np.maximum(flows.ready, computed)
+        exchanged = np.maximum(flows.ready, computed)
         self.exposed_s = exchanged - last
         self.late_work_s = self._works_s(busy_s) - worked_before_s
-        return exchanged + self.computing.factor * calibration.update_s
-
-    def _await_command(self, computed: Floats) -> None:
-        """Let all ranks begin the exchange after each rank has told rank 0 that its backward has ended."""
-        flows = self._flows
-        others = np.arange(1, self._setting.links.num_ranks)
-        rank_0, nbytes = np.zeros_like(others), np.full(others.shape, COMMAND_BYTES)
-        flows.wait_until(computed)
-        flows.run([Wave(others, rank_0, nbytes), Wave(rank_0, others, nbytes)])
-
-    def _tell_all_whether_finite(self) -> Floats:
-        """Return when each rank knows whether all gradients are finite, float [ranks].
-
-        Ranks send this after the last bucket, while they decode other buckets.
-        """
-        flows, ranks = self._flows, np.arange(self._setting.links.num_ranks)
-        begun = flows.ready
-        if self._setting.in_hook:
-            flows.run([Wave(ranks, ranks, np.full((1, 1), FLAG_BYTES), each_to_each=True)])
-        told, flows.ready = flows.ready, begun
-        return told
-
-    def _held_up_s(self, sent_over_links: Floats, busy_s: Floats) -> float:
-        """Return the seconds by which the exchange delays the end of compute if all shared cores are busy."""
-        cores = self._setting.shared_cores
-        if cores is None or self._setting.load < 1:
-            return 0.0
-        carried_s = self._setting.links.carry_byte_s * sent_over_links
-        return float((busy_s + self.worked_s + carried_s).sum()) / cores
+        return exchanged + self.computing.factor * calibration.update_s, self.exposed_s
 
     def _works_s(self, busy_before_s: Floats) -> Floats:
         """Return the seconds that each rank's exchange thread has worked in this step, float [ranks]."""
-        busy_s = self._setting.slower * (self._flows.busy_s - busy_before_s)
-        return self.computing.factor * self.worked_s + busy_s
+        return self.computing.factor * self.worked_s + self._job.slower * (self._flows.busy_s - busy_before_s)
 
     def _takes(self, work_s: float) -> Floats:
         """Return the seconds that each rank takes for `work_s` CPU seconds, float [ranks]; count these CPU seconds."""
@@ -311,55 +290,120 @@ class _Step:
         If the thread does not wait for the sum, append (end of the sum, CPU seconds of decoding) to `under_way` and
         return 0.
         """
-        setting, flows = self._setting, self._flows
+        flows, collective = self._flows, self._collective
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
             flows.work(self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s)))
             begun = flows.ready
             self._sum(bucket, offer)
-            more_s = (setting.links.num_ranks - 1) * offer.decode_s if setting.collective.leaves_terms else 0.0
-            goes_on = len(encoded.offers) == 1 and isinstance(setting.collective, Allgather | Native)
-            if goes_on:
+            more_s = (self._job.links.num_ranks - 1) * offer.decode_s if collective.leaves_terms else 0.0
+            if len(encoded.offers) > 1:  # the terms of each message are added before the next one is encoded
+                flows.work(self._takes(more_s))
+            elif isinstance(collective, Allgather | Native):
                 under_way.append((flows.ready, after_s + more_s))
                 flows.ready = begun
                 return 0.0
-            if len(encoded.offers) > 1:
-                # If a bucket has several messages, the terms of each are added before the next one is encoded.
-                flows.work(self._takes(more_s))
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
         """Sum a message; if it has elements of several types, each type is summed after the previous one."""
-        collective, n = self._setting.collective, self._setting.links.num_ranks
-        layout = layout_of(offer, bucket)
-        groups = layout.by_type() if collective.carries_wires else [tuple(range(len(offer.leaves)))]
-        for group in groups:
+        collective = self._collective
+        everything = [tuple(range(len(offer.leaves)))]
+        for group in layout_of(offer, bucket).by_type() if collective.carries_wires else everything:
             part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
-            layout = layout_of(part, bucket)
-            waves = waves_of(collective, n, layout, lengths_of(part))
+            waves = waves_of(collective, self._job.links.num_ranks, layout_of(part, bucket), lengths_of(part))
             assert waves is not None  # `check_predictable` refuses collectives without rounds
-            unpack = NOTHING if self._is_bare(part) else part.unpack
-            self._flows.run(waves, unpack=unpack, merge=self._merge(part))
+            merge = part.merge
+            if collective.decodes and any(leaf.wire_numel is None for leaf in part.leaves):
+                merge = LinearCost(per_byte_s=part.decode_s / max(1, part.nbytes))  # it decodes what it receives
+            self._flows.run(waves, unpack=NOTHING if self._is_bare(part) else part.unpack, merge=merge)
 
     def _is_bare(self, offer: MessageProfile) -> bool:
         """Return whether a message is sent as wire tensors, not in packed form."""
-        return self._setting.collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
-
-    def _merge(self, offer: MessageProfile) -> LinearCost:
-        """Return the cost of adding a received contribution, which some collectives decode first."""
-        if self._setting.collective.decodes and any(leaf.wire_numel is None for leaf in offer.leaves):
-            return LinearCost(per_byte_s=offer.decode_s / max(1, offer.nbytes))
-        return offer.merge
+        return self._collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
 
 
-def check_predictable(collective: Collective) -> None:
-    """Check that a collective's sums can be predicted.
+LEAST_STEPS = 16
+# Most steps that are simulated for one period of a trace.
+MOST_STEPS = 500
+# Most messages in all of these steps, unless `LEAST_STEPS` steps have more.
+MOST_MESSAGES = 2_000_000
+# Parts into which a trace is divided, to find its slowest and its fastest one.
+TENTHS = 10
 
-    Raises:
-        Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
+
+class StepDuration(NamedTuple):
+    """Times of a step, or means over all steps if rates change over time.
+
+    Attributes:
+        step_time_s, exposed_s: as in `Prediction`.
+        step_time_p95_s: 95th percentile of the step times over a trace; None if rates are constant.
+        slowest, fastest: the tenths of the trace with the slowest and fastest steps; None if a step takes longer than
+            the trace, or if rates are constant.
     """
-    parts = [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]
-    silent = [part for part in parts if waves_of(part, 2, Layout.dense(2, key=(0,)), ONE_BYTE) is None]
-    if silent:
-        name = silent[0].component_name
-        raise Incompatible(f"{name} does not say what its ranks send, so it cannot be predicted; try ring or tree")
+
+    step_time_s: float
+    exposed_s: float
+    step_time_p95_s: float | None = None
+    slowest: Window | None = None
+    fastest: Window | None = None
+
+
+def replay(
+    run_step: Callable[[Floats], tuple[Floats, Floats]],
+    starts: Floats,
+    *,
+    period_s: float,
+    at_least_s: float,
+    most_steps: int,
+) -> StepDuration:
+    """Simulate steps from the start of a trace through whole periods.
+
+    A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps that would
+    be made in one share, and the next simulated step begins a share later. So a trace of an hour does not need ten
+    thousand simulated steps.
+
+    Args:
+        run_step: simulates a step that begins at given times; returns when it ends, and the seconds that each rank
+            waited for the exchange, float [ranks].
+        starts: start times of the first step, float [ranks]; delayed until the trace repeats.
+        period_s: period of the trace.
+        at_least_s: shortest time of a step.
+        most_steps: number of shares of a period, which is the most steps that are simulated in it.
+    """
+    share_s = period_s / most_steps
+    begin = math.ceil(starts.max() / period_s) * period_s
+    until, rounds = math.inf, 0
+    moments, made, seconds, exposed = [begin], [0.0], [], []
+    ends = starts
+    while moments[-1] < until:
+        starts = ends + (moments[-1] - ends.max())
+        ends, exposed_s = run_step(starts)
+        alone_s = float(ends.max() - starts.max())
+        seconds.append(max(alone_s, at_least_s))
+        exposed.append(float(exposed_s.mean()) + seconds[-1] - alone_s)
+        lasts_s = max(seconds[-1], share_s)
+        moments.append(moments[-1] + lasts_s)
+        made.append(made[-1] + lasts_s / seconds[-1])
+        if len(seconds) == LEAST_STEPS:
+            rounds = math.ceil((moments[-1] - begin) / period_s)
+            until = begin + rounds * period_s
+    windows = []
+    if rounds <= LEAST_STEPS:  # `made` counts the steps until each moment; the tenths are means over the rounds
+        edges = np.linspace(0.0, rounds * period_s, rounds * TENTHS + 1)
+        steps = np.diff(np.interp(edges, np.array(moments) - begin, made)).reshape(rounds, TENTHS).mean(0)
+        length_s = period_s / TENTHS
+        windows = [
+            Window(begin_s=number * length_s, end_s=(number + 1) * length_s, step_time_s=length_s / float(made_in_it))
+            for number, made_in_it in enumerate(steps)
+        ]
+    weights = np.diff(made)
+    order = np.argsort(seconds)
+    shares = np.cumsum(weights[order]) / weights.sum()
+    return StepDuration(
+        step_time_s=rounds * period_s / float(np.interp(until, moments, made)),
+        exposed_s=float(np.average(exposed, weights=weights)),
+        step_time_p95_s=float(seconds[order[np.searchsorted(shares, 0.95)]]),
+        slowest=max(windows, key=lambda window: window.step_time_s, default=None),
+        fastest=min(windows, key=lambda window: window.step_time_s, default=None),
+    )

@@ -13,10 +13,9 @@ from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.units import parse_rate
 from bench.extensions.predict.calibration import Calibration
-from bench.extensions.predict.notes import outside
-from bench.extensions.predict.prediction import Prediction, check_predictable
-from bench.extensions.predict.request import BASELINE, PredictionRequest, check_request, check_waits
-from bench.extensions.predict.step import predicted
+from bench.extensions.predict.prediction import Prediction
+from bench.extensions.predict.request import BASELINE, PredictionRequest, check_predictable, check_request, predicted
+from bench.extensions.predict.validation import outside
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
@@ -31,16 +30,6 @@ class PredictedPair:
 
     request: PredictionRequest
     prediction: Prediction
-
-    @property
-    def collective(self) -> str:
-        """Return the collective of the pair."""
-        return self.request.collective
-
-    @property
-    def step_time_s(self) -> float:
-        """Return the predicted seconds of a step."""
-        return self.prediction.step_time_s
 
 
 def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
@@ -138,22 +127,22 @@ class Curve:
     @property
     def pays(self) -> list[bool]:
         """Return for each rate whether the pair is faster than dense gradients."""
-        return [a.step_time_s < b.step_time_s for a, b in zip(self.pair, self.dense, strict=True)]
+        both = zip(self.pair, self.dense, strict=True)
+        return [pair.prediction.step_time_s < dense.prediction.step_time_s for pair, dense in both]
 
 
 def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Sequence[float]) -> Curve:
     """Predict the steps of a compressor and of dense gradients at every rate.
 
     Raises:
-        UsageError: see `check_request`; or dense 16-bit gradients are not calibrated, or the strategy does not
-            synchronize ranks in every step.
+        UsageError: see `check_request` and `PredictionRequest.at_rate`; or dense 16-bit gradients are not calibrated.
     """
-    check_waits(request)
     pair, dense = (
         [fastest(calibration, [way.at_rate(rate) for way in ways]) for rate in rates_bps]
         for ways in (on_each_collective(calibration, request), dense_on_each_collective(calibration, request))
     )
-    ratios = np.log([a.step_time_s / b.step_time_s for a, b in zip(pair, dense, strict=True)])
+    times_s = ([each.prediction.step_time_s for each in ways] for ways in (pair, dense))
+    ratios = np.log([of_pair / of_dense for of_pair, of_dense in zip(*times_s, strict=True)])
     logs = np.log(rates_bps)
     crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))
     at = [logs[i] + (logs[i + 1] - logs[i]) * ratios[i] / (ratios[i] - ratios[i + 1]) for i in crossings]
@@ -214,25 +203,23 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
         rates_bps: rates of all links in bits per second.
 
     Raises:
-        UsageError: dense 16-bit gradients are not calibrated, or the strategy does not synchronize ranks in every step.
+        UsageError: see `PredictionRequest.at_rate`; or dense 16-bit gradients are not calibrated.
     """
-    check_waits(jobs[0])
     found = []
     for job in jobs:
         tried = [*dense_on_each_collective(calibration, job)[:1], *pairs(job, calibration.encoded)]
         for rate in rates_bps:
-            steps = [predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried]
-            best = min(range(len(tried)), key=steps.__getitem__)  # the first of equals, which is dense
-            dense_s = [seconds for pair, seconds in zip(tried, steps, strict=True) if pair.compressor == BASELINE]
+            times_s = {pair: predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried}
+            best = min(times_s, key=times_s.__getitem__)  # the first of equals, which is dense
             found.append(
                 Regime(
                     bandwidth_bps=rate,
                     world_size=job.world_size,
-                    compressor=tried[best].compressor,
-                    collective=tried[best].collective,
-                    step_time_s=steps[best],
-                    dense_step_time_s=min(dense_s),
-                    outside=outside(calibration, tried[best].at_rate(rate)),
+                    compressor=best.compressor,
+                    collective=best.collective,
+                    step_time_s=times_s[best],
+                    dense_step_time_s=min(times_s[pair] for pair in tried if pair.compressor == BASELINE),
+                    outside=outside(calibration, best.at_rate(rate)),
                 )
             )
     return found

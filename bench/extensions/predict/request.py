@@ -1,29 +1,38 @@
-"""Requests for predictions: built from the options of `bench predict` or from a run, and checked."""
+"""Requests for predictions: built from the options of `bench predict` or from a run, checked, and predicted."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Literal, Self, cast
+
+import numpy as np
 
 from bench.core import spec
 from bench.core.config.configuration import NOT_GIVEN
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
+from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.errors import UsageError
-from bench.extensions.predict.asynchronous import check_size
+from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated
-from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
+from bench.extensions.predict.contention import Job
+from bench.extensions.predict.links import Floats, Links, TraceClock
 from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictConfig
-from bench.extensions.predict.prediction import check_predictable
-from bench.hosts.cluster import HostLink
+from bench.extensions.predict.prediction import Prediction, predict
+from bench.hosts.cluster import HostLink, Trace, has_real_frames
 from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
-from collectives.options import incompatibility
+from collectives.hierarchical import Hierarchical
+from collectives.options import Incompatible, incompatibility
+from collectives.schedule.layout import Layout
+from collectives.schedule.waves import Lengths, waves_of
 from compressors.base import Compressor
 
 DDP = "ddp"
@@ -35,9 +44,9 @@ class PredictionRequest:
 
     Attributes:
         compressor, collective, strategy: spec texts, in their shortest form once the request is checked.
+        trigger: as in `metrics.csv`.
         hosts: the link of each host.
         shared_cores: number of cores that all hosts share; None if each host has those of the calibrated machine.
-        starts_early: True if a bucket is sent as soon as it is ready (trigger async).
         straggler: a rank that is slowed down on purpose, or None.
     """
 
@@ -46,7 +55,7 @@ class PredictionRequest:
     hosts: tuple[HostLink, ...]
     ranks_per_host: int
     shared_cores: int | None
-    starts_early: bool
+    trigger: Literal["async", "sync"]
     strategy: str = DDP
     straggler: Straggler | None = None
 
@@ -66,7 +75,7 @@ class PredictionRequest:
             hosts=hosts,
             ranks_per_host=ranks_per_host,
             shared_cores=shared_cores,
-            starts_early=config.trigger == "async",
+            trigger=config.trigger,
             strategy=config.strategy,
             straggler=Straggler.parse(config.straggler) if config.straggler else None,
         )
@@ -74,12 +83,7 @@ class PredictionRequest:
     @property
     def waits(self) -> bool:
         """Return whether ranks wait for each other in every step."""
-        return waits(self.strategy)
-
-    @property
-    def trigger(self) -> str:
-        """Return the trigger as in `metrics.csv`."""
-        return "async" if self.starts_early else "sync"
+        return self.strategy.partition(":")[0] == DDP
 
     @property
     def straggler_text(self) -> str | None:
@@ -114,19 +118,18 @@ class PredictionRequest:
         """Return the same request with this rate of all links in both directions.
 
         Raises:
-            UsageError: links of hosts already have rates, or follow a trace.
+            UsageError: links of hosts already have rates, or follow a trace, or ranks do not wait for each other.
         """
+        if not self.waits:
+            raise UsageError(
+                f"--sweep needs ranks that wait for each other in every step; leave out --strategy {self.strategy}"
+            )
         if self.link_trace:
             raise UsageError("--sweep sets the rate of all links, which is then constant; leave out the trace")
         if any(rate is not None for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)):
             raise UsageError("--sweep sets the rate of all links; remove the rates of the hosts from the cluster file")
         hosts = [dataclasses.replace(host, uplink_bps=bandwidth_bps, downlink_bps=bandwidth_bps) for host in self.hosts]
         return dataclasses.replace(self, hosts=tuple(hosts))
-
-
-def waits(strategy: str) -> bool:
-    """Return whether ranks wait for each other in every step of this strategy."""
-    return strategy.partition(":")[0] == DDP
 
 
 def slowest(rates: Iterable[float | None]) -> float | None:
@@ -137,6 +140,9 @@ def slowest(rates: Iterable[float | None]) -> float | None:
 BASELINE = "bf16"
 # Strategies whose steps can be predicted.
 PREDICTED = (DDP, "async_server")
+# Most ranks of async_server; a simulation of more would take minutes.
+MOST_PUSHING = 512
+ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
 
 
 def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
@@ -155,31 +161,27 @@ def request_from_options(config: PredictConfig) -> PredictionRequest:
     Raises:
         UsageError: options of hosts or links contradict each other, or there are too many ranks.
     """
-    hosts, ranks_per_host = _hosts(config)
+    texts, ranks_per_host = link_texts(config), config.ranks_per_host
+    if config.cluster_file is not None:
+        named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
+        if named or ranks_per_host > 1:
+            other = (*named, "--ranks-per-host")[0].replace("_", "-")
+            raise UsageError(f"--cluster and {other} both describe the hosts; describe them in the file only")
+        cluster = cluster_from_toml(Path(config.cluster_file))
+        hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
+    else:
+        number = config.hosts or max(1, (config.world_size or 2) // ranks_per_host)
+        if config.world_size not in (None, number * ranks_per_host):
+            raise UsageError(
+                f"--world-size {config.world_size} is not {number} hosts with {ranks_per_host} rank(s) each; leave out "
+                "one"
+            )
+        hosts = (link_of(texts),) * number
     most, where = (MOST_RANKS, "") if ranks_per_host == 1 else (MOST_TOGETHER, ", or one rank per host")
     if (number := len(hosts) * ranks_per_host) > most:
         raise UsageError(f"{number} ranks are more than can be predicted; choose at most {most}{where}")
     config = config.choose(compressor="none")
     return PredictionRequest.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=config.shared_cores)
-
-
-def _hosts(config: PredictConfig) -> tuple[tuple[HostLink, ...], int]:
-    """Return each host's link, and the number of ranks on each host."""
-    texts = link_texts(config)
-    if config.cluster_file is not None:
-        named = [f"--{key}" for key in texts] + [f"--{key}" for key in ("hosts", "world_size") if getattr(config, key)]
-        if named or config.ranks_per_host > 1:
-            other = (*named, "--ranks-per-host")[0].replace("_", "-")
-            raise UsageError(f"--cluster and {other} both describe the hosts; describe them in the file only")
-        cluster = cluster_from_toml(Path(config.cluster_file))
-        return cluster.hosts, cluster.ranks_per_host
-    per_host = config.ranks_per_host
-    number = config.hosts or max(1, (config.world_size or 2) // per_host)
-    if config.world_size not in (None, number * per_host):
-        raise UsageError(
-            f"--world-size {config.world_size} is not {number} hosts with {per_host} rank(s) each; leave out one"
-        )
-    return (link_of(texts),) * number, per_host
 
 
 def check_request(calibration: Calibration, request: PredictionRequest) -> PredictionRequest:
@@ -190,14 +192,26 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
     """
     if request.world_size < 2:
         raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
-    strategy = _strategy(request)
+    strategy = cast(Strategy, spec.build("strategies", request.strategy))
+    if strategy.component_name not in PREDICTED:
+        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
+    if not request.waits and request.world_size > MOST_PUSHING:
+        raise UsageError(
+            f"{request.world_size} ranks of async_server cannot be simulated; choose at most {MOST_PUSHING}"
+        )
+    if request.straggler is not None:
+        request.straggler.check_among(request.world_size)
+    if not request.waits and request.link_trace:
+        raise UsageError(
+            f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
+            "constant one"
+        )
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
     text = spec.short_text(compressor)
     if text not in calibration.encoded:
-        if reason := cannot_be_calibrated(compressor):
-            raise UsageError(reason)
         raise UsageError(
-            f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
+            cannot_be_calibrated(compressor)
+            or f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
             "bench calibrate --compressors"
         )
     defaults = strategy.default_collectives or compressor.default_collectives
@@ -210,50 +224,149 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         legal.check_ranks(request.world_size)
         if not request.waits:
             optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
-            strategy.check_compatible(_as_run(request), compressor, legal, optimizer)
+            options = RunConfig(
+                collective=request.collective or NOT_GIVEN,
+                world_size=request.world_size,
+                trigger=request.trigger,
+                device="cpu",
+            )
+            strategy.check_compatible(options, compressor, legal, optimizer)
     return dataclasses.replace(
         request, compressor=text, collective=spec.short_text(legal), strategy=spec.short_text(strategy)
     )
 
 
-def check_waits(request: PredictionRequest) -> None:
-    """Refuse a sweep with a strategy that does not synchronize ranks in every step.
+def check_predictable(collective: Collective) -> None:
+    """Check that a collective's sums can be predicted.
 
     Raises:
-        UsageError: the strategy is not ddp.
+        Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
     """
-    if not request.waits:
-        raise UsageError(
-            f"--sweep needs ranks that wait for each other in every step; leave out --strategy {request.strategy}"
-        )
+    for part in [collective.within, collective.between] if isinstance(collective, Hierarchical) else [collective]:
+        if waves_of(part, 2, Layout.dense(2, key=(0,)), ONE_BYTE) is None:
+            raise Incompatible(
+                f"{part.component_name} does not say what its ranks send, so it cannot be predicted; try ring or tree"
+            )
 
 
-def _as_run(request: PredictionRequest) -> RunConfig:
-    """Return a run with the options that `Strategy.check_compatible` reads."""
-    return RunConfig(
-        collective=request.collective or NOT_GIVEN,
-        world_size=request.world_size,
-        trigger="async" if request.starts_early else "sync",
-        device="cpu",
+# Bytes of a full Ethernet frame / bytes of TCP payload in it; TCP headers have timestamps.
+FRAME_PER_PAYLOAD = FRAME_BYTES / (FRAME_BYTES - FRAME_HEADER_BYTES)
+# Bytes of acknowledgements per byte of messages: one header without payload per two frames (RFC 1122, 4.2.3.2).
+ACK_SHARE = FRAME_HEADER_BYTES / (2 * FRAME_BYTES)
+MS_PER_S = 1e3
+
+
+def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
+    """Return the job's links; rates are bytes of TCP payload per second, without the headers of frames.
+
+    Raises:
+        UsageError: the file of a trace is missing, or has changed.
+    """
+    way = _way(calibration, request)
+    framed, acked = (1.0, 0.0) if way == SEGMENTS else (FRAME_PER_PAYLOAD, ACK_SHARE)
+    costs = calibration.messages.get(way, calibration.messages[LOCAL])
+
+    def rates(figures: Iterable[float | None]) -> Floats:
+        return np.array([math.inf if bps is None else bps / 8 / framed for bps in figures])
+
+    up, down = zip(*(host.mean_rates for host in request.hosts), strict=True)
+    clocks: dict[Trace | None, TraceClock] = {  # each trace is read once
+        trace: TraceClock(np.array(trace.opportunities()) / MS_PER_S)
+        for trace in dict.fromkeys(trace for host in request.hosts for trace in host.traces)
+        if trace
+    }
+    up_paces, down_paces = zip(*([clocks.get(trace) for trace in host.traces] for host in request.hosts), strict=True)
+    crowded_wake_s, known = 0.0, calibration.crowds[-1].load
+    if request.shared_cores is not None and known > 1:  # grows linearly with the load above one thread per core
+        crowded_wake_s = calibration.crowded_wake_s * max(0.0, request.load(calibration) - 1) / (known - 1)
+    return Links(
+        host_of=np.repeat(np.arange(len(request.hosts)), request.ranks_per_host),
+        up_rate=rates(up),
+        down_rate=rates(down),
+        up_paces=up_paces,
+        down_paces=down_paces,
+        latency_s=np.array([host.latency_s for host in request.hosts]),
+        ack_share=acked,
+        message_s=costs.message_s + calibration.around_message_s,
+        per_byte_s=costs.per_byte_s,
+        wake_s=costs.wake_s,
+        crowded_wake_s=crowded_wake_s,
+        carry_byte_s=costs.carry_byte_s,
+        carriers=1 if way == FORWARDED else request.shared_cores or 1,  # the forwarder is one thread
     )
 
 
-def _strategy(request: PredictionRequest) -> Strategy:
-    """Return the request's strategy.
+def _way(calibration: Calibration, request: PredictionRequest) -> str:
+    """Return how messages travel, a key of `Calibration.messages`.
+
+    LOCAL stands for links between machines, and for a single host. Between virtual hosts that share cores, a thread
+    forwards the frames of links with a trace or a delay, if that was measured. Otherwise the kernel carries messages
+    as real frames or as large segments.
+    """
+    if request.shared_cores is None or len(request.hosts) == 1:
+        return LOCAL
+    if FORWARDED in calibration.messages and (request.link_trace or any(host.latency_s for host in request.hosts)):
+        return FORWARDED
+    return FRAMES if request.link_trace or has_real_frames(request.hosts) else SEGMENTS
+
+
+def predicted(calibration: Calibration, request: PredictionRequest) -> Prediction:
+    """Predict a step of a request.
 
     Raises:
-        UsageError: its steps cannot be predicted with these ranks or on these links.
+        UsageError: it is too large to be simulated, or the file of a trace is missing or has changed.
     """
-    strategy = cast(Strategy, spec.build("strategies", request.strategy))
-    if strategy.component_name not in PREDICTED:
-        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
-    if isinstance(strategy, AsyncServer):
-        check_size(request.world_size)
-    if request.straggler is not None:
-        request.straggler.check_among(request.world_size)
-    if not request.waits and any(host.uplink_trace or host.downlink_trace for host in request.hosts):
-        raise UsageError(
-            f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
-            "constant one"
-        )
-    return strategy
+    job = Job(
+        encoded=calibration.encoded[request.compressor],
+        links=links_of(calibration, request),
+        slower=np.repeat([1 / host.cpu_share for host in request.hosts], request.ranks_per_host),
+        load=request.load(calibration),
+        shared_cores=request.shared_cores,
+        straggler=request.straggler,
+    )
+    if not request.waits:
+        return predict_async(calibration, job, cast(AsyncServer, spec.build("strategies", request.strategy)))
+    collective = cast(Collective, spec.build("collectives", request.collective))
+    plain = (request.compressor, request.collective, request.trigger) == ("none", "native", "async")
+    if plain:  # DDP by itself
+        free = [dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded]
+        job = dataclasses.replace(job, encoded=free)
+    return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
+
+
+# Predicted only if a rate changes over time; the windows only if steps are also shorter than the trace.
+OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
+
+
+def columns(request: PredictionRequest, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
+    """Return a request and its prediction, by the names of the columns of `metrics.csv`."""
+    return request_columns(request, calibration) | {
+        name: value for name, value in dataclasses.asdict(prediction).items() if name not in OVER_TIME or value
+    }
+
+
+def request_columns(
+    request: PredictionRequest, calibration: Calibration, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return a request, except for some columns, by the names of the columns of `metrics.csv`."""
+    uplinks, downlinks = zip(*(host.mean_rates for host in request.hosts), strict=True)
+    row = {
+        "model": calibration.model,
+        "dataset": calibration.dataset,
+        "optimizer": calibration.optimizer,
+        "batch_size": calibration.batch_size,
+        "compressor": request.compressor,
+        "collective": request.collective,
+        "strategy": request.strategy,
+        "trigger": request.trigger,
+        "straggler": request.straggler_text,
+        "world_size": request.world_size,
+        "hosts": len(request.hosts),
+        "ranks_per_host": request.ranks_per_host,
+        "uplink_bps": slowest(uplinks),
+        "downlink_bps": slowest(downlinks),
+        "link_trace": request.link_trace,
+        "latency_s": max(host.latency_s for host in request.hosts),
+        "cpu_share": min(host.cpu_share for host in request.hosts),
+    }
+    return {name: value for name, value in row.items() if name not in without}

@@ -12,6 +12,8 @@ Differs: a dump takes no time, because training waits only for a copy in memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -75,28 +77,25 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     targets = sorted({run["target_accuracy"] for run in runs})
     if len(targets) > 1:
         raise UsageError(f"the runs have the targets {', '.join(map(str, targets))}; give only runs with one target")
-    for ranks in {run["world_size"] for run in runs}:
-        _check_alike([run for run in runs if run["world_size"] == ranks])
-    found = _at(_medians(runs), world_size, targets[0])
-    return dataclasses.replace(found, of_epochs=any(run["steps"] is None for run in runs))
-
-
-def _check_alike(runs: Sequence[Run]) -> None:
-    for name in _ALIKE:
-        if len(values := list(dict.fromkeys(run[name] for run in runs))) > 1:
-            raise UsageError(
-                f"the runs with {runs[0]['world_size']} ranks differ in {name} ({', '.join(map(str, values))}); give "
-                f"only runs with the same {name}"
-            )
-
-
-def _medians(runs: Sequence[Run]) -> dict[int, tuple[float, int]]:
-    """Return (median of steps, number of seeds) by number of ranks."""
-    seeds: dict[int, list[float]] = {}
+    by_size: dict[int, list[Run]] = {}
     for run in runs:
-        reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
-        seeds.setdefault(run["world_size"], []).append(min(reached, default=math.inf))
-    return {ranks: (statistics.median(steps), len(steps)) for ranks, steps in sorted(seeds.items())}
+        by_size.setdefault(run["world_size"], []).append(run)
+    for (ranks, of_size), name in itertools.product(by_size.items(), _ALIKE):
+        if len(values := list(dict.fromkeys(run[name] for run in of_size))) > 1:
+            raise UsageError(
+                f"the runs with {ranks} ranks differ in {name} ({', '.join(map(str, values))}); give only runs with "
+                f"the same {name}"
+            )
+    seeds = {
+        ranks: [
+            min((row["step"] for row in run.rows if row["time_to_target_s"] is not None), default=math.inf)
+            for run in of_size
+        ]
+        for ranks, of_size in sorted(by_size.items())
+    }
+    medians = {ranks: (statistics.median(steps), len(steps)) for ranks, steps in seeds.items()}
+    found = _at(medians, world_size, targets[0])
+    return dataclasses.replace(found, of_epochs=any(run["steps"] is None for run in runs))
 
 
 def _at(medians: Mapping[int, tuple[float, int]], world_size: int, target: Any) -> NeededSteps:
@@ -166,10 +165,8 @@ def with_losses(
     losses_per_s = len(request.hosts) / losses.every_s
     checkpoint_s = losses.checkpoint_steps * prediction.step_time_s
 
-    def times_as_long(seconds: float) -> float:
-        return stretch(losses_per_s=losses_per_s, checkpoint_s=seconds, restart_s=losses.restart_s)
-
-    times = times_as_long(checkpoint_s)
+    times_as_long = functools.partial(stretch, losses_per_s=losses_per_s, restart_s=losses.restart_s)
+    times = times_as_long(checkpoint_s=checkpoint_s)
     if times > _HOPELESS:
         raise UsageError(
             f"with a loss every {format_seconds(1 / losses_per_s)} among {len(request.hosts)} hosts, checkpoints that "
@@ -178,7 +175,9 @@ def with_losses(
     to_target_s = time_to_target_s
     if time_to_target_s:
         rest_s = time_to_target_s % checkpoint_s  # since the last checkpoint
-        to_target_s = (time_to_target_s - rest_s) * times + (rest_s * times_as_long(rest_s) if rest_s else 0.0)
+        to_target_s = (time_to_target_s - rest_s) * times + (
+            rest_s * times_as_long(checkpoint_s=rest_s) if rest_s else 0.0
+        )
     return {
         "losses": str(losses),
         "times_as_long_with_losses": times,

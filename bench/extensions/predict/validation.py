@@ -1,4 +1,4 @@
-"""Comparison of predictions with runs for `bench predict --validate`: runs of a sweep file, or finished runs."""
+"""Comparison of predictions with runs of a sweep file or finished runs, and notes on what was not compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import csv
 import dataclasses
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +17,12 @@ from bench.core.errors import UsageError
 from bench.core.files import files_below
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder, read_json
+from bench.core.units import format_rate, format_seconds
 from bench.extensions.predict.calibration import Calibration, Validated
+from bench.extensions.predict.estimate import EstimatedCalibration
+from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.request import PredictionRequest, check_request, waits
-from bench.extensions.predict.step import links_of, predicted
+from bench.extensions.predict.request import DDP, PredictionRequest, check_request, links_of, predicted
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweeps.file import PlannedRun, table_text
 from bench.launch.sweeps.state import PastRun, SweepState
@@ -38,42 +40,28 @@ _LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValidationCell:
-    """One configuration of a sweep and its prediction.
+    """One configuration of a sweep, its prediction, and what its runs measured.
 
     Attributes:
         settings: the settings that the sweep file adds to `[base]`.
         request, prediction: the prediction, made before the runs.
         runs: the planned runs, one per seed.
+        num_runs: number of finished runs.
+        measured: medians over the finished runs, by column; None if no run has a value.
     """
 
     settings: str
     request: PredictionRequest
     prediction: Prediction
     runs: tuple[PlannedRun, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A cell and its measured values.
-
-    Attributes:
-        num_runs: number of finished runs.
-        measured: medians over the runs, by column; None if no run has a value.
-    """
-
-    cell: ValidationCell
-    num_runs: int
-    measured: Mapping[str, float | None]
-
-    @property
-    def step_time_s(self) -> float | None:
-        """Return the measured seconds of a step."""
-        return self.measured["step_time_s"]
+    num_runs: int = 0
+    measured: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
 
     @property
     def error(self) -> float | None:
         """Return predicted / measured - 1 of the step time; None if it was not measured."""
-        return None if self.step_time_s is None else self.cell.prediction.step_time_s / self.step_time_s - 1
+        step_time_s = self.measured.get("step_time_s")
+        return None if step_time_s is None else self.prediction.step_time_s / step_time_s - 1
 
 
 def check_machine(calibration: Calibration) -> None:
@@ -100,18 +88,16 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Valid
     by_configuration: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_configuration.setdefault(run.config.config_id, []).append(run)
-    cells = []
-    for of_one in by_configuration.values():
-        request = request_of_run(calibration, of_one[0].config)
-        cells.append(
-            ValidationCell(
-                settings=table_text(of_one[0].settings),
-                request=request,
-                prediction=predicted(calibration, request),
-                runs=tuple(of_one),
-            )
+    requests = [request_of_run(calibration, of_one[0].config) for of_one in by_configuration.values()]
+    return [
+        ValidationCell(
+            settings=table_text(of_one[0].settings),
+            request=request,
+            prediction=predicted(calibration, request),
+            runs=tuple(of_one),
         )
-    return cells
+        for request, of_one in zip(requests, by_configuration.values(), strict=True)
+    ]
 
 
 def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionRequest:
@@ -125,7 +111,7 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
         UsageError: the run differs from what was calibrated, or cannot be predicted.
     """
     for name in _AS_CALIBRATED:
-        if name == "bucket_mb" and not waits(config.strategy):
+        if name == "bucket_mb" and config.strategy.partition(":")[0] != DDP:
             continue  # layers are pushed one by one; the prediction pushes them when their calibrated bucket is ready
         if (value := getattr(config, name)) != (known := getattr(calibration, name)):
             raise UsageError(f"{name} is {value}, but was calibrated with {known}; change the file or calibrate again")
@@ -146,21 +132,17 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     request = PredictionRequest.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
     request = check_request(calibration, request)
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
-    if config.epochs is not None and _last_interval_begins(config.epochs, config) < compressor.denser_epochs:
-        raise UsageError(
-            f"{request.compressor} sends more in the first {compressor.denser_epochs} epochs, to which the timed steps "
-            "of this run belong; use --steps, warmup_epochs=0 or more --epochs"
-        )
+    if config.epochs is not None:
+        every = min(config.eval_every or config.epochs, config.epochs)
+        if (config.epochs - 1) // every * every < compressor.denser_epochs:  # when the last row's interval begins
+            raise UsageError(
+                f"{request.compressor} sends more in the first {compressor.denser_epochs} epochs, to which the timed "
+                "steps of this run belong; use --steps, warmup_epochs=0 or more --epochs"
+            )
     return request
 
 
-def _last_interval_begins(epochs: int, config: RunConfig) -> int:
-    """Return the number of epochs after which the interval of a run's last row begins."""
-    every = min(config.eval_every or epochs, epochs)
-    return (epochs - 1) // every * every
-
-
-def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compared]:
+def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[ValidationCell]:
     """Return every cell with the measured values of its finished runs."""
     compared = []
     for cell in cells:
@@ -172,35 +154,27 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Compare
             known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
             last = [values[-1] for values in known if values]
             measured[column] = statistics.median(last) if last else None
-        compared.append(Compared(cell=cell, num_runs=len(done), measured=measured))
+        compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured))
     return compared
 
 
-def as_rows(compared: Sequence[Compared], calibration: Calibration) -> list[dict[str, Any]]:
+def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> list[dict[str, Any]]:
     """Return one row per cell: measured values, and predicted values with the prefix `predicted_`."""
     rows = []
-    for each in compared:
-        request, prediction = each.cell.request, each.cell.prediction
-        rows.append(
-            {
-                "model": calibration.model,
-                "compressor": request.compressor,
-                "collective": request.collective,
-                "world_size": request.world_size,
-                "settings": each.cell.settings,
-                "runs": each.num_runs,
-                "error": each.error,
-                "bound_by": prediction.bound_by,
-            }
-            | {
-                name: value
-                for column in _PARTS
-                for name, value in (
-                    (f"predicted_{column}", getattr(prediction, column)),
-                    (column, each.measured[column]),
-                )
-            }
-        )
+    for cell in compared:
+        row: dict[str, Any] = {
+            "model": calibration.model,
+            "compressor": cell.request.compressor,
+            "collective": cell.request.collective,
+            "world_size": cell.request.world_size,
+            "settings": cell.settings,
+            "runs": cell.num_runs,
+            "error": cell.error,
+            "bound_by": cell.prediction.bound_by,
+        }
+        for column in _PARTS:
+            row |= {f"predicted_{column}": getattr(cell.prediction, column), column: cell.measured[column]}
+        rows.append(row)
     return rows
 
 
@@ -219,26 +193,21 @@ def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --table") from None
 
 
-def with_validated(calibration: Calibration, compared: Sequence[Compared]) -> Calibration:
+def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
     """Return the calibration with these comparisons added."""
+    as_in_a_row = ("compressor", "collective", "world_size", "link_trace", "strategy", "trigger", "ranks_per_host")
     cells = [
         Validated(
-            compressor=each.cell.request.compressor,
-            collective=each.cell.request.collective,
-            world_size=each.cell.request.world_size,
-            bandwidth_bps=each.cell.request.slowest_bps,
-            link_trace=each.cell.request.link_trace,
-            latency_s=max(host.latency_s for host in each.cell.request.hosts),
-            predicted_s=each.cell.prediction.step_time_s,
-            measured_s=each.step_time_s,
-            error=each.error,
-            strategy=each.cell.request.strategy,
-            trigger=each.cell.request.trigger,
-            ranks_per_host=each.cell.request.ranks_per_host,
-            straggler=each.cell.request.straggler_text,
+            **{name: getattr(cell.request, name) for name in as_in_a_row},
+            straggler=cell.request.straggler_text,
+            bandwidth_bps=cell.request.slowest_bps,
+            latency_s=max(host.latency_s for host in cell.request.hosts),
+            predicted_s=cell.prediction.step_time_s,
+            measured_s=measured_s,
+            error=cell.error,
         )
-        for each in compared
-        if each.step_time_s is not None and each.error is not None
+        for cell in compared
+        if (measured_s := cell.measured["step_time_s"]) is not None and cell.error is not None
     ]
     return dataclasses.replace(calibration, validated=tuple(dict.fromkeys([*calibration.validated, *cells])))
 
@@ -269,15 +238,29 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
             if config.digest in past:
                 reasons["repeated later"] += 1
             configs[config.digest], past[config.digest] = config, found
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+    left_out = f": {listed}" if listed else "; give a folder of runs"
     if not past:
         raise UsageError(
-            f"{folder} holds no finished run that this calibration can predict{_said(reasons)}; give a folder of runs "
+            f"{folder} holds no finished run that this calibration can predict{left_out}; give a folder of runs "
             "of its model, batch size and machine"
         )
     if reasons:
-        tell(f"note: {reasons.total()} of {len(folders)} runs are left out{_said(reasons)}")
-    names = _telling_apart(configs.values())
-    runs = [PlannedRun(settings=_settings(config, names), config=config) for config in configs.values()]
+        tell(f"note: {reasons.total()} of {len(folders)} runs are left out{left_out}")
+    told = [
+        option.name
+        for option in RunConfig.options()
+        if option.flag and option.name != "seed" and (option.recorded.identity or option.flag.panel == VIRTUAL_HOSTS)
+    ]
+    differing = [
+        name for name in told if name in _PAIR or len({getattr(config, name) for config in configs.values()}) > 1
+    ]
+    runs = []
+    for config in configs.values():
+        values = {name: getattr(config, name) for name in differing if getattr(config, name) is not None}
+        if "hosts" in values:
+            values.pop("world_size", None)  # it follows from the hosts
+        runs.append(PlannedRun(settings=values, config=config))
     return SweepState(runs=runs, out=folder, past=past)
 
 
@@ -304,24 +287,96 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
     return config
 
 
-def _said(reasons: collections.Counter[str]) -> str:
-    """Return the reasons and their counts as text, the most frequent first."""
-    texts = [f"{reason} ({count})" for reason, count in reasons.most_common()]
-    return f": {'; '.join(texts)}" if texts else "; give a folder of runs"
+NOT_CHECKED = "Not yet checked against real runs on this machine"
 
 
-def _telling_apart(configs: Collection[RunConfig]) -> list[str]:
-    """Return the names of the options that differ among the configurations; compressor and collective are included."""
-    told = [
-        option.name
-        for option in RunConfig.options()
-        if option.flag and option.name != "seed" and (option.recorded.identity or option.flag.panel == VIRTUAL_HOSTS)
+def latency_note(config: PredictConfig, request: PredictionRequest) -> list[str]:
+    """Return a note that latency is taken as 0, if neither an option nor a file gives a latency."""
+    if len(request.hosts) == 1 or config.latency is not None or any(host.latency_s for host in request.hosts):
+        return []
+    how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
+    return [f"Latency is taken as 0, because none is given; {how} (half the time that ping shows)"]
+
+
+def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bool = True) -> list[str]:
+    """Return the notes that a user should read before trusting a prediction, one sentence each.
+
+    Args:
+        calibration: the calibration that the prediction was made from.
+        request: the request that was predicted.
+        range_too: also return how the request differs from the runs that predictions were checked against.
+    """
+    said = []
+    if isinstance(calibration, EstimatedCalibration):
+        said.append(calibration.said)
+    elif (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+        said.append(
+            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for "
+            "that machine"
+        )
+    if calibration.cut:
+        said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
+    if any(host.jitter_s or host.loss for host in request.hosts):
+        said.append("jitter and loss are not part of the model, and left out")
+    if range_too and (reason := outside(calibration, request)):
+        said.append(f"{NOT_CHECKED}: {reason}")
+    if errors := [abs(cell.error) for cell in _alike(calibration, request)]:
+        elsewhere = request.shared_cores != calibration.cores
+        where = f", whose ranks shared {calibration.cores} core(s), unlike these" if elsewhere else ""
+        said.append(
+            f"Such step times were checked against {len(errors)} real run(s){where}: off by "
+            f"{statistics.median(errors):.1%} in the median, by {max(errors):.1%} at most"
+        )
+    return said
+
+
+def range_notes(calibration: Calibration, ways: Sequence[PredictionRequest]) -> list[str]:
+    """Return a note that says how many predictions differ from the runs that predictions were checked against."""
+    reasons = [reason for request in ways if (reason := outside(calibration, request))]
+    if not reasons:
+        return []
+    some = "" if len(reasons) == len(ways) else f" for {len(reasons)} of {len(ways)} predictions"
+    same = f": {reasons[0]}" if len(set(reasons)) == 1 else ""
+    return [f"{NOT_CHECKED}{some}{same}"]
+
+
+def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validated]:
+    """Return the validated runs with the same strategy, trigger, straggler and link trace."""
+    wanted = request.strategy, request.trigger, request.straggler_text, request.link_trace
+    return [
+        cell
+        for cell in calibration.validated
+        if (cell.strategy, cell.trigger, cell.straggler, cell.link_trace) == wanted
     ]
-    return [name for name in told if name in _PAIR or len({getattr(config, name) for config in configs}) > 1]
 
 
-def _settings(config: RunConfig, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
-    if "hosts" in values:
-        values.pop("world_size", None)  # it follows from the hosts
-    return values
+def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
+    """Return why this request is outside the range that was checked against real runs; None if it is inside."""
+    if isinstance(calibration, EstimatedCalibration):
+        return "this is a rough estimate"
+    if not calibration.validated:
+        return "bench predict --validate does that"
+    wanted = request.strategy, request.trigger, request.straggler_text
+    if not any((cell.strategy, cell.trigger, cell.straggler) == wanted for cell in calibration.validated):
+        beside = "without a straggler" if request.straggler is None else f"with the straggler {request.straggler}"
+        return f"{request.strategy} {beside}, trigger {request.trigger}, was not measured"
+    if not (checked := _alike(calibration, request)):
+        return f"links that follow {request.link_trace or 'no trace'} were not measured"
+    name = request.collective.partition(":")[0]
+    if (request.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:
+        return f"{request.compressor} on {name} was not measured"
+    sizes = [cell.world_size for cell in checked]
+    if not min(sizes) <= request.world_size <= max(sizes):
+        return f"{request.world_size} ranks; {min(sizes)} to {max(sizes)} were measured"
+    if request.ranks_per_host not in {cell.ranks_per_host for cell in checked}:
+        return f"{request.ranks_per_host} rank(s) on a host were not measured"
+    rates = [cell.bandwidth_bps for cell in checked if cell.bandwidth_bps is not None]
+    if request.slowest_bps is None and len(rates) == len(checked):
+        return "links that are not limited were not measured"
+    if request.slowest_bps is not None and not (rates and min(rates) <= request.slowest_bps <= max(rates)):
+        measured = f"{format_rate(min(rates))} to {format_rate(max(rates))}" if rates else "only links without a limit"
+        return f"{format_rate(request.slowest_bps)}; {measured} were measured"
+    latency = max(host.latency_s for host in request.hosts)
+    if latency > max(cell.latency_s for cell in checked):
+        return f"a latency of {format_seconds(latency)} is longer than any that was measured"
+    return None

@@ -21,13 +21,11 @@ from bench.extensions.predict.calibration import (
     CpuContention,
     MessageCosts,
 )
+from bench.extensions.predict.contention import Job
 from bench.extensions.predict.links import Links
-from bench.extensions.predict.notes import notes
 from bench.extensions.predict.options import PredictConfig
-from bench.extensions.predict.request import check
-from bench.extensions.predict.server_simulation import AsyncSetting
-from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, predicted
-from bench.extensions.predict.validation import Compared, cells_of, with_validated
+from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, predicted
+from bench.extensions.predict.validation import cells_of, notes, with_validated
 from bench.launch.sweeps.file import PlannedRun
 from bench.strategies.async_server import AsyncServer
 from tests.extensions.predict.calibrations import NUMEL, calibration
@@ -224,16 +222,15 @@ def test_faster_links_looser_bounds_and_quicker_ranks_make_nothing_slower() -> N
 
 def test_a_prediction_repeats_by_its_seed() -> None:
     known, rates = calibration(), np.full(3, 1e6)
-    setting = AsyncSetting(
-        strategy=cast(AsyncServer, spec.build("strategies", "async_server:mode=asp")),
+    strategy = cast(AsyncServer, spec.build("strategies", "async_server:mode=asp"))
+    job = Job(
         encoded=known.encoded["bf16"],
         links=Links.of_hosts(rates, rates, np.zeros(3)),
         slower=np.array([1.0, 1.1, 1.3]),
         load=1.0,
-        seed=1,
     )
-    assert predict_async(known, setting) == predict_async(known, setting)
-    assert predict_async(known, setting) != predict_async(known, dataclasses.replace(setting, seed=2))
+    predictions = [predict_async(known, job, strategy, seed) for seed in (1, 1, 2)]
+    assert predictions[0] == predictions[1] != predictions[2]
 
 
 def test_what_would_take_for_ever_is_refused() -> None:
@@ -250,7 +247,7 @@ def test_what_was_measured_with_a_strategy_and_a_straggler_says_nothing_of_other
     (cell,) = cells_of(known, [PlannedRun(settings={}, config=config)])
     assert cell.request.strategy == "async_server:staleness=2"
     assert cast(AsyncPrediction, cell.prediction).staleness_max == 2
-    measured = Compared(cell=cell, num_runs=1, measured={"step_time_s": 1.0})
+    measured = dataclasses.replace(cell, num_runs=1, measured={"step_time_s": 1.0})
     known = with_validated(known, [measured])
     assert Calibration.of(dataclasses.asdict(known)) == known
 

@@ -10,8 +10,7 @@ import pytest
 from bench.extensions.predict.estimate import ENCODE_NS, estimated
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.ranking import ranked
-from bench.extensions.predict.request import check, request_from_options
-from bench.extensions.predict.step import predicted
+from bench.extensions.predict.request import check, predicted, request_from_options
 
 NUMEL = 193_178  # of small_cnn, for ten classes
 

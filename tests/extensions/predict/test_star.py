@@ -11,8 +11,8 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.extensions.predict.contention import Star, fair_shares
 from bench.extensions.predict.links import Links
-from bench.extensions.predict.server_simulation import Star, fair_shares
 
 HOSTS = st.lists(st.tuples(st.integers(0, 3), st.floats(1, 100)), min_size=1, max_size=6)
 
@@ -29,7 +29,7 @@ def come_at(joined: Links, messages: Sequence[tuple[float, str, int, float]]) ->
 
     def send(number: int, at: float, way: str, rank: int, nbytes: float) -> Any:
         yield env.timeout(at)
-        yield getattr(star, way)(rank, nbytes)
+        yield star.send(rank, nbytes, to_server=way == "push")
         times[number] = env.now
 
     for number, message in enumerate(messages):

@@ -13,12 +13,10 @@ import pytest
 from bench.core.errors import UsageError
 from bench.extensions.predict.calibration import Validated
 from bench.extensions.predict.links import Floats
-from bench.extensions.predict.notes import notes
 from bench.extensions.predict.options import PredictConfig
-from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.request import check
-from bench.extensions.predict.step import ACK_SHARE, FRAME_PER_PAYLOAD, columns, predicted
-from bench.extensions.predict.trace_replay import LEAST_STEPS, replay
+from bench.extensions.predict.prediction import LEAST_STEPS, Prediction, replay
+from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, columns, predicted
+from bench.extensions.predict.validation import notes
 from tests.extensions.predict.calibrations import calibration
 
 
@@ -26,13 +24,12 @@ class Steps:
     """Steps whose duration depends on their start."""
 
     def __init__(self, seconds_at: Callable[[float], float]) -> None:
-        self.exposed_s = np.array([0.25, 0.75])
         self.begun: list[float] = []
         self._seconds_at = seconds_at
 
-    def run(self, starts: Floats) -> Floats:
+    def run(self, starts: Floats) -> tuple[Floats, Floats]:
         self.begun.append(float(starts.max()))
-        return starts + self._seconds_at(self.begun[-1])
+        return starts + self._seconds_at(self.begun[-1]), np.array([0.25, 0.75])
 
 
 def slow_in_its_second_half(now: float) -> float:
@@ -42,7 +39,7 @@ def slow_in_its_second_half(now: float) -> float:
 def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
     """Of 100 s after the settling time, 50 steps are made in the first half and 25 in the second."""
     steps = Steps(slow_in_its_second_half)
-    found = replay(steps, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
+    found = replay(steps.run, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
     assert steps.begun[0] == 100.0  # the trace starts again
     assert len(steps.begun) == 75
     assert found.step_time_s == pytest.approx(100 / 75)
@@ -56,7 +53,7 @@ def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
 
 def test_short_steps_stand_for_those_that_would_follow() -> None:
     steps = Steps(lambda now: slow_in_its_second_half(now) / 100)
-    found = replay(steps, np.zeros(2), period_s=100.0, at_least_s=0.0, most_steps=50)
+    found = replay(steps.run, np.zeros(2), period_s=100.0, at_least_s=0.0, most_steps=50)
     assert len(steps.begun) == 50
     assert found.step_time_s == pytest.approx(1 / 75)
     assert found.slowest is not None
@@ -64,20 +61,20 @@ def test_short_steps_stand_for_those_that_would_follow() -> None:
 
 
 def test_steps_longer_than_the_trace_have_no_tenths_of_it() -> None:
-    found = replay(Steps(lambda now: 30.0), np.zeros(2), period_s=0.001, at_least_s=0.0, most_steps=500)
+    found = replay(Steps(lambda now: 30.0).run, np.zeros(2), period_s=0.001, at_least_s=0.0, most_steps=500)
     assert found.step_time_s == pytest.approx(30.0)
     assert (found.slowest, found.fastest) == (None, None)
 
 
 def test_a_trace_of_few_steps_is_followed_several_times_and_wholly() -> None:
     steps = Steps(lambda now: 3.0 if now % 10 < 5 else 1.0)
-    found = replay(steps, np.zeros(2), period_s=10.0, at_least_s=0.0, most_steps=500)
+    found = replay(steps.run, np.zeros(2), period_s=10.0, at_least_s=0.0, most_steps=500)
     assert len(steps.begun) == 3 * 6 > LEAST_STEPS
     assert found.step_time_s == pytest.approx(10 / 6)
 
 
 def test_a_step_is_no_shorter_than_shared_cores_allow() -> None:
-    found = replay(Steps(slow_in_its_second_half), np.zeros(2), period_s=100.0, at_least_s=4.0, most_steps=500)
+    found = replay(Steps(slow_in_its_second_half).run, np.zeros(2), period_s=100.0, at_least_s=4.0, most_steps=500)
     assert found.step_time_s == pytest.approx(4.0)
     assert found.exposed_s == pytest.approx(0.5 + (3 * 13 + 2 * 12) / 25, rel=0.05)
 
