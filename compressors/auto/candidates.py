@@ -29,7 +29,8 @@ from compressors.base import FP32_BYTES, PerLayer
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Memory, Step
 
-_SHORT, _LONGEST = 64, 1 << 18
+# Numbers of elements of the sums that are timed: a short one, and longer ones until one takes long enough.
+_SHORT, _LONGER = 64, (1 << 12, 1 << 14, 1 << 16, 1 << 18)
 _LONG_ENOUGH_S = 0.01
 _REPEATS = 3
 
@@ -82,13 +83,10 @@ def measure_link(collective: BoundCollective, transport: Transport) -> MessageCo
     """Time sums of a short and of a longer tensor; every rank must call. The traffic is counted as control."""
     with transport.counted_as("control"):
         short_s = _sum_s(collective, transport, _SHORT)
-        numel, seconds = _SHORT * 64, 0.0
-        while numel <= _LONGEST:
+        for numel in _LONGER:
             seconds = _sum_s(collective, transport, numel)
             if seconds - short_s > _LONG_ENOUGH_S:
                 break
-            numel *= 4
-    numel = min(numel, _LONGEST)
     waves, nbytes = _waves(collective.options, transport.world_size, Layout.dense(numel), None)
     _, few = _waves(collective.options, transport.world_size, Layout.dense(_SHORT), None)
     return MessageCost(wave_s=short_s / max(1, waves), per_byte_s=max(0.0, seconds - short_s) / max(1.0, nbytes - few))
@@ -240,9 +238,12 @@ class Candidates:
         parts = (Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
         return Choice(step=0, parts=tuple(parts))
 
-    def cost_s(self, choice: Choice, link: MessageCost) -> float:
-        """Return the seconds of encoding and of messages in a step, if nothing overlaps."""
-        total = 0.0
+    def cost_s(self, choice: Choice, link: MessageCost | None = None) -> float:
+        """Return the seconds of encoding and of messages in a step on a link, by default the current one.
+
+        Nothing overlaps.
+        """
+        total, link = 0.0, link or self.link
         for part, bucket in itertools.product(choice.parts, self._buckets):
             layers = [layer for layer in bucket if layer.id in part.layers]
             seen = [self._seen[part.pair][layer.id] for layer in layers]
@@ -263,7 +264,7 @@ class Candidates:
         """
         most = 1.0
         for choice in (self.choice(self.dense), self.choice(pair)):
-            low, high = sorted((self.cost_s(choice, link), self.cost_s(choice, self.link)))
+            low, high = sorted((self.cost_s(choice, link), self.cost_s(choice)))
             if high - low > negligible_s:
                 most = max(most, high / low)
         return most

@@ -213,7 +213,7 @@ class Chooser:
         numel = {layer.id: layer.numel for layer in self._candidates.layers}
         most_used = max(parts, key=lambda part: sum(numel.get(layer_id, 0) for layer_id in part.layers))
         held = None if any(part.why == FIRST for part in parts) else most_used.pair
-        cheapest, *others = sorted(choices, key=lambda pair: self._cost_s(choices[pair]))
+        cheapest, *others = sorted(choices, key=lambda pair: self._candidates.cost_s(choices[pair]))
         ranking = Ranking(self._candidates.pairs, self._candidates.dense)
         ranking.add(cheapest, (yield from self._measure(choices[cheapest])))
         priced_s = ranking.latest_s(cheapest)
@@ -221,7 +221,8 @@ class Chooser:
             if (now_s := ranking.latest_s(ranking.leader)) > SLOWED * priced_s:
                 self._measure_link()  # the link became slow, and a dense pair could now take seconds per step
                 priced_s = now_s
-            least_s = max(ranking.computing_s(), self._cost_s(choices[pair]))  # if all messages overlap with computing
+            # At least the time of computing, if all messages overlap with it.
+            least_s = max(ranking.computing_s(), self._candidates.cost_s(choices[pair]))
             if least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader):
                 yield from self._compare(pair, ranking, choices)
         racing = ranking.pairs
@@ -345,9 +346,6 @@ class Chooser:
         outcome = usual_s(taken) / holder_s
         self._lost_s += (SETTLING + len(taken)) * (usual_s(taken) - holder_s)
         return outcome
-
-    def _cost_s(self, choice: Choice) -> float:
-        return self._candidates.cost_s(choice, self._candidates.link)
 
     def _switch(self, pair: Pair, why: str) -> None:
         parts = tuple(
