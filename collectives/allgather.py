@@ -49,7 +49,7 @@ class Allgather(Collective):
 
 
 class BoundAllgather(BoundCollective):
-    """Run an all-gather among the ranks of a transport."""
+    """The collective `allgather` among the ranks of a transport."""
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
@@ -66,11 +66,11 @@ class BoundAllgather(BoundCollective):
         return PendingSum(wait=wait, finish=finish)
 
     def gather(self, payload: Payload, layout: Layout) -> list[Payload]:
-        """Return all ranks' payloads in rank order; every rank must call.
+        """Return all ranks' payloads in rank order. Every rank must call this method.
 
         Args:
             payload: this rank's payload, at most as long as the layout allows.
-            layout: the same on all ranks; bounds the length of the messages.
+            layout: sizes of the payloads, the same on all ranks; limits the length of the messages.
         """
         pieces = PackedPieces(self.transport, payload, layout)
         pieces.run(self.rounds_of(layout))

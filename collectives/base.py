@@ -1,6 +1,7 @@
 """Base classes of collectives: algorithms that sum payloads over ranks so that every rank gets the same bits.
 
-A `Collective` holds the options that a user chooses; a `BoundCollective` runs it among the ranks of a transport.
+A payload is an encoded tensor. A `Collective` holds the options that a user chooses; a `BoundCollective` runs it among
+the ranks of a transport.
 """
 
 from __future__ import annotations
@@ -25,46 +26,52 @@ __all__ = ["AnswerEncoder", "BoundCollective", "Collective", "Key", "PendingSum"
 
 
 class AnswerEncoder(Protocol):
-    """Tell a server the sizes of the layers, and encode its answers."""
+    """Encoder of the sums that the collective `server` sends back to the ranks; it also knows the layers' sizes.
+
+    A training run implements it with its compressor.
+    """
 
     def numel(self, layer_id: int) -> int:
-        """Return the number of elements of a layer."""
+        """Return the number of elements of the layer with this id."""
 
     def encode(self, total: torch.Tensor, layers: tuple[int, ...]) -> Payload:
-        """Encode a server's answer.
+        """Return the payload that a server sends back for the sum of some layers.
 
         Args:
-            total: the sum, fp32 [numel of all layers].
+            total: the sum over ranks, fp32 [elements of all these layers].
             layers: ids of the layers, in the order in which they lie in `total`.
         """
 
     def commit(self) -> None:
-        """Accept the state proposed since the last `commit` or `drop`."""
+        """Accept the changes of the encoder's state that `encode` proposed since the last `commit` or `drop`."""
 
     def drop(self) -> None:
-        """Discard the proposed state."""
+        """Discard the changes of the encoder's state that `encode` proposed since the last `commit` or `drop`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint must hold."""
+        """Return the encoder's state that a checkpoint must hold."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the state by what `state_dict` returned."""
+        """Replace the encoder's state with one that `state_dict` returned."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Collective(Options, abc.ABC):
-    """Sum payloads over ranks. A subclass is named after its file; its dataclass fields are its options.
+    """An algorithm that sums payloads over ranks, with its options, which are its dataclass fields.
 
-    Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not change. A collective that adds
-    payloads on their way only has to define `rounds`; others also define what they accept, send and return.
+    A subclass is named after its file. Use it as `Ring().bind(transport).sum(payload, key=(0, 1))`; the options do not
+    change. A collective that adds payloads on their way between ranks only has to define `rounds`; others also define
+    what they accept, send and return.
 
     Attributes:
-        carries_wires: element-wise payloads travel as bare wire tensors, whose length and dtype all ranks know.
-        leaves_terms: other payloads come back as a list of terms that are not added yet.
-        decodes: other payloads come back decoded, or encoded again, instead of as a sum of the same payload kind.
-        finds_maxima: it can also compute the maximum of a dense tensor over ranks.
-        recodes: sums that are not element-wise are encoded again by the run's compressor.
-        keeps_residuals: it adds the error of its answers to the next sums; this needs a training run's layers.
+        carries_wires: True if element-wise payloads are sent as bare tensors, whose length and dtype all ranks know;
+            False if they are sent packed, with a header.
+        leaves_terms: True if the sum of other payloads is an `UnreducedSum`, the list of all ranks' payloads.
+        decodes: True if the sum of other payloads is decoded, or encoded again, instead of a payload of their kind.
+        finds_maxima: True if it can also compute the maximum of a dense tensor over ranks.
+        recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
+        keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
+            this needs the layers of a training run.
     """
 
     carries_wires: ClassVar[bool] = True
@@ -76,22 +83,24 @@ class Collective(Options, abc.ABC):
     keeps_residuals = False
 
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
-        """Return a new instance that runs among the ranks of a transport; every rank must call.
+        """Return a `BoundCollective` that sums among the ranks of a transport. Every rank must call this method.
 
         Args:
             transport: connects the ranks.
-            downlink: encodes the answers of a server; other collectives ignore it.
+            downlink: encodes the sums that a server sends back; collectives without a server ignore it.
 
         Raises:
-            Incompatible: the options do not fit this number of ranks.
+            Incompatible: the options do not work with this number of ranks.
         """
         return BoundCollective(self, transport)
 
     def check_compatible(self, kind: type[Payload]) -> None:
-        """Check that it can sum payloads of a kind; one that leaves terms or decodes takes all.
+        """Check that this collective can sum payloads of class `kind`.
+
+        A collective that leaves terms (`leaves_terms`) or decodes (`decodes`) accepts every kind.
 
         Raises:
-            Incompatible: it cannot; the message names what would work.
+            Incompatible: it cannot sum them; the message names collectives that can.
         """
         if not (kind.elementwise or kind.addable or self.leaves_terms or self.decodes):
             raise Incompatible(
@@ -103,21 +112,24 @@ class Collective(Options, abc.ABC):
         """Check that these options work with `world_size` ranks.
 
         Raises:
-            Incompatible: they do not; the message names what would work.
+            Incompatible: they do not work; the message names a setting that would.
         """
 
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
-        """Return what `rank` sends and receives in one sum; None if a backend or shared memory moves the payloads.
+        """Return the messages that `rank` sends and receives in one sum, as a list of rounds.
+
+        Return None if the payloads are moved by the backend, by shared memory or by other collectives.
 
         Args:
             world_size: number of ranks, two or more.
             rank: the rank whose messages to return.
-            layout: the layout of all ranks' payloads; several dtypes are summed one after another (`Layout.by_type`).
+            layout: sizes and dtypes of the payloads, the same on all ranks. Element-wise payloads of several dtypes are
+                summed one dtype at a time (`Layout.by_type`).
         """
 
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
-        """Return the stretches of elements into which a packed total is divided, one payload each."""
+        """Return the stretch of elements of each payload in the sum, if payloads are sent packed."""
         return layout.chunks(1)
 
     def expected_bytes(
@@ -126,10 +138,12 @@ class Collective(Options, abc.ABC):
         """Return the bytes that `rank` sends in one `sum`; None if they depend on the data.
 
         Args:
-            nbytes: bytes of one rank's payload: of its wire tensor if all ranks know length and dtype, else packed.
+            nbytes: bytes of one rank's payload: of its bare tensor if the payload is element-wise and the collective
+                `carries_wires`, otherwise of the packed payload.
             world_size: number of ranks.
             rank: the rank that sends.
-            elementwise: whether the payload is element-wise; others may be merged on their way and change their size.
+            elementwise: True if the payload is element-wise; others may be merged on their way, which changes their
+                size.
             itemsize: bytes of one element of an element-wise payload; payloads are cut between elements.
         """
         if world_size == 1:
@@ -142,11 +156,11 @@ class Collective(Options, abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PendingSum:
-    """A sum whose messages are under way.
+    """A sum that was started and whose messages may still be under way.
 
     Attributes:
         wait: blocks until all messages from other ranks have arrived; `finish` does so too.
-        finish: completes the sum without sending anything, and returns it; call it once.
+        finish: completes the sum without sending anything, and returns the summed payload; call it once.
     """
 
     wait: Callable[[], object]
@@ -154,14 +168,15 @@ class PendingSum:
 
     @classmethod
     def done(cls, total: Payload) -> Self:
-        """Return a sum that is already complete."""
+        """Return a `PendingSum` whose sum, `total`, is already complete."""
         return cls(wait=lambda: None, finish=lambda: total)
 
 
 class BoundCollective:
-    """Run a collective. All ranks must call with payloads of the same kind and length, in the same order.
+    """A collective that is ready to sum among the ranks of one transport.
 
-    Element-wise payloads travel as bare wire tensors and are added in place; others travel packed and are merged.
+    All ranks must make the same calls in the same order, with payloads of the same kind and length. By default,
+    element-wise payloads are sent as bare tensors and added in place; others are sent packed and merged.
 
     Attributes:
         options: the collective with its options.
@@ -175,12 +190,12 @@ class BoundCollective:
         self._rounds: dict[Layout, list[Round]] = {}  # each bucket's layout comes back at every step
 
     def sum(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> Payload:
-        """Return the sum (or maximum) over ranks, the same bits on every rank; every rank must call.
+        """Return the sum (or maximum) over ranks, with the same bits on every rank. Every rank must call this method.
 
         Args:
             payload: this rank's contribution; its tensors may be overwritten.
-            key: ids of the layers inside; identifies messages, shards and server state.
-            op: "max" works for element-wise payloads only.
+            key: ids of the layers in the payload; a server uses them to distribute layers and to find its residuals.
+            op: "sum", or "max" for element-wise payloads only.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -189,7 +204,7 @@ class BoundCollective:
         return self.start(payload, key, op).finish()
 
     def start(self, payload: Payload, key: Key, op: ReduceOp = "sum") -> PendingSum:
-        """Begin a `sum`; return before its messages arrive if none of them depends on an earlier one.
+        """Begin a `sum`, and return before its messages arrive if no message depends on an earlier one.
 
         Several sums may be under way: all ranks must start them in the same order and may finish them in any order.
         """
@@ -208,14 +223,15 @@ class BoundCollective:
         return self.start_like(payload, layout, op)
 
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
-        """Begin a sum over two or more ranks, of payloads that `check_compatible` accepts.
+        """Begin a sum over two or more ranks, of payloads that have this layout and that `check_compatible` accepts.
 
-        The default does all of it at once, because messages may depend on earlier ones.
+        This default completes the sum before it returns, because a message may depend on an earlier one.
 
         Args:
-            payload: this rank's contribution; its kind may differ between ranks, if it already is a sum of several.
-            layout: the same on all ranks; determines where to cut and how long messages can be.
-            op: "max" works for element-wise payloads only.
+            payload: this rank's contribution; if it is already a sum of several, its kind may differ between ranks.
+            layout: sizes and dtypes of the payloads, the same on all ranks; determines where payloads are cut and how
+                long messages can be.
+            op: "sum", or "max" for element-wise payloads only.
         """
         rounds = self.rounds_of(layout)
         if layout.itemsize is None:
@@ -227,7 +243,7 @@ class BoundCollective:
         return PendingSum.done(payload.with_wire(wire))
 
     def rounds_of(self, layout: Layout) -> list[Round]:
-        """Return what this rank sends and receives in one sum."""
+        """Return the rounds of messages that this rank sends and receives in one sum of payloads with this layout."""
         if layout not in self._rounds:
             self._rounds[layout] = self.options.rounds(self.transport.world_size, self.transport.rank, layout) or []
         return self._rounds[layout]
@@ -248,10 +264,10 @@ class BoundCollective:
         return PendingSum(wait=lambda: [sum_.wait() for sum_ in sums], finish=finish)
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
-        """Return the payload of rank `src` on every rank; the others pass None. Every rank must call.
+        """Return the payload of rank `src` on every rank; the others pass None. Every rank must call this method.
 
-        It travels down a binomial tree: rank `src` sends to ceil(log2 n) others, and all ranks together send n-1 times
-        the packed payload.
+        The payload is sent down a binomial tree: rank `src` sends it to ceil(log2 n) others, and all ranks together
+        send the packed payload n-1 times.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -260,17 +276,17 @@ class BoundCollective:
         return unpack(messages.broadcast_bytes(self.transport, packed, src))
 
     def commit(self) -> None:
-        """Accept the state proposed since the last `commit` or `drop`, for example a server's residuals."""
+        """Accept the state that sums proposed since the last `commit` or `drop`, for example a server's residuals."""
 
     def drop(self) -> None:
-        """Discard the proposed state, because the step is skipped."""
+        """Discard the state that sums proposed since the last `commit` or `drop`, because the step is skipped."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank that a checkpoint must hold; empty for most collectives."""
+        """Return the collective's state on this rank that a checkpoint must hold; empty for most collectives."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the state by what `state_dict` returned."""
+        """Replace the collective's state on this rank with one that `state_dict` returned."""
 
     def close(self) -> None:
-        """Release what outlives a call, such as mapped memory; every rank must call."""
+        """Release resources that outlive a call, such as mapped memory. Every rank must call this method."""

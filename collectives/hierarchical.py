@@ -86,22 +86,25 @@ class Hierarchical(Collective):
             self.between.check_ranks(len(groups))
 
     def groups(self, world_size: int) -> list[range]:
-        """Return the ranks of each group."""
+        """Return the ranks of each group, group by group."""
         everyone = range(world_size)
         return [everyone[first : first + self.group_size] for first in everyone[:: self.group_size]]
 
     def keeps_kinds(self, layout: Layout) -> bool:
-        """Tell whether a group's total keeps its payload kinds; otherwise it is decoded before leaders exchange it."""
+        """Return True if the sum within a group keeps the kinds of the payloads.
+
+        Otherwise the sum is decoded before leaders exchange it.
+        """
         return all(map(self._keeps, layout.leaves))
 
     @property
     def gathers(self) -> bool:
-        """Tell whether payloads that cannot be added reach every rank unchanged."""
+        """Return True if all ranks' payloads reach every rank unchanged when they cannot be added."""
         return self.within.leaves_terms and isinstance(self.between, Allgather)
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because its parts move the payloads."""
+        """Return None, because the collectives `within` groups and `between` leaders move the payloads."""
 
     @override
     def expected_bytes(
@@ -127,7 +130,7 @@ class Hierarchical(Collective):
 
 @contextlib.contextmanager
 def _naming(part: str) -> Iterator[None]:
-    """Begin the message of an `Incompatible` raised in this block with the part of the hierarchy."""
+    """Put `part`, such as "within a group", before the message of an `Incompatible` raised in the `with` block."""
     try:
         yield
     except Incompatible as error:
@@ -135,7 +138,7 @@ def _naming(part: str) -> Iterator[None]:
 
 
 class BoundHierarchical(BoundCollective):
-    """Run the collective within this rank's group and, on a leader, the collective among leaders."""
+    """The collective `hierarchical` on one rank: it sums within the rank's group and, on a leader, among leaders."""
 
     options: Hierarchical
 
@@ -169,7 +172,7 @@ class BoundHierarchical(BoundCollective):
             self._inter.close()
 
     def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """Return the total of all groups, given this group's total: leaders exchange it and broadcast the result."""
+        """Return the sum over all groups, given this group's sum: leaders sum theirs and broadcast the result."""
         if self._inter is not None:
             # one of the leaders, which all add the same, keeps what is lost
             keep_lost = total.keep_lost if self.transport.rank == 0 else None
@@ -182,7 +185,10 @@ class BoundHierarchical(BoundCollective):
         return unpack(messages.broadcast_bytes(self._group, packed, source=0))
 
     def _gathered(self, total: Payload, layout: Layout) -> Payload:
-        """Return payloads that cannot be added as terms; leaders exchange those of their groups in bundles."""
+        """Return all ranks' payloads as an `UnreducedSum`, given those of this rank's group.
+
+        Each leader sends the payloads of its group to the other leaders in a bundle.
+        """
         packed = None
         if isinstance(self._inter, BoundAllgather):
             own = Bundle(total.terms if isinstance(total, UnreducedSum) else [total])

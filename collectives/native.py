@@ -19,7 +19,7 @@ from collectives.transport.base import Pending, ReduceOp, Transport
 
 @dataclasses.dataclass(kw_only=True)
 class Native(Collective):
-    """Sum with the backend's all-reduce."""
+    """Sum with the all-reduce of the torch.distributed backend."""
 
     @override
     def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
@@ -46,7 +46,7 @@ class Native(Collective):
 
 
 class BoundNative(BoundCollective):
-    """Run the backend's all-reduce among the ranks of a transport."""
+    """The collective `native` among the ranks of a transport."""
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:

@@ -33,11 +33,11 @@ class OptionError(ValueError):
 
 
 class Incompatible(OptionError):
-    """Components that do not work together under their options; the message says why, and what would work."""
+    """Components that do not work together with their options; the message says why, and what would work."""
 
 
 def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
-    """Call a check and return the sentence with which it raises `Incompatible`, or None if it passes."""
+    """Return the message of the `Incompatible` that `check(*args)` raises, or None if it raises nothing."""
     try:
         check(*args)
     except Incompatible as error:
@@ -55,8 +55,8 @@ class Option:
 
     Attributes:
         name: name of the field.
-        hint: its type with annotations.
-        default: its default value.
+        hint: type of the field, with its annotations (range and meaning).
+        default: default value of the field.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Option:
 
     @property
     def value_type(self) -> Any:
-        """Return the type without annotations."""
+        """Return the option's type without its annotations."""
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is Annotated else self.hint
 
     def notes(self, kind: type[N]) -> list[N]:
-        """Return the annotations of one kind."""
+        """Return the option's annotations that are instances of `kind`."""
         return [note for note in getattr(self.hint, "__metadata__", ()) if isinstance(note, kind)]
 
     @functools.cached_property
@@ -77,10 +77,10 @@ class Option:
         return pydantic.TypeAdapter(self.hint, config=pydantic.ConfigDict(allow_inf_nan=False))
 
     def check(self, value: Any) -> Any:
-        """Return the value in the option's type.
+        """Return the value converted to the option's type.
 
         Raises:
-            OptionError: it does not fit the type or the range, infinity and NaN included; the message is the reason.
+            OptionError: the value does not fit the type or the range, or is infinite or NaN; the message says why.
         """
         try:
             return self._adapter.validate_python(value)
@@ -88,9 +88,10 @@ class Option:
             raise OptionError(error.errors()[0]["msg"]) from None
 
     def from_text(self, text: str) -> Any:
-        """Return what a text of a spec stands for: None, a list (``norm+bias``), or a choice that is no text (bits=4).
+        """Return the value that a user's text stands for, if it is None, a list or one of a `Literal`'s choices.
 
-        Any other text is returned as it is, for `check` to convert.
+        Examples: None for ``none``, a list for ``norm+bias``, the number 4 for ``4`` if the choices are numbers. Other
+        text is returned unchanged, for `check` to convert.
         """
         alternatives, origin = typing.get_args(self.value_type), typing.get_origin(self.value_type)
         if text == "none" and type(None) in alternatives:
@@ -123,7 +124,7 @@ class Option:
         return "" if (low, high) == ("(-inf", "inf)") else f"{low}, {high}"
 
     def describe(self) -> dict[str, str]:
-        """Return name, type, default, range and meaning as texts for the user."""
+        """Return the option's name, type, default, range and meaning as text for the user, under these five keys."""
         return {
             "name": self.name,
             "type": _type_text(self.value_type),
@@ -137,7 +138,7 @@ _OPTIONS: dict[type, tuple[Option, ...]] = {}  # made once per class, because re
 
 
 def options_of(cls: type) -> tuple[Option, ...]:
-    """Return the options that the fields of a dataclass declare, in order."""
+    """Return the options that the fields of a dataclass declare, in declaration order."""
     if cls not in _OPTIONS:
         hints = typing.get_type_hints(cls, include_extras=True)
         _OPTIONS[cls] = tuple(
@@ -165,7 +166,10 @@ class Options:
     is_component: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Set the name that users write: `name`, or else the name of the file."""
+        """Set `component_name`, which users write in specs, to `name` or else to the name of the class's file.
+
+        A class is a component if it has a `name`, or the name of its file.
+        """
         super().__init_subclass__(**kwargs)
         file_name = cls.__module__.rpartition(".")[2]
         cls.component_name = name or file_name
@@ -181,7 +185,7 @@ class Options:
 
     @classmethod
     def from_text(cls, values: Mapping[str, str]) -> Self:
-        """Build the component from option texts, as in ``name:key=value,key=value``.
+        """Return the component with these options, given as text by name, as in ``name:key=value,key=value``.
 
         Raises:
             OptionError: an option is unknown (the message names the nearest one), or a value is out of range.
@@ -201,10 +205,10 @@ class Options:
         return [option.name for option in options_of(cls)]
 
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
-        """Return the options as texts that ``from_text`` accepts, sorted by name.
+        """Return each option's value by its name, as text that ``from_text`` accepts, sorted by name.
 
         Args:
-            only_changed: leave out options that have their default value.
+            only_changed: True to leave out options that have their default value.
         """
         defaults = {option.name: value_text(option.default) for option in options_of(type(self))}
         texts = {name: value_text(getattr(self, name)) for name in sorted(defaults)}
@@ -246,7 +250,7 @@ def _type_text(bare: Any) -> str:
 
 
 def _bound_text(bound: Any) -> str:
-    """Return the bound as text; write powers of ten above a million as ``1e9``."""
+    """Return a bound of a range as text; powers of ten above a million look like ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
 
@@ -268,10 +272,10 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a text such as ``topk:ratio=0.001,value_dtype=fp32``.
+        """Return the spec that is written as text such as ``topk:ratio=0.001,value_dtype=fp32``.
 
         Raises:
-            OptionError: the text does not have that form.
+            OptionError: the text does not have the form ``name:key=value,key=value``, or gives an option twice.
         """
         name, colon, rest = text.strip().partition(":")
         options: dict[str, str] = {}
@@ -319,12 +323,12 @@ def build(package: str, base: type[T], text: str) -> T:
 
 
 def component_names(package: str, base: type[Options]) -> list[str]:
-    """Return the names of all components of a package, sorted; imports all of them."""
+    """Return the sorted names of the components in a package that derive from `base`; imports all its modules."""
     return sorted({component.component_name for component in _components(package, base)})
 
 
 def _components(package: str, base: type[T], first: str = "") -> Iterator[type[T]]:
-    """Import the modules of a package, the one named `first` before the others, and yield their components."""
+    """Import a package's modules, the one named `first` before the others, and yield their subclasses of `base`."""
     found = pkgutil.iter_modules(importlib.import_module(package).__path__)
     for module in sorted((m.name for m in found if not m.ispkg), key=lambda name: (name != first, name)):
         for value in vars(importlib.import_module(f"{package}.{module}")).values():

@@ -2,10 +2,10 @@
 
 Source: the pool collectives of CCCL (arXiv:2602.22457), in a form that does not need cache coherence: every cache line
 has a single writer, and there are no locks and no atomic read-modify-write operations. Each rank copies its payload
-into its slot and announces that in its line. When all have done so, each rank adds its own chunk over all slots in rank
-order and announces that; then every rank copies the result. Two sets of slots alternate, so that a rank can fill one
-while others still read the other. Payloads that are not element-wise are copied to every rank, and come back as terms
-in rank order. Payloads longer than a slot are transferred in pieces. A gradient that lies in the pool
+into its slot and announces that in its own cache line. When all have done so, each rank adds its own chunk over all
+slots in rank order and announces that; then every rank copies the result. Two sets of slots alternate, so that a rank
+can fill one while others still read the other. Payloads that are not element-wise are copied to every rank, and come
+back as terms in rank order. Payloads longer than a slot are transferred in pieces. A gradient that lies in the pool
 (`BoundPool.buffer`) serves as its own slot and is not copied.
 Differs: measures shared memory, not CXL; a DAX device is used in the same way and has its own latency.
 
@@ -82,7 +82,7 @@ class Pool(Collective):
 
 
 class BoundPool(BoundCollective):
-    """Create and map the memory regions, and sum through them.
+    """The collective `pool` among the ranks of a transport: it creates and maps the regions and sums through them.
 
     Raises:
         OptionError: there is not enough memory, the path does not exist, or memory is not coherent and cache lines
@@ -99,11 +99,11 @@ class BoundPool(BoundCollective):
             self._pool_rounds = self._map(rounded_up(options.slot_bytes, PAGE), 2, "a smaller slot_bytes")
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a tensor of zeros in the pool, this rank's own; every rank must call with the same arguments.
+        """Return a tensor of zeros, `dtype` [numel], that lies in the pool and belongs to this rank.
 
-        A sum of exactly this tensor makes no copy, because the ranks read all buffers in place; every rank must then
-        pass its own buffer. The sum replaces the contents of the buffer, which may then be overwritten. The buffer is
-        valid until `close`.
+        Every rank must call this method with the same arguments. A sum of exactly this tensor makes no copy, because
+        the ranks read all buffers in place; every rank must then pass its own buffer. The sum replaces the contents of
+        the buffer, which may then be overwritten. The buffer is valid until `close`.
 
         Args:
             numel: number of elements.
@@ -137,7 +137,10 @@ class BoundPool(BoundCollective):
         self._rounds_of_buffers.clear()
 
     def _map(self, slot_bytes: int, num_sets: int, smaller: str) -> PoolRounds:
-        """Map regions for `num_sets` sets of slots; every rank must call."""
+        """Map memory regions for `num_sets` sets of slots. Every rank must call this method.
+
+        `smaller` names what the user should decrease, for the error message if there is not enough memory.
+        """
         transport, options = self.transport, self.options
         n, num_regions = transport.world_size, options.regions
         nbytes = region_nbytes(n, slot_bytes, num_sets, num_regions)
@@ -152,7 +155,7 @@ READY, DONE, LENGTH = 0, 1, 2  # numbers in a rank's line: the last round that i
 
 
 class PoolRounds:
-    """Runs this rank's part of sums and gathers, each of which takes one or more rounds.
+    """This rank's part of sums and gathers through shared memory, each of which takes one or more rounds.
 
     A set of slots has one slot per rank and one for the result. Consecutive slots lie in different regions, so that the
     traffic of one round is spread over all regions. Each rank has a line in the first region with three numbers: the
@@ -190,7 +193,13 @@ class PoolRounds:
         return self._memories[region].data[index * self._slot_bytes :][:nbytes]
 
     def sum_(self, wire: torch.Tensor, op: ReduceOp, lost: WireLost | None = None) -> None:
-        """Replace `wire` (mutated; it may be this rank's slot itself) by the sum in rank order; all ranks must call."""
+        """Replace `wire` with the sum of all ranks' tensors in rank order. Every rank must call this method.
+
+        Args:
+            wire: 1-D, of the same length and dtype on all ranks, mutated; may lie in this rank's slot.
+            op: "sum" or "max".
+            lost: called with the first element and the errors, fp32, of rounding this rank's sums to 16 bits.
+        """
         lines, n, rank = self._lines, self._transport.world_size, self._transport.rank
         ledger = self._transport.ledger
         pieces = wire.split(self._slot_bytes // wire.element_size())
@@ -234,7 +243,7 @@ class PoolRounds:
         self._run(lambda: len(pieces), fill, combine, read)
 
     def gather(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's packed payload, uint8, in rank order; all ranks must call."""
+        """Return every rank's packed payload, uint8 1-D, in rank order. Every rank must call this method."""
         lines, rank = self._lines, self._transport.rank
         buffers: list[torch.Tensor] = []
 
@@ -271,7 +280,14 @@ class PoolRounds:
         combine: Callable[[int, int], None],
         read: Callable[[int, int], None],
     ) -> None:
-        """Run all rounds of one sum or gather; each callback gets the round and the index of the piece."""
+        """Run all rounds of one sum or gather, one piece of the payload per round.
+
+        Args:
+            num_rounds: returns the number of rounds; called when all ranks have filled their first slot.
+            fill: writes this rank's piece into its slot, given the number of the round and the index of the piece.
+            combine: reads all ranks' slots, given the same two numbers.
+            read: reads the result, given the same two numbers.
+        """
         with self._transport.ledger.timed():
             fill(self._round + 1, 0)
             self._lines.announce(self._transport.rank, READY, self._round + 1)
@@ -289,7 +305,7 @@ class PoolRounds:
                 read(self._round, index)
 
     def _await(self, field: int, value: int) -> None:
-        """Wait until every rank has announced `value`.
+        """Wait until every rank has announced at least `value` in this field of its line.
 
         Raises:
             TransportError: a rank did not announce it in time.
@@ -301,12 +317,12 @@ class PoolRounds:
 
 
 def region_nbytes(world_size: int, slot_bytes: int, num_sets: int, num_regions: int) -> int:
-    """Return the length of the data in each region."""
+    """Return the bytes of data in each region, if the slots of all sets are distributed over the regions."""
     return -(-num_sets * (world_size + 1) // num_regions) * slot_bytes
 
 
 def lines_of(tensor: torch.Tensor, rank: int, world_size: int) -> slice:
-    """Return the elements that `rank` adds: whole lines, because no line may have two writers.
+    """Return the slice of `tensor` that `rank` adds: whole cache lines, because no line may have two writers.
 
     A cache that is not coherent writes back whole lines, and would overwrite the other writer's part with old data.
     """

@@ -22,7 +22,7 @@ from collectives.schedule.rounds import Piece, ReceiveEffect, Round
 
 @dataclasses.dataclass(kw_only=True)
 class Ring(Collective):
-    """Sum between neighbours on a ring."""
+    """Sum by passing chunks of the payload around a ring of ranks."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:

@@ -27,24 +27,25 @@ Order = Callable[[Terms, Payload], Payload]  # (terms, a payload that determines
 
 
 def serial_sum(collective: Collective, payloads: Terms) -> torch.Tensor | None:
-    """Compute the sum in the collective's documented order of additions, with the documented rounding.
+    """Return the sum of all ranks' payloads, added and rounded as the collective's module documents.
 
     Args:
         collective: the collective, with its options.
         payloads: the payloads of all ranks, in rank order, of a kind that the collective supports; not modified.
 
     Returns:
-        fp32 [numel], or None if the backend determines the order or a compressor encodes the sum; use `error_bound`
-        then.
+        fp32 [numel]; None if the backend determines the order of additions or a compressor encodes the sum, in which
+        case use `error_bound`.
     """
     total = _total(collective, payloads, payloads[0])
     return None if total is None else total.to_dense()
 
 
 def error_bound(payloads: Terms) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the exact sum, and a bound on the error of n - 1 rounded additions in any order; float64 [numel] each.
+    """Return the exact sum of n payloads, and a bound on the error of n - 1 rounded additions in any order.
 
-    The bound is n u sum|x|, where u is the unit roundoff of the dtype that travels (0 for integers).
+    Both are float64 [numel]. The bound is n u sum|x|, where u is the unit roundoff of the dtype in which values are
+    sent (0 for integers).
 
     Source: Higham, "Accuracy and stability of numerical algorithms" (2002), section 4.2.
     """
@@ -60,7 +61,13 @@ def error_bound(payloads: Terms) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | None:
-    """Return the sum of some ranks' terms; `layout` is a payload that determines where to cut."""
+    """Return the collective's sum of some ranks' payloads, as one payload; None as for `serial_sum`.
+
+    Args:
+        collective: the collective, with its options.
+        terms: the payloads in rank order.
+        layout: a payload whose `borders` say where the payloads are cut.
+    """
     if len(terms) == 1:
         return terms[0]
     if isinstance(collective, Hierarchical):
@@ -75,7 +82,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
 
 
 def _ring(terms: Terms, layout: Payload) -> Payload:
-    """Add chunk c as ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, with ranks modulo n."""
+    """Return the sum of all terms x; chunk c is ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, ranks modulo n."""
     n = len(terms)
     chunks = enumerate(itertools.pairwise(layout.borders(n)))
     return Bundle(
@@ -84,9 +91,10 @@ def _ring(terms: Terms, layout: Payload) -> Payload:
 
 
 def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
-    """Add S(r) = x_r + x_{r+p}, then S(r) = S(r) + S(r xor d) for d = p/2, ..., 1; return chunk r of each S(r).
+    """Return the sum of all terms x, whose chunk r is that of S(r) for r = 0..p-1.
 
-    Here p is the largest power of two up to n.
+    S(r) is x_r + x_{r+p} at first; for d = p/2, ..., 1 it becomes S(r) + S(r xor d). Here p is the largest power of two
+    up to the number of ranks.
     """
     p = 1 << (len(terms).bit_length() - 1)
     sums = [_added([*terms[r : r + 1], *terms[r + p : r + p + 1]]) for r in range(p)]
@@ -99,7 +107,7 @@ def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
 
 
 def _tree(terms: Terms, layout: Payload) -> Payload:
-    """Return S(0), where S(r) = (x_r + S(2r+1)) + S(2r+2)."""
+    """Return the sum S(0) of all terms x, where S(r) = (x_r + S(2r+1)) + S(2r+2)."""
 
     def subtree(rank: int) -> Payload:
         return _added([terms[rank], *(subtree(child) for child in (2 * rank + 1, 2 * rank + 2) if child < len(terms))])
@@ -108,7 +116,10 @@ def _tree(terms: Terms, layout: Payload) -> Payload:
 
 
 def _at_one_place(terms: Terms, layout: Payload) -> Payload:
-    """Add in rank order in fp32 (integers in their own dtype); round the sum once if it is element-wise."""
+    """Return the sum of the terms in rank order, computed in fp32 (integers: in their own dtype).
+
+    The sum of element-wise payloads is rounded once to their dtype; that of others is dense fp32.
+    """
     if not layout.elementwise:
         return _decoded(terms)
     wires = [term.wire for term in terms]
@@ -118,7 +129,7 @@ def _at_one_place(terms: Terms, layout: Payload) -> Payload:
 
 
 def _decoded(terms: Terms, layout: Payload | None = None) -> Payload:
-    """Decode and add in rank order in fp32."""
+    """Decode the terms, and return their sum in rank order as dense fp32."""
     return Dense(functools.reduce(torch.add, [term.to_dense() for term in terms]))
 
 
@@ -132,7 +143,10 @@ _ORDERS: dict[str, Order] = {
 
 
 def _by_layer(server: Server, terms: Terms) -> Payload | None:
-    """Add each layer at its server; answers with `downlink=union` have the terms' value type."""
+    """Return the sum as a server computes it, layer by layer; None if a compressor encodes it again.
+
+    With `downlink=union`, sums are rounded to the value dtype of the terms.
+    """
     answers = []
     for of_layer in zip(*map(leaves, terms), strict=True):
         answer = _at_one_place(of_layer, of_layer[0])
@@ -145,7 +159,7 @@ def _by_layer(server: Server, terms: Terms) -> Payload | None:
 
 
 def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Payload | None:
-    """Add with the `intra` collective in each group, then with the `inter` collective over the groups' totals."""
+    """Return the sum that `intra` computes in each group and `inter` over the groups' totals; None as for `_total`."""
     size = collective.group_size
     groups = [terms[start : start + size] for start in range(0, len(terms), size)]
     if len(groups) == 1:
@@ -164,7 +178,7 @@ def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Paylo
 
 
 def _as_one_payload(collective: Collective, terms: Terms, layout: Payload) -> Payload | None:
-    """Return the total as one payload; terms that the collective would not add are added in rank order."""
+    """Return the collective's sum as one payload; if it leaves terms without adding them, add them in rank order."""
     leaves_terms = collective.component_name == "allgather" or (
         collective.component_name == "pool" and not layout.elementwise
     )

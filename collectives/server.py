@@ -42,15 +42,15 @@ from collectives.transport.messages import sum_wires
 
 
 class Shard(NamedTuple):
-    """The part of a message that one server sums at a time: a layer, a piece of a long one, or a flat bucket.
+    """The part of a message that one server sums at a time: a layer, a piece of a layer, or a bucket of layers.
 
     Attributes:
-        key: ids of the layers inside.
-        server: the rank that serves it.
-        place: its first element in the message and one past the last, and its number there.
-        elementwise: whether it is pushed as element-wise payloads of one dtype, so that the answer has that dtype too.
-        keeps_loss: whether the server keeps the error of its answer for the next sum.
-        stretches: the stretches of layers in it, if the server keeps its loss.
+        key: ids of the layers in the shard.
+        server: the rank that serves the shard.
+        place: (first element in the message, one past the last, number of the shard in the message).
+        elementwise: True if ranks push the shard as element-wise payloads of one dtype; the sum has that dtype too.
+        keeps_loss: True if the server keeps the error of the sum that it sends back, and adds it to the next sum.
+        stretches: the stretches of layers in the shard if `keeps_loss`, otherwise empty.
     """
 
     key: Key
@@ -63,7 +63,7 @@ class Shard(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Server(Collective):
-    """Sum on one or several servers: workers push, servers sum, workers pull."""
+    """Sum on one or several servers: workers push payloads, servers sum them, and workers pull the sums."""
 
     carries_wires: ClassVar[bool] = False
     decodes: ClassVar[bool] = True
@@ -105,7 +105,11 @@ class Server(Collective):
             )
 
     def shards(self, world_size: int, layout: Layout) -> list[Shard]:
-        """Return one shard per layer; if sharded, several for long layers and payloads that hold several layers."""
+        """Return the shards into which messages with this layout are divided.
+
+        There is one shard per layer if the layers can and need to be separated. If the servers are sharded, long layers
+        and payloads that hold several layers are divided among all servers.
+        """
         shards: list[Shard] = []
         first = 0
         if not self.tells_layers_apart:
@@ -127,7 +131,7 @@ class Server(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        """Return two rounds: workers push their shards to the servers, which answer all workers."""
+        """Return two rounds: ranks push their shards to the servers, then the servers send the sums to all ranks."""
         by_server: dict[int, list[Shard]] = {}
         for shard in self.shards(world_size, layout):
             by_server.setdefault(shard.server, []).append(shard)
@@ -158,7 +162,10 @@ class Server(Collective):
 
 
 class BoundServer(BoundCollective):
-    """Run the push and the pull of this rank, and keep a server's residuals if its answers lose information."""
+    """The collective `server` on one rank: it pushes, sums the shards that this rank serves, and pulls.
+
+    It also keeps the residuals of this rank's shards if the sums that are sent back lose information.
+    """
 
     options: Server
 
@@ -235,7 +242,7 @@ class BoundServer(BoundCollective):
         return list(zip(layout.key, numels, strict=True))
 
     def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
-        """Return a server's answer for one shard: all ranks' terms added in rank order, plus its residual if any."""
+        """Return a server's answer for one shard: the sum of all ranks' payloads in rank order, plus any residual."""
         elementwise = all(term.elementwise for term in terms)
         if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
             return added(terms, op)
@@ -264,14 +271,17 @@ def _sum_in_order(terms: Sequence[Payload]) -> torch.Tensor:  # decoded; a new t
 
 
 def added(terms: Sequence[Payload], op: ReduceOp = "sum") -> Payload:
-    """Add all ranks' payloads in rank order; element-wise payloads keep their kind, others become dense fp32."""
+    """Return the sum (or maximum) of all ranks' payloads in rank order.
+
+    The sum of element-wise payloads has their kind; that of others is dense fp32. "max" needs element-wise payloads.
+    """
     if all(term.elementwise for term in terms):
         return terms[0].with_wire(sum_wires([term.wire for term in terms], op))
     return Dense(_sum_in_order(terms))
 
 
 def _rounded(term: Payload, total: torch.Tensor) -> Payload:
-    """Return the elements of `total` [numel] that an element-wise payload transmits, in its dtype."""
+    """Return a payload like `term`, which is element-wise, with the values of `total`, fp32 [numel]."""
     parts = torch.split(total, [leaf.numel for leaf in leaves(term)])
     values = [
         part.index_select(0, leaf.positions) if isinstance(leaf, IndexedValues) else part
@@ -285,7 +295,10 @@ def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
-    """Return the elements of `total` [numel] that some term transmits, in the terms' value type."""
+    """Return, as a sparse payload, the elements of `total`, fp32 [numel], that at least one term sends.
+
+    Values have the terms' value dtype, or the widest of several. Terms with whole rows give a payload with whole rows.
+    """
     by_rows = [term for term in terms if isinstance(term, RowSparse)]
     if len(by_rows) == len(terms):
         rows = torch.cat([term.rows for term in by_rows]).unique()

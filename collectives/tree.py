@@ -51,7 +51,7 @@ class Tree(Collective):
         return rounds
 
     def segments(self, layout: Layout) -> list[Stretch]:
-        """Divide a dense payload into segments; packed payloads travel whole."""
+        """Return the segments into which an element-wise payload is divided; others are sent whole, as one segment."""
         (whole,) = layout.chunks(1)
         nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
         return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))

@@ -1,1 +1,1 @@
-"""Native loops in C: building, finding and calling them. Without them, slower torch and numpy code is used."""
+"""Build, find and call native loops written in C; without them, slower torch and numpy code is used."""

@@ -39,12 +39,12 @@ class BuildError(Exception):
 
 
 def sources() -> list[Path]:
-    """Return the C files and their headers; none in an installation, which has only the libraries."""
+    """Return the paths of the C files and headers; empty in an installation, which has only the libraries."""
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.[ch]"))
 
 
 def digest(files: list[Path]) -> str:
-    """Return a hash of the sources and the compiler's flags: 16 hexadecimal digits."""
+    """Return a hash of these source files and of the compiler's flags: 16 hexadecimal digits."""
     texts = b"".join(path.name.encode() + b"\0" + path.read_bytes() + b"\0" for path in files)
     return hashlib.sha256(texts + repr((FLAGS, FLAGS_OF, LINKED, TARGETS)).encode()).hexdigest()[:16]
 
@@ -58,7 +58,7 @@ def build(folder: Path) -> list[Path]:
     """Compile the libraries for this machine into `folder` and return their paths.
 
     Raises:
-        BuildError: this machine is not in `TARGETS`, there is no compiler, or it failed.
+        BuildError: this machine is not in `TARGETS`, there is no compiler, or the compiler failed.
     """
     processors = processors_of_this_machine()
     libraries = [folder / library_name(processor) for processor in processors]
@@ -67,10 +67,10 @@ def build(folder: Path) -> list[Path]:
 
 
 def processors_of_this_machine() -> tuple[str, ...]:
-    """Return the processor levels of this kind of machine, by the compiler's names.
+    """Return the processor levels for which libraries are built on this machine, such as ``x86_64_v3``.
 
     Raises:
-        BuildError: this kind of machine is not in `TARGETS`.
+        BuildError: this machine's operating system is not Linux, or its architecture is not in `TARGETS`.
     """
     processors = TARGETS.get(platform.machine(), ())
     if platform.system() != "Linux" or not processors:
@@ -79,7 +79,10 @@ def processors_of_this_machine() -> tuple[str, ...]:
 
 
 def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> str:
-    """Build the libraries; if that fails, write the reason into `folder` for `bench doctor` and return it, else ""."""
+    """Build the libraries, and return an empty string; if that fails, return the reason.
+
+    The reason is also written into a file in `folder`, where `bench doctor` finds it.
+    """
     note = folder / NOT_BUILT
     try:
         note.unlink(missing_ok=True)
@@ -93,10 +96,12 @@ def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> s
 
 
 def compile_library(library: Path, files: list[Path], processor: str) -> Path:
-    """Compile the C files among `files` into one library, which appears complete or not at all.
+    """Compile the C files among `files` into one library, and return its path.
+
+    The library is replaced atomically: other processes never see an incomplete file.
 
     Raises:
-        BuildError: there is no compiler, or it failed.
+        BuildError: there is no compiler, or the compiler failed.
     """
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:

@@ -1,4 +1,6 @@
-"""Choice of the implementation: native loops on CPUs, Triton on GPUs, or the reference path. Does not import torch.
+"""Choice of the implementation of loops: native C code on CPUs, Triton on GPUs, or the reference path.
+
+This module does not import torch.
 
 GRADWIRE_KERNELS=reference in the environment selects the reference path: plain torch and numpy, slower, same results.
 """
@@ -35,8 +37,8 @@ class Library:
     """The result of the search for native loops.
 
     Attributes:
-        handle: the loaded library; None if the reference path is used.
-        finding: a sentence for users: which library was found, or why none.
+        handle: the loaded library; None if the reference path (torch and numpy) is used.
+        finding: a phrase for users that says which library was found, or why none was found.
     """
 
     handle: ctypes.CDLL | None
@@ -44,7 +46,7 @@ class Library:
 
 
 def kernels_in_use(device: str = "cpu") -> Kernels:
-    """Return the implementation in use on a torch device type ("cpu" or "cuda").
+    """Return the implementation that is in use for tensors on a torch device type ("cpu" or "cuda").
 
     Raises:
         OptionError: GRADWIRE_KERNELS has an unknown value.
@@ -57,13 +59,13 @@ def kernels_in_use(device: str = "cpu") -> Kernels:
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the library of native loops; None if the reference path is used."""
+    """Return the library of native loops; None if native loops are not used."""
     return found().handle if _forced is None else None
 
 
 @functools.cache
 def found() -> Library:
-    """Look for a library that this processor can run; the result is cached.
+    """Return the result of the search for a library that this processor can run; cached after the first call.
 
     Raises:
         OptionError: GRADWIRE_KERNELS has an unknown value.
@@ -85,7 +87,14 @@ def load(folder: Path) -> Library:
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
-    """Open a library that was compiled from these files; without files, as in an installation, this is not checked."""
+    """Open the library at `path`, or say why it cannot be used.
+
+    Args:
+        path: path of the library.
+        files: the source files from which it must have been compiled; if there are none, as in an installation, this is
+            not checked.
+        finding: `Library.finding` of a library that was opened.
+    """
     note = path.parent / NOT_BUILT
     failed = note.read_text(encoding="utf-8").strip() if note.exists() else ""
     if not path.exists():
@@ -111,13 +120,13 @@ def _wanted() -> str:
 
 
 def suitable_processors() -> list[str]:
-    """Return the names in `TARGETS` whose code this processor can run, the most capable last."""
+    """Return the processor levels in `TARGETS` whose code this processor can run, the most capable last."""
     flags = cpu_flags()
     return [name for name in TARGETS.get(platform.machine(), ()) if NEEDS.get(name, frozenset()) <= flags]
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the processor's flags from /proc/cpuinfo; empty if there are none."""
+    """Return the processor's flags, such as ``avx2``, from /proc/cpuinfo; empty if that file has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -127,7 +136,7 @@ def cpu_flags() -> frozenset[str]:
 
 @functools.cache
 def triton_missing() -> str:
-    """Return the reason why Triton is not used on GPUs; empty if it is.
+    """Return the reason why Triton is not used on GPUs; an empty string if Triton is used.
 
     Raises:
         OptionError: GRADWIRE_KERNELS has an unknown value.
@@ -143,7 +152,7 @@ def triton_missing() -> str:
 
 @contextlib.contextmanager
 def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
-    """Use this implementation on all devices and in all threads within a `with` block; for tests and benchmarks.
+    """Force this implementation on all devices and in all threads within a `with` block; for tests and benchmarks.
 
     Triton on CPUs needs its interpreter: set TRITON_INTERPRET=1 in the environment before it is imported.
     """

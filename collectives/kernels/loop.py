@@ -1,4 +1,4 @@
-"""Calls from Python to native loops in C and to Triton kernels; arguments are checked, and the GIL is released."""
+"""Call native loops in C and Triton kernels from Python; calls of C loops check tensors and release the GIL."""
 
 import ctypes
 import functools
@@ -18,18 +18,18 @@ Longs = ctypes.POINTER(Int)
 
 
 def longs(values: Sequence[int]) -> Any:
-    """Return numbers or addresses as a `Longs` argument; much faster to create than a tensor."""
+    """Return numbers or addresses as a C array for a `Longs` argument; much faster to create than a tensor."""
     return (Int * len(values))(*values)
 
 
 def addresses(tensors: Iterable[torch.Tensor]) -> Any:
-    """Return where the tensors' elements lie, as a `Longs` argument."""
+    """Return the address of each tensor's first element, as a C array for a `Longs` argument."""
     return longs([tensor.data_ptr() for tensor in tensors])
 
 
 @functools.cache
 def array(*dtypes: torch.dtype) -> Any:
-    """Return the argument type, for `Loop`, of a contiguous CPU tensor with one of these dtypes."""
+    """Return an argument type for `Loop`: a contiguous CPU tensor with one of these dtypes."""
 
     def from_param(tensor: torch.Tensor) -> ctypes.c_void_p:
         if tensor.dtype not in dtypes or not tensor.is_cpu or not tensor.is_contiguous():
@@ -50,12 +50,12 @@ ByteArray = array(torch.uint8)
 
 
 class Loop:
-    """One function in the library of native loops.
+    """A C function in the library of native loops, callable from Python.
 
     Args:
         name: name of the C function.
         argtypes: `Int`, `Float`, `Double`, `Longs` or `array(dtype)` for each argument.
-        returns: ctypes type of the result; None for no result.
+        returns: ctypes type of the result; None if the function returns nothing.
     """
 
     def __init__(self, name: str, *argtypes: Any, returns: Any = None) -> None:
@@ -64,15 +64,15 @@ class Loop:
         self._returns = returns
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function.
+        """Call the C function and return its result.
 
         Raises:
-            TypeError: a tensor has the wrong type, layout or device.
+            TypeError: a tensor has the wrong dtype, is not contiguous, or does not lie on the CPU.
         """
         return self._function(*arguments)
 
     def serves(self, *tensors: torch.Tensor) -> bool:
-        """Return True if native loops are in use and these tensors lie on the CPU."""
+        """Return True if native loops are in use and all of these tensors lie on the CPU, so that it may be called."""
         return library() is not None and all(tensor.is_cpu for tensor in tensors)
 
     @functools.cached_property
@@ -85,10 +85,10 @@ class Loop:
 
 
 class Parts:
-    """One flat tensor whose parts lie in separate memory.
+    """A sequence of tensors that stand for one flat tensor, their concatenation.
 
     Args:
-        tensors: fp32 and 1-D, at least one; copied if not contiguous.
+        tensors: fp32 and 1-D, at least one; a tensor that is not contiguous is copied.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -98,17 +98,17 @@ class Parts:
 
     @functools.cached_property
     def flat(self) -> torch.Tensor:
-        """Return the parts as one tensor, fp32 [numel]; a single part is not copied."""
+        """Return the concatenation of the tensors, fp32 [numel]; a single tensor is returned without a copy."""
         return self.tensors[0] if len(self.tensors) == 1 else torch.cat(self.tensors)
 
     @functools.cached_property
     def starts(self) -> Any:
-        """Return the addresses of the parts as a `Longs` argument."""
+        """Return the address of each tensor's first element, as a C array for a `Longs` argument."""
         return addresses(self.tensors)
 
     @functools.cached_property
     def borders(self) -> Any:
-        """Return the index of each part's first element in the flat tensor, and `numel`, as a `Longs` argument."""
+        """Return the index of each tensor's first element in the concatenation, then `numel`, as a C array."""
         return longs([0, *itertools.accumulate(tensor.numel() for tensor in self.tensors)])
 
 
@@ -117,11 +117,11 @@ T = TypeVar("T")
 
 
 def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that calls the Triton version if Triton is in use for the device, otherwise the given function.
+    """Return a function that calls `function`, or its Triton version if Triton is in use for the arguments' device.
 
     The Triton version has the same name and is in `triton.py` or `triton/<module>.py` next to the function's module.
-    The first argument that is a tensor, `Parts` or a device gives the device. The Triton module is imported at the
-    first call that needs it.
+    The device is that of the first argument that is a tensor or `Parts`, or that is itself a device. The Triton module
+    is imported at the first call that needs it.
     """
     package, _, module = function.__module__.rpartition(".")
 
@@ -141,7 +141,16 @@ def also_on_gpus(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def launch(kernel: Any, num_programs: int, *arguments: Any, **constants: Any) -> None:
-    """Run a Triton kernel, unless `num_programs` is 0; without fused multiply-add, so results match the CPU's."""
+    """Run `num_programs` programs of a Triton kernel; do nothing for 0.
+
+    Fused multiply-add is off, so that results match those of the CPU.
+
+    Args:
+        kernel: the function compiled by `triton.jit`.
+        num_programs: number of programs.
+        arguments: the kernel's arguments.
+        constants: the kernel's compile-time constants.
+    """
     if num_programs:
         kernel[(num_programs,)](*arguments, **constants, enable_fp_fusion=False)
 

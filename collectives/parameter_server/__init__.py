@@ -1,1 +1,1 @@
-"""Parameter server: one rank holds the parameters; all ranks push gradients and pull parameters at their own pace."""
+"""Parameter server: one rank holds the parameters; all ranks push gradients and pull parameters, each at its pace."""

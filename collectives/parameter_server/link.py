@@ -1,9 +1,10 @@
-"""Messages between a worker and the parameter server: one link per worker, one thread at each end, in order.
+"""Messages between a worker and the parameter server, over one link (a transport of two ranks) per worker.
 
-A worker sends one packed payload per layer, in the order in which backward produces them, and a control message at the
-end of its clock. The server answers with a control message and one packed `Dense` payload per layer. The first two
-bytes distinguish control messages from payloads. The server keeps receive buffers posted, enough for all messages of a
-clock if these need little memory, because a message without a posted buffer waits for a round trip.
+One thread at each end uses the link. A worker sends one packed payload per layer, in the order in which backward
+produces them, and a control message at the end of its clock (its step). The server answers with a control message and
+one packed `Dense` payload per layer. The first two bytes distinguish control messages from payloads. The server keeps
+receive buffers posted, enough for all messages of a clock if these need little memory, because a message without a
+posted buffer waits for a round trip.
 
 Bytes per worker and step: upwards the packed payloads and 24 bytes of control; downwards 16 + 4 m for each layer of m
 elements and 24 bytes of control. The worker on the server's own rank sends nothing. Answers to `synchronize` are
@@ -36,7 +37,10 @@ _FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
 
 
 class Request(enum.IntEnum):
-    """The request in a worker's control message."""
+    """The command in a worker's control message to the server.
+
+    APPLY and DROP end a clock: the server applies the gradients pushed in it, or discards them.
+    """
 
     APPLY = 1
     DROP = 2
@@ -46,7 +50,12 @@ class Request(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class ControlMessage:
-    """A worker's control message, 24 bytes."""
+    """A worker's control message to the server, 24 bytes.
+
+    Attributes:
+        command: the command to the server.
+        clock_end: the worker's step, epoch and learning rate, if the command ends a clock.
+    """
 
     FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
 
@@ -60,10 +69,10 @@ class ControlMessage:
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Self | None:
-        """Return the control message in a buffer, or None if the buffer holds a payload.
+        """Return the control message in a receive buffer, uint8 1-D, or None if the buffer holds a payload.
 
         Raises:
-            PayloadError: the command does not exist.
+            PayloadError: the message's command is not a `Request`.
         """
         raw = message[: cls.FORM.size].numpy().tobytes()
         if len(raw) < cls.FORM.size or int.from_bytes(raw[:2], "little") != _MAGIC:
@@ -81,14 +90,14 @@ CONTROL_BYTES = ControlMessage.FORM.size
 
 
 class RemoteServer(ServerClient):
-    """A worker's end of a link to the server.
+    """A client of a parameter server in another process: it sends a worker's pushes over a link.
 
     Args:
-        link: transport of two ranks: the server is rank 0 and this worker rank 1.
+        link: transport of two ranks: the server is rank 0 and this worker is rank 1.
         numels: number of elements of every layer, in the order of their ids, which count from 0.
 
     Raises:
-        PayloadError: there are more layers than a payload's header can number.
+        PayloadError: there are more layers (2^16) than a payload's header can number.
     """
 
     @override
@@ -113,7 +122,10 @@ class RemoteServer(ServerClient):
 
     @override
     def disconnect(self) -> None:
-        """Send one control message for each buffer that the server has posted, so that none stays posted."""
+        """Tell the server that this worker sends nothing more.
+
+        The message is sent once for each receive buffer that the server has posted, so that no buffer stays posted.
+        """
         with self._link.counted_as("control"):
             message = ControlMessage(Request.DISCONNECT).pack()
             wait_all([self._link.send(message, SERVER) for _ in range(_num_posted(self._numels))])
@@ -142,9 +154,9 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
     """Serve the worker at the other end of a link until it disconnects.
 
     Args:
-        link: transport of two ranks: this server is rank 0 and the worker rank 1; no other thread may use it.
+        link: transport of two ranks: this server is rank 0 and the worker is rank 1; no other thread may use it.
         session: the worker's session at the server.
-        numels: number of elements of every layer, in the order of their ids.
+        numels: number of elements of every layer, in the order of their ids, which count from 0.
 
     Raises:
         TransportError: the worker was lost, or did not send anything in time.

@@ -1,4 +1,7 @@
-"""Residuals of servers: the errors of their answers, fp32 by stretch of a layer, on the rank that serves it."""
+"""Residuals of servers: the errors of the sums that they send back, fp32, kept per stretch of a layer.
+
+The rank that serves a stretch keeps its residual.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +16,12 @@ EVERY_RANK = -1
 
 
 class LayerStretch(NamedTuple):
-    """Elements `start` to `stop - 1` of the layer with this id."""
+    """A range of a layer's elements.
+
+    Attributes:
+        layer: id of the layer.
+        start, stop: first element and one past the last, counted within the layer.
+    """
 
     layer: int
     start: int
@@ -21,12 +29,12 @@ class LayerStretch(NamedTuple):
 
 
 def stretches_between(layers: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[LayerStretch]:
-    """Yield the stretches of layers that lie between two elements of a message.
+    """Yield the stretch of each layer that lies within a range of elements of a message.
 
     Args:
         layers: (id, number of elements) of each layer in the message, in order.
-        start: the first element.
-        stop: one past the last.
+        start: first element of the range in the message.
+        stop: one past the last element of the range.
     """
     borders = itertools.accumulate((numel for _, numel in layers), initial=0)
     for (layer, numel), first in zip(layers, borders, strict=False):
@@ -36,10 +44,10 @@ def stretches_between(layers: Sequence[tuple[int, int]], start: int, stop: int) 
 
 
 class AnswerResiduals:
-    """Keep the residuals of the stretches that this rank serves, both accepted and proposed ones.
+    """The residuals of the stretches that this rank serves: accepted ones, and those proposed in the current step.
 
-    All ranks know which server keeps which stretch. When DDP rebuilds its buckets, a layer may get another server or be
-    cut at other elements; its residuals then move to the ranks that serve it now.
+    All ranks know which rank keeps the residual of which stretch. When DDP rebuilds its buckets, a layer may get
+    another server or be cut at other elements; its residuals then move to the ranks that serve it now.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -49,9 +57,10 @@ class AnswerResiduals:
         self._keepers: dict[LayerStretch, int] = {}
 
     def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
-        """Move residuals to the ranks that serve the stretches from now on; every rank must call.
+        """Move residuals to the ranks that serve the stretches from now on. Every rank must call this method.
 
-        Sends nothing if no server changes; otherwise one fp32 message, counted as `state`, for each stretch that moves.
+        Nothing is sent if the same ranks serve the same stretches as before; otherwise one fp32 message, counted as
+        `state`, for each piece of a stretch that moves to another rank.
 
         Args:
             keepers: the rank that serves each stretch, for all stretches of a layer; the same on all ranks.
@@ -88,13 +97,18 @@ class AnswerResiduals:
         self._keepers |= changed
 
     def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add the residuals of these stretches to `total`, fp32, which holds the stretches concatenated."""
+        """Add the accepted residuals of these stretches to `total` (mutated), fp32 [elements of all stretches]."""
         for stretch, part in zip(stretches, _cut(total, stretches), strict=True):
             if stretch in self._kept:
                 part.add_(self._kept[stretch])
 
     def propose(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Propose `total`, fp32, as the new residuals of these stretches; do not change it afterwards."""
+        """Propose the elements of `total` as the new residuals of these stretches.
+
+        Args:
+            total: the residuals, concatenated, fp32; not copied, so it must not change afterwards.
+            stretches: the stretches, in the order in which they lie in `total`.
+        """
         self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
 
     def commit(self) -> None:
@@ -107,14 +121,14 @@ class AnswerResiduals:
         self._proposed = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the residuals of this rank, and the keeper of every stretch."""
+        """Return the accepted residuals on this rank, and the rank that keeps the residual of every stretch."""
         return {
             "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._kept.items()},
             "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state by what `state_dict` returned."""
+        """Replace all residuals with a state that `state_dict` returned; discard proposed ones."""
         self._kept = {LayerStretch(*each): residual.clone() for each, residual in state["residuals"].items()}
         self._keepers = {LayerStretch(*each): keeper for each, keeper in state["keepers"].items()}
         self._proposed = {}

@@ -6,8 +6,8 @@ et al., "Large scale distributed deep networks" (NIPS 2012), Downpour SGD.
 Differs: pushes of one clock are applied together and in rank order, so that a run with a bound is reproducible if its
 timing is, and a bound of 0 is synchronous training bit for bit.
 
-A clock is one worker's step. The server's version counts the updates applied to the parameters. The caller implements
-the update in `Parameters`.
+A clock is one step of a worker. The version of the parameters counts the updates that the server applied to them. The
+caller implements the update in `Parameters`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from collectives.transport.base import TransportError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClockEnd:
-    """The message with which a worker ends a clock, after it has pushed all layers.
+    """The message with which a worker ends a clock (one of its steps), after it has pushed the gradients of all layers.
 
     Attributes:
         index, epoch: the worker's step and epoch.
-        lr: learning rate of its update.
-        dropped: discard the pushes of this clock, because a gradient was not finite.
+        lr: learning rate of the update with these gradients.
+        dropped: True to discard the gradients of this clock, because one of them was not finite.
     """
 
     index: int
@@ -43,11 +43,11 @@ class ClockEnd:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Push:
-    """One worker's gradients of one clock.
+    """The gradients that one worker computed in one clock (one of its steps).
 
     Attributes:
         rank: the worker's rank.
-        payloads: payloads by layer id; a layer without a gradient is missing.
+        payloads: encoded gradients by layer id; a layer without a gradient is missing.
         clock_end: the message that ended the clock.
     """
 
@@ -61,10 +61,11 @@ class Answer:
     """The parameters that a worker gets for its next clock.
 
     Attributes:
-        version: version of the parameters.
+        version: version of the parameters: the number of updates applied to them.
         num_steps: number of optimizer steps so far: the worker's own clocks if staleness is bounded, otherwise the
             pushes of all workers divided by the number of workers.
-        staleness: number of versions that the worker's last push is behind when it is applied; None if it did not push.
+        staleness: number of updates between the version with which the worker computed its last push and the version
+            to which the push is applied; None if the worker did not push, or if its push was discarded.
         parameters: packed `Dense` payloads, one per layer; shared with other workers, so do not change them.
     """
 
@@ -75,30 +76,31 @@ class Answer:
 
 
 class Parameters(Protocol):
-    """The parameters and their update rule; used by one thread at a time."""
+    """The parameters that a server holds, and their update rule; used by one thread at a time."""
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
         """Update the parameters (mutated) with the sum of these pushes, divided by `num_terms`.
 
         Args:
-            pushes: pushes in rank order, none of them dropped.
-            num_terms: number of pushes in one update. With n workers, scale the learning rate by num_terms / n.
+            pushes: pushes in rank order, without dropped ones.
+            num_terms: number of pushes in a complete update, dropped ones included. With n workers, scale the learning
+                rate by num_terms / n.
         """
 
     def packed(self) -> list[torch.Tensor]:
-        """Return a new packed `Dense` payload per layer."""
+        """Return the current parameters as one new packed `Dense` payload per layer."""
 
 
 class ServerClient(abc.ABC):
-    """A worker's interface to the server, in the same process or over a link; used by one thread at a time."""
+    """A worker's interface to a parameter server in the same process or another one; used by one thread at a time."""
 
     @abc.abstractmethod
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Push one layer's gradient of this clock; the payload's tensors must not change afterwards."""
+        """Push the encoded gradient of one layer in the current clock; its tensors must not change afterwards."""
 
     @abc.abstractmethod
     def end_clock(self, clock_end: ClockEnd) -> Answer:
-        """End the clock after all layers were pushed; return when the next clock may start.
+        """End the current clock after all layers were pushed; return the parameters when the next clock may start.
 
         Raises:
             TransportError: a rank was lost, or the slowest rank did not push in time.
@@ -106,12 +108,13 @@ class ServerClient(abc.ABC):
 
     @abc.abstractmethod
     def synchronize(self) -> Answer:
-        """Wait until all workers have called and all pushes are applied; all workers get the same version.
+        """Wait until all workers have called this method and all pushes are applied; return the parameters.
 
-        If staleness is bounded, all workers must have ended the same number of clocks.
+        All workers get the same version. If staleness is bounded, all workers must have ended the same number of
+        clocks.
 
         Raises:
-            TransportError: a rank was lost or did not call in time.
+            TransportError: a rank was lost, or did not call this method in time.
         """
 
     def disconnect(self) -> None:  # noqa: B027 - needed over a link only
@@ -119,7 +122,7 @@ class ServerClient(abc.ABC):
 
 
 class ParameterServer(abc.ABC):
-    """Hold the parameters and their version; subclasses decide when pushes are applied and when workers proceed.
+    """A server that holds the parameters; subclasses decide when pushes are applied and when workers may proceed.
 
     Args:
         parameters: the parameters with their update rule.
@@ -141,41 +144,51 @@ class ParameterServer(abc.ABC):
         self._failure: BaseException | None = None
 
     def join(self, rank: int) -> Session:
-        """Return the session of one worker; call it once for each worker before any of them pushes."""
+        """Return the `Session` of a worker; call this once for each worker before any worker pushes."""
         self._sessions[rank] = Session(self, rank)
         return self._sessions[rank]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the version and every worker's clock; no push may be pending, so call `synchronize` before."""
+        """Return the version and the number of clocks that each worker has ended.
+
+        No push may be waiting to be applied, so let all workers call `synchronize` before.
+        """
         return {"version": self.version, "clocks": {rank: s.clock for rank, s in self._sessions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, without the parameters; call it before any worker pushes."""
+        """Restore what `state_dict` returned, which excludes the parameters; call this before any worker pushes."""
         self.version = state["version"]
         for rank, session in self._sessions.items():
             session.clock, session.version = state["clocks"][rank], self.version
         self._packed = (-1, [])
 
     def fail(self, error: BaseException) -> None:
-        """Stop the server: every worker that waits or calls from now on gets this error."""
+        """Stop the server: raise this error in every worker that waits now or calls a method later."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     @abc.abstractmethod
     def take(self, push: Push, session: Session) -> int:
-        """Apply the push, now or when all pushes of its clock are there; return its staleness in versions.
+        """Accept a push, and apply it now or when the pushes of all workers for its clock have arrived.
 
-        Only one thread may call at a time; sessions ensure this.
+        Only one thread may call this method at a time; sessions ensure this.
+
+        Args:
+            push: the gradients of one clock.
+            session: the session of the worker that pushes.
+
+        Returns:
+            The push's staleness, as in `Answer.staleness`.
         """
 
     @abc.abstractmethod
     def may_start(self, clock: int) -> bool:
-        """Return whether a worker may start this clock."""
+        """Return True if a worker may start the clock with this number, counted from 0."""
 
     @abc.abstractmethod
     def _num_steps(self, session: Session) -> int:
-        """Return `Answer.num_steps`."""
+        """Return the `num_steps` of the next `Answer` to this worker."""
 
     def _end_clock(self, session: Session, push: Push) -> Answer:
         with self._changed:
@@ -229,12 +242,12 @@ class ParameterServer(abc.ABC):
 
 
 class Session(ServerClient):
-    """One worker's state at the server: its pushes of the current clock, and the version of its parameters.
+    """One worker's state at the server: its pushes in the current clock, and the version of its parameters.
 
     Attributes:
         rank: the worker's rank.
-        clock: number of clocks that it has ended.
-        version: version of the parameters that it has.
+        clock: number of clocks that the worker has ended.
+        version: version of the parameters that the worker has.
     """
 
     @override
@@ -261,11 +274,13 @@ class Session(ServerClient):
 
 
 class BoundedStaleness(ParameterServer):
-    """Apply the pushes of one clock together once all have arrived; clock c needs version c - staleness or later.
+    """A server that applies the pushes of one clock together, in one update, once all workers have sent theirs.
+
+    A worker may start clock c, counted from 0, when the parameters have version c - staleness or a later one.
 
     Args:
         parameters, world_size, timeout_s: as in `ParameterServer`.
-        staleness: the bound; 0 is synchronous training.
+        staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training.
     """
 
     def __init__(self, parameters: Parameters, world_size: int, timeout_s: float, *, staleness: int) -> None:
@@ -293,7 +308,7 @@ class BoundedStaleness(ParameterServer):
 
 
 class OnArrival(ParameterServer):
-    """Apply every push when it arrives, as 1 / world_size of a step; no worker waits."""
+    """A server that applies every push when it arrives, as 1 / world_size of a step; no worker waits for others."""
 
     @override
     def take(self, push: Push, session: Session) -> int:

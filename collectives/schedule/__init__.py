@@ -1,1 +1,1 @@
-"""Describe as data which rank sends what to which rank in a sum, and execute it."""
+"""Describe as data which messages ranks send to each other in a sum over ranks, and execute that description."""

@@ -1,4 +1,4 @@
-"""Execute the rounds of a sum: in place on a wire tensor, or with packed payloads."""
+"""Execute the rounds of messages of a sum over ranks: in place on a bare tensor, or with packed payloads."""
 
 import functools
 import itertools
@@ -20,7 +20,11 @@ WireLost = Callable[[int, torch.Tensor], None]
 
 
 def lost_on_wire(payload: Payload) -> WireLost | None:
-    """Return a function that passes rounding errors on to an element-wise payload's `keep_lost`, or None if unset."""
+    """Return a function that passes rounding errors to `payload.keep_lost`; None if `keep_lost` is None.
+
+    Errors are given by their place in the wire tensor of this element-wise payload; `keep_lost` gets them by their
+    place in the dense tensor.
+    """
     if (keep_lost := payload.keep_lost) is None:
         return None
     members = leaves(payload)
@@ -58,15 +62,15 @@ def run_in_place(
     scratch: Scratch,
     lost: WireLost | None = None,
 ) -> None:
-    """Execute the rounds of a sum in place; every rank must call, and all ranks' rounds must match.
+    """Replace `wire` with the sum over ranks, by executing rounds of messages. Every rank must call this function.
 
     Args:
         transport: connects the ranks.
-        wire: the wire tensor to sum, mutated.
-        rounds: the rounds of this rank.
+        wire: the tensor to sum, 1-D, mutated.
+        rounds: the rounds of this rank; those of all ranks must match.
         op: how to combine two elements.
-        scratch: memory for received messages.
-        lost: called with the errors of rounding this rank's sums to 16 bits.
+        scratch: memory for received messages by dtype, reused from call to call; mutated.
+        lost: called with the first element and the errors, fp32, of rounding this rank's sums to 16 bits.
     """
     is_eager = wire.nbytes <= EAGER_BYTES and not transport.in_step
     buffers = _buffers(wire, rounds, scratch, is_eager=is_eager)
@@ -93,10 +97,10 @@ def run_in_place(
 
 
 def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_eager: bool) -> list[list[torch.Tensor]]:
-    """Return the receive buffer of each message of each round: in place if it replaces, otherwise in scratch memory.
+    """Return the receive buffer of each message of each round.
 
-    If `is_eager`, every round has separate memory. Otherwise two sets alternate, as buffers are posted at most one
-    round ahead.
+    The buffer of a message that replaces elements is a part of `wire`; others lie in scratch memory. If `is_eager`,
+    every round has separate memory. Otherwise two areas alternate, because buffers are posted at most one round ahead.
     """
     needs = [sum(message.numel for message in round_.receives if message.effect != "replace") for round_ in rounds]
     most = max(needs, default=0)
@@ -118,15 +122,15 @@ def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_ea
 
 
 class PackedPieces:
-    """The pieces that a rank holds during a sum of packed payloads.
+    """The pieces of a message that a rank holds during a sum of packed payloads.
 
     Args:
         transport: connects the ranks.
         payload: this rank's contribution; its `keep_lost` gets the rounding errors of this rank's sums.
-        layout: the same on all ranks; bounds the length of messages.
+        layout: sizes of the payloads, the same on all ranks; limits the length of messages.
 
     Attributes:
-        held: the payloads held at places; other places are cut from them.
+        held: payloads by their place (start, stop, number); pieces at other places are cut from them.
     """
 
     def __init__(self, transport: Transport, payload: Payload, layout: Layout) -> None:
@@ -148,28 +152,34 @@ class PackedPieces:
         return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
 
     def terms(self, place: Place) -> list[Payload]:
-        """Return the payloads collected at this place and the own one, in rank order."""
+        """Return this rank's payload at this place and those collected there from other ranks, in rank order."""
         by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def total(self) -> Payload:
-        """Return the concatenated pieces that contain all ranks' contributions, without empty ones if possible."""
+        """Return the sum over all ranks: the complete pieces, together in one payload.
+
+        Empty pieces are left out, unless all are empty.
+        """
         places = sorted(self._complete)
         return together([self[place] for place in places if place[0] < place[1]] or [self[places[0]]])
 
     def run(self, rounds: Iterable[Round]) -> None:
-        """Execute rounds of packed payloads."""
+        """Execute rounds one after another: send this rank's pieces, and apply the received ones."""
         for round_ in rounds:
             self.apply(round_, self.post(round_))
 
     def post(self, round_: Round) -> Callable[[], list[torch.Tensor]]:
-        """Start sending and receiving the messages of a round; return what waits for them, for `apply`."""
+        """Start sending and receiving the messages of a round.
+
+        Return a function that waits for them and returns the received ones, as `apply` needs it.
+        """
         sends = [(self._pack(message), message.peer) for message in round_.sends]
         receives = [(bound_nbytes(message.numel, self._num_leaves), message.peer) for message in round_.receives]
         return self._transport.send_receive(sends, receives)
 
     def apply(self, round_: Round, wait: Callable[[], list[torch.Tensor]]) -> None:
-        """Wait for the messages of a round, and apply each as its `effect` says."""
+        """Wait for the messages of a round with `wait`, and apply each received message as its `effect` says."""
         for message, buffer in zip(round_.receives, wait(), strict=True):
             received = unpack(buffer)
             if message.effect == "replace":
@@ -203,7 +213,7 @@ class PackedPieces:
 
 
 def together(payloads: Sequence[Payload]) -> Payload:
-    """Return several payloads as one message; a single one is returned unchanged."""
+    """Return a bundle of several payloads, or a single payload unchanged."""
     return payloads[0] if len(payloads) == 1 else Bundle(payloads)
 
 

@@ -1,4 +1,4 @@
-"""Layouts: sizes and dtypes of the payloads in a message, which determine the rounds of a sum."""
+"""Layouts: sizes and dtypes of the payloads in a message, which determine the messages of a sum over ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
         numel: number of elements that the payload represents.
         alignment: as `Payload.alignment`.
         addable: as `Payload.addable`.
-        wire: (number of elements, dtype) of its wire tensor; None if it is not element-wise.
+        wire: (number of elements, dtype) of its wire tensor; None if the payload is not element-wise.
         splits_blocks: as `Payload.splits_blocks`.
     """
 
@@ -37,23 +37,23 @@ class Leaf(NamedTuple):
 
     @property
     def elementwise(self) -> bool:
-        """Return `Payload.elementwise`."""
+        """Return True if the payload is element-wise, as in `Payload.elementwise`."""
         return self.wire is not None
 
     @property
     def is_full(self) -> bool:
-        """Tell whether its wire tensor has all elements, so that any part of it is a payload of the same kind."""
+        """Return True if the wire tensor has all elements, so that any part of the payload has the same kind."""
         return self.wire is not None and self.wire[0] == self.numel
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties of a message that all ranks' payloads share.
+    """Sizes and dtypes of the payloads in a message, which are the same on all ranks of a sum.
 
     Attributes:
-        leaves: the payloads in the message, in order.
-        key: ids of the layers inside.
-        layer_numels: number of elements of each of these layers; empty if not known.
+        leaves: the properties of each payload in the message, in order.
+        key: ids of the layers in the message.
+        layer_numels: number of elements of each of these layers; empty if unknown.
     """
 
     leaves: tuple[Leaf, ...]
@@ -62,7 +62,7 @@ class Layout:
 
     @classmethod
     def of(cls, payload: Payload, key: Key = ()) -> Self:
-        """Return the layout of this payload, which is also that of the other ranks' payloads."""
+        """Return the layout of this payload; other ranks get the same from their payloads."""
         return cls(
             tuple(
                 Leaf(
@@ -84,18 +84,18 @@ class Layout:
 
     @functools.cached_property
     def numel(self) -> int:
-        """Return the number of elements that the payloads represent."""
+        """Return the number of elements that all payloads together represent."""
         return sum(leaf.numel for leaf in self.leaves)
 
     @functools.cached_property
     def itemsize(self) -> int | None:
-        """Return the bytes of an element if all payloads are element-wise and of one dtype, otherwise None."""
+        """Return the bytes of one element if all payloads are element-wise and have one dtype; otherwise None."""
         types = {None if leaf.wire is None else leaf.wire[1] for leaf in self.leaves}
         dtype = types.pop() if len(types) == 1 else None
         return None if dtype is None else dtype.itemsize
 
     def by_type(self) -> list[tuple[int, ...]]:
-        """Group the indices of the leaves by dtype; return a single group if some leaf is not element-wise."""
+        """Return the indices of the leaves, grouped by dtype; a single group if some leaf is not element-wise."""
         by_type: dict[torch.dtype, tuple[int, ...]] = {}
         for index, leaf in enumerate(self.leaves):
             if leaf.wire is None:
@@ -104,9 +104,10 @@ class Layout:
         return list(by_type.values())
 
     def by_layer(self) -> list[Layout]:
-        """Return one layout per layer, or per payload of several layers that cannot be cut between them.
+        """Return one layout per layer.
 
-        Return a single layout if payloads and layers do not match, as for the factors of a low-rank compressor.
+        A payload of several layers that cannot be cut between them has one layout. If payloads and layers do not match,
+        as for the factors of a low-rank compressor, the list holds only this layout.
         """
         numels = list(self.layer_numels or (leaf.numel for leaf in self.leaves))
         ids, parts = list(self.key), []
@@ -123,18 +124,24 @@ class Layout:
         return parts if all(part.key for part in parts) and not ids else [self]
 
     def chunks(self, num_chunks: int) -> list[Stretch]:
-        """Return a balanced partition of the wire tensor if there is one, otherwise of the payloads' elements."""
+        """Return (first element, one past the last) of each chunk of a balanced partition of the message.
+
+        If `itemsize` is not None, chunks divide the wire tensor; otherwise the elements that the payloads represent.
+        """
         if self.itemsize is None:
             return self.cuts(num_chunks)
         numel = sum(leaf.wire[0] for leaf in self.leaves if leaf.wire)
         return list(itertools.pairwise(balanced_borders(numel, num_chunks)))
 
     def cuts(self, num_parts: int) -> list[Stretch]:
-        """Return a balanced partition of the payloads' elements, with borders at which payloads can be cut."""
+        """Return (first element, one past the last) of each part of a balanced partition of the payloads' elements.
+
+        Payloads can be cut at the borders of the parts.
+        """
         blocks = [(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
         return list(itertools.pairwise(borders_of_blocks(blocks, num_parts)))
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:
-    """Return the payloads in a bundle, or the payload itself."""
+    """Return the payloads in a bundle, or the payload itself if it is no bundle."""
     return tuple(payload.payloads) if isinstance(payload, Bundle) else (payload,)

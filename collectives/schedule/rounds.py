@@ -1,6 +1,7 @@
-"""Rounds: descriptions of what one rank sends and receives at the same time; a sum is a list of rounds.
+"""Rounds: descriptions of the messages that one rank sends and receives at the same time.
 
-The lists of all ranks match: each message that one rank sends, another receives, in the same order.
+One rank's part of a sum is a list of rounds. The lists of all ranks match: each message that one rank sends, another
+receives, in the same order.
 """
 
 import dataclasses
@@ -12,12 +13,12 @@ Place = tuple[int, int, int]  # (start, stop, number) of a piece
 
 
 class Piece(NamedTuple):
-    """A stretch of elements in a message, packed as a separate payload unless elements of a wire tensor travel.
+    """A range of elements in a message. In a message of packed payloads, each piece is a separate payload.
 
     Attributes:
         start, stop: first element and one past the last.
-        terms: the ranks whose contributions are inside.
-        number: distinguishes empty pieces at the same place.
+        terms: the ranks whose contributions the elements contain.
+        number: distinguishes empty pieces with the same `start`.
     """
 
     start: int
@@ -27,12 +28,12 @@ class Piece(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Return its number of elements."""
+        """Return the number of elements of the piece."""
         return self.stop - self.start
 
     @property
     def place(self) -> Place:
-        """Return its place, which does not change when contributions are added."""
+        """Return (start, stop, number), which stay the same when other ranks' contributions are added."""
         return self.start, self.stop, self.number
 
 
@@ -41,8 +42,8 @@ class Message(NamedTuple):
 
     Attributes:
         peer: the other rank.
-        pieces: the pieces in it, in order.
-        effect: how the receiver applies it.
+        pieces: the pieces in the message, in order.
+        effect: how the receiver applies the message.
     """
 
     peer: int
@@ -51,12 +52,12 @@ class Message(NamedTuple):
 
     @property
     def stretch(self) -> slice:
-        """Return its elements in a wire tensor, in which its pieces must be contiguous."""
+        """Return the message's elements as a slice of a wire tensor, in which its pieces must be contiguous."""
         return slice(self.pieces[0].start, self.pieces[-1].stop)
 
     @property
     def numel(self) -> int:
-        """Return the number of elements of all pieces."""
+        """Return the number of elements of all pieces together."""
         return sum(piece.numel for piece in self.pieces)
 
 
@@ -65,8 +66,8 @@ class Round:
     """The messages that one rank sends and receives at the same time.
 
     Attributes:
-        itemsize: bytes per element if elements of a wire tensor travel; None if payloads travel packed.
-        sends: messages to send, with the contents that the previous rounds left.
+        itemsize: bytes per element if messages are parts of a wire tensor; None if they are packed payloads.
+        sends: messages to send, with the values that the previous rounds produced.
         receives: messages to receive, applied in this order.
     """
 
@@ -75,12 +76,12 @@ class Round:
     receives: list[Message] = dataclasses.field(default_factory=list)
 
     def send(self, peer: int, *pieces: Piece) -> None:
-        """Add a message to send; both sides leave out a message without elements of a wire tensor."""
+        """Add a message to send; parts of a wire tensor that have no elements are not sent."""
         if (message := Message(peer, pieces)).numel or self.itemsize is None:
             self.sends.append(message)
 
     def receive(self, peer: int, *pieces: Piece, effect: ReceiveEffect = "replace") -> None:
-        """Add a message to receive.
+        """Add a message to receive; parts of a wire tensor that have no elements are not sent.
 
         A message that replaces elements of a wire tensor may be received in place and posted early: it contains what
         this rank sent from there, so it cannot arrive before that send has completed.

@@ -1,7 +1,7 @@
-"""Waves: arrays of the messages that all ranks send in one step; a sum is a list of waves.
+"""Waves: arrays of the messages that all ranks send in one step of a sum; a sum is a list of waves.
 
-Predictions and `auto` use them; who writes a collective writes only rounds. The rounds of all ranks describe the same
-messages, but list the contributing ranks of each piece, which would need too much memory for thousands of ranks.
+Predictions and `auto` use waves; the author of a collective writes only rounds. The rounds of all ranks describe the
+same messages, but list the contributing ranks of each piece, which would need too much memory for thousands of ranks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Wave(NamedTuple):
-    """Messages that depend only on earlier waves: a rank sends when it has received those addressed to it.
+    """Messages that depend only on earlier waves: a rank sends them once it has received its messages of those waves.
 
     Attributes:
         sources, targets: ranks, int [messages]; with `each_to_each` int [s] and int [t].
         nbytes: bytes of the messages, int [messages]; with `each_to_each` broadcastable to [s, t].
-        each_to_each: every source sends to every target except itself.
-        merged: whether receivers add the message to their own elements, bool [messages] or one bool for all.
+        each_to_each: True if every source sends to every target except itself.
+        merged: True if receivers add the message to their own elements; bool [messages], or one bool for all.
     """
 
     sources: Ints
@@ -49,7 +49,10 @@ class Wave(NamedTuple):
     merged: npt.NDArray[np.bool_] | bool = False
 
     def messages(self) -> tuple[Ints, Ints, Ints]:
-        """Return sources, targets and bytes of each message; with `each_to_each` s * t of them."""
+        """Return the source, target and bytes of each message, int [messages] each.
+
+        With `each_to_each`, there is a message for each source and each other target.
+        """
         if not self.each_to_each:
             return self.sources, self.targets, self.nbytes
         shape = len(self.sources), len(self.targets)
@@ -60,30 +63,44 @@ class Wave(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Compute the bytes of messages.
+    """A rule that computes the bytes of messages from the pieces in them.
 
     Attributes:
-        packed: returns the number of payloads in each packed piece and their total bytes, int [pieces] each, given the
-            first elements, the elements past the last, and the numbers of ranks whose contributions are inside, int
-            [pieces] each. Several contributions are merged to a union; each of several payloads in a piece is padded
-            to a multiple of 8 bytes.
-        itemsize: bytes of an element if elements of a wire tensor travel; None if payloads travel packed.
+        packed: (start, stop, terms) -> (payloads, bytes), for pieces that are packed; int [pieces] each. Given are each
+            piece's first element, one past its last, and the number of contributions merged in it; returned are the
+            number of payloads in each piece and their total bytes. Each of several payloads in a piece is padded to a
+            multiple of 8 bytes.
+        itemsize: bytes of an element if messages are parts of a wire tensor; None if they are packed payloads.
     """
 
     packed: Callable[[Ints, Ints, Ints], tuple[Ints, Ints]]
     itemsize: int | None = None
 
     def bare(self, itemsize: int | None) -> Lengths:
-        """Return the lengths of elements of a wire tensor, or of packed payloads if `itemsize` is None."""
+        """Return this rule for messages that are parts of a wire tensor, or packed if `itemsize` is None."""
         return dataclasses.replace(self, itemsize=itemsize)
 
     def alone(self, start: Ints, stop: Ints, terms: Ints | int) -> Ints:
-        """Return the bytes of messages of one piece each, int [messages]."""
+        """Return the bytes of messages with one piece each, int [messages].
+
+        Args:
+            start: first element of each piece, int [messages].
+            stop: one past the last element of each piece, int [messages].
+            terms: number of contributions merged in each piece, int [messages], or one number for all.
+        """
         pieces = np.arange(len(start))
         return self.joined(start, stop, terms, pieces, pieces + 1)
 
     def joined(self, start: Ints, stop: Ints, terms: Ints | int, first: Ints, last: Ints) -> Ints:
-        """Return the bytes of messages of several pieces: message i holds pieces `first[i]` to `last[i] - 1`."""
+        """Return the bytes of messages with several pieces, int [messages].
+
+        Args:
+            start: first element of each piece, int [pieces].
+            stop: one past the last element of each piece, int [pieces].
+            terms: number of contributions merged in each piece, int [pieces], or one number for all.
+            first: index of the first piece of each message, int [messages].
+            last: one past the index of the last piece of each message, int [messages].
+        """
         if self.itemsize is not None:
             return self.itemsize * _sums(stop - start, first, last)
         payloads, nbytes = self.packed(start, stop, np.broadcast_to(terms, start.shape))
@@ -92,7 +109,7 @@ class Lengths:
         return np.where(several == 1, _sums(nbytes, first, last), padded)
 
     def answered_densely(self, starts: Ints | None = None) -> Lengths:
-        """Return the lengths if pieces are dense fp32: all pieces, or those whose first element is in `starts`."""
+        """Return the rule for pieces that are dense fp32: all pieces, or those whose first element is in `starts`."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             nbytes = HEADER_BYTES + 4 * (stop - start)
@@ -105,7 +122,7 @@ class Lengths:
         return Lengths(packed)
 
     def kept_apart(self) -> Lengths:
-        """Return the lengths if contributions are not added, but travel as separate payloads."""
+        """Return the rule for contributions that are not merged, but sent as separate payloads."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, np.ones_like(terms))
@@ -116,7 +133,7 @@ class Lengths:
         return Lengths(packed)
 
     def cut_at(self, cuts: Sequence[tuple[int, int]]) -> Lengths:
-        """Return the lengths if sums are divided into several payloads, one for each of these stretches."""
+        """Return the rule for sums that are divided into several payloads, one for each stretch in `cuts`."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, terms)
@@ -141,15 +158,15 @@ def _as_arrays(stretches: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
 
 
 def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Ints) -> Iterator[Wave]:
-    """Yield the waves that correspond to the rounds of all ranks.
+    """Yield the waves of messages that the rounds of all ranks describe.
 
     Args:
         by_rank: the rounds of each rank.
-        lengths: computes the lengths of packed pieces.
-        weights: the number of contributions that each rank's payload holds, int [ranks].
+        lengths: computes the bytes of messages.
+        weights: number of contributions that each rank's payload contains, int [ranks].
 
     Raises:
-        ValueError: ranks wait for each other, so the rounds do not match.
+        ValueError: the rounds do not match: a rank waits for a message that no rank sends.
     """
     ranks = [_Progress(rank, rounds) for rank, rounds in enumerate(by_rank)]
     under_way: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -173,7 +190,11 @@ class _Progress:
         self._has_sent = False
 
     def advance(self, under_way: collections.Counter[tuple[int, int]]) -> Iterator[tuple[Round, Message]]:
-        """Yield the messages that it can send until it must wait for one; remove those it received from `under_way`."""
+        """Yield the messages that this rank can send before it must wait for one from another rank.
+
+        Messages that the rank receives meanwhile are removed from `under_way`, which counts the messages that were sent
+        and not received, by (source, target).
+        """
         self.moved = False
         while self.left:
             round_ = self.left[-1]
@@ -216,17 +237,17 @@ def _sums(values: Ints, first: Ints, last: Ints) -> Ints:
 def waves_of(
     collective: Collective, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
 ) -> Iterable[Wave] | None:
-    """Return what all ranks send in one sum, wave by wave; None if `rounds` returns None.
+    """Return the messages of all ranks in one sum, wave by wave; None if the collective's `rounds` returns None.
 
-    The waves of this project's collectives are computed for all ranks at once. Those of others are derived from the
-    rounds of every rank.
+    The waves of this project's collectives are computed for all ranks at once. Those of other collectives are derived
+    from the rounds of every rank.
 
     Args:
         collective: the collective.
         world_size: as in `Collective.rounds`.
         layout: as in `Collective.rounds`.
-        lengths: computes the lengths of the messages.
-        weights: int [world_size], the number of contributions that each rank's payload holds; None: one each.
+        lengths: computes the bytes of messages.
+        weights: number of contributions that each rank's payload contains, int [world_size]; None: one each.
     """
     weights = np.ones(world_size, dtype=np.int64) if weights is None else weights
     author = next(cls for cls in type(collective).__mro__ if "rounds" in vars(cls))
@@ -239,7 +260,7 @@ def waves_of(
 
 
 def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
-    """Yield the waves of a ring; the formula for the bytes of a backend's all-reduce is a ring's too."""
+    """Yield the waves of a ring, which also stand for a backend's own all-reduce."""
     start, stop = _as_arrays(layout.chunks(n))
     ranks, lengths = np.arange(n), lengths.bare(layout.itemsize)
     contributions = np.concatenate([[0], np.cumsum(np.tile(weights, 2))])

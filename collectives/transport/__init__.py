@@ -1,1 +1,1 @@
-"""Messages between ranks: sending, receiving, counting of bytes, and finding out which rank was lost."""
+"""Send and receive messages between ranks, count their bytes, and find out which rank was lost."""

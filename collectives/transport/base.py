@@ -1,7 +1,7 @@
 """The interface of transports, which send all messages between ranks and count their bytes.
 
 `sockets.py` implements it over its own TCP connections, `process_group.py` over torch.distributed (gloo, NCCL) and
-`shared_memory.py` through memory that all ranks map. Every wait has a time limit and knows its peer.
+`shared_memory.py` through memory that all ranks map. Every wait has a time limit, and knows for which rank it waits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing_extensions import override
 
 
 class WakeupEvent:
-    """An event that any thread can set ("ring"), and that can be polled like a socket until it is cleared ("silenced").
+    """An event that any thread can set (`ring`), and that is readable like a socket until it is cleared (`silence`).
 
     Attributes:
-        is_ringing: True if it was rung since it was last silenced; cheap to read, without a system call.
+        is_ringing: True if the event is set; cheap to read, without a system call.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class WakeupEvent:
             end.setblocking(False)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while the bell rings; -1 after `close`."""
+        """Return a file descriptor that is readable while the event is set; -1 after `close`."""
         return self._rung.fileno()
 
     def ring(self) -> None:
-        """Set the event; any thread may call."""
+        """Set the event; any thread may call this method."""
         with contextlib.suppress(BlockingIOError):  # the buffer is full of unread rings, so it rings already
             self._ringer.send(b"\0")
         self.is_ringing = True  # after the byte: a `silence` in between causes at most one needless wake-up
 
     def silence(self) -> None:
-        """Clear the event; call this before looking for the work that a ring announced, so that none is missed."""
+        """Clear the event; call this before looking for the work that `ring` announced, so that no work is missed."""
         if not self.is_ringing:
             return
         self.is_ringing = False
@@ -65,7 +65,11 @@ ReduceOp = Literal["sum", "max"]
 
 
 class TransportError(RuntimeError):
-    """A peer was lost or did not answer in time; `lost_rank` is its number, if known."""
+    """A rank was lost, or did not answer in time.
+
+    Attributes:
+        lost_rank: number of that rank, or None if it is unknown.
+    """
 
     def __init__(self, message: str, lost_rank: int | None = None) -> None:
         super().__init__(message)
@@ -74,13 +78,13 @@ class TransportError(RuntimeError):
 
 @dataclasses.dataclass
 class Traffic:
-    """The traffic that one rank has sent for one purpose since the start.
+    """The messages that one rank has sent for one `Purpose` since its transport was created.
 
     Attributes:
         messages: number of messages sent.
         nbytes: bytes sent.
         seconds: time spent in calls of the transport, waiting included.
-        from_formula: some bytes were not counted but computed, because a backend's own collective sent them.
+        from_formula: True if some bytes were computed instead of counted, because a backend's own collective sent them.
     """
 
     messages: int = 0
@@ -97,7 +101,7 @@ class Traffic:
         )
 
     def since(self, before: Traffic) -> Traffic:
-        """Return the traffic added after `before`; `from_formula` is that of the whole traffic."""
+        """Return the traffic that was added since `before`, an earlier copy; `from_formula` is that of the whole."""
         return Traffic(
             messages=self.messages - before.messages,
             nbytes=self.nbytes - before.nbytes,
@@ -107,26 +111,34 @@ class Traffic:
 
 
 class Ledger:
-    """One rank's traffic per purpose, and the purpose to which the next message is counted."""
+    """The traffic that one rank has sent, per purpose.
+
+    Attributes:
+        traffic: the traffic by purpose.
+        purpose: the purpose for which messages are counted from now on.
+    """
 
     def __init__(self) -> None:
         self.traffic: dict[Purpose, Traffic] = {purpose: Traffic() for purpose in get_args(Purpose)}
         self.purpose: Purpose = "gradient"
 
     def book(self, nbytes: int, *, messages: int = 1, from_formula: bool = False) -> None:
-        """Count messages that are sent now."""
+        """Count messages of `nbytes` bytes in total for the current purpose."""
         entry = self.traffic[self.purpose]
         entry.messages += messages
         entry.nbytes += nbytes
         entry.from_formula |= from_formula
 
     def timed(self) -> Stopwatch:
-        """Return a context manager that counts the seconds spent in its `with` block."""
+        """Return a context manager that adds the seconds of its `with` block to the current purpose's traffic."""
         return Stopwatch(self.traffic[self.purpose])
 
 
 class Stopwatch:
-    """Adds the seconds of a `with` block to a traffic entry; a generator would take as long as a short message."""
+    """A context manager that adds the seconds of its `with` block to `Traffic.seconds`.
+
+    It is a class because a generator-based context manager would take as long as a short message.
+    """
 
     __slots__ = ("_entry", "_started")
 
@@ -141,22 +153,25 @@ class Stopwatch:
 
 
 class Pending:
-    """A send or receive under way; of this class itself, one that was done when it was started."""
+    """An operation of a transport, such as a send or receive, that is under way.
+
+    An object of this class itself stands for an operation that is already done.
+    """
 
     def wait(self) -> None:
-        """Block until it is done; a second call returns at once.
+        """Block until the operation is done; a second call returns at once.
 
         Raises:
-            TransportError: the peer is lost, or the wait exceeded the transport's `timeout_s`.
+            TransportError: the other rank is lost, or the wait exceeded the transport's `timeout_s`.
         """
 
 
 class MovedMessage(Pending, abc.ABC):
-    """A message, sent or received in several pieces, on a transport that moves messages while a rank waits.
+    """A message on a transport that transfers messages piece by piece while a rank waits.
 
     Args:
-        peer: the rank that receives or sends it.
-        move: moves all messages under way until this one has been transferred.
+        peer: the other rank, which receives or sends the message.
+        move: (this message, `peer`) -> None: transfers all messages under way until this one is done.
     """
 
     def __init__(self, peer: int, move: Callable[[MovedMessage, int], None]) -> None:
@@ -166,7 +181,7 @@ class MovedMessage(Pending, abc.ABC):
     @property
     @abc.abstractmethod
     def is_done(self) -> bool:
-        """Return True if all of it has been transferred."""
+        """Return True if the whole message has been transferred."""
 
     @override
     def wait(self) -> None:
@@ -175,7 +190,7 @@ class MovedMessage(Pending, abc.ABC):
 
 
 def wait_all(pendings: Sequence[Pending]) -> None:
-    """Wait for each in turn."""
+    """Wait until all of these operations are done."""
     for pending in pendings:
         pending.wait()
 
@@ -185,19 +200,20 @@ Receive = tuple[torch.Tensor, int]  # (contiguous tensor to fill, sending rank)
 
 
 class Transport(abc.ABC):
-    """A set of ranks, and messages between them.
+    """A set of ranks that can send messages to each other.
 
-    Messages between two ranks arrive in the order in which they were sent, even if sent through different views.
+    A view is a transport among some of the ranks of another transport (see `view`). Messages between two ranks arrive
+    in the order in which they were sent, even if they were sent through different views.
 
     Attributes:
-        members: the number of each rank in the transport that this one is a view of.
-        rank: number of this process, 0..world_size-1 within this transport.
-        world_size: number of ranks.
+        members: the number of each rank of this transport in the original transport, of which it may be a view.
+        rank: number of this process within this transport, 0..world_size-1.
+        world_size: number of ranks of this transport.
         device: device on which tensors must lie.
         timeout_s: longest wait for any one message, in seconds.
-        ledger: traffic sent; shared with all views of this transport.
-        in_step: a `post` must contain both the sends and the receives of an exchange, as NCCL's group calls need. On
-            other backends a receive may be posted before the matching send, which saves a round trip.
+        ledger: counts the messages that this rank sends; shared with all views of this transport.
+        in_step: True if one `post` must contain both the sends and the receives of an exchange, as NCCL's group calls
+            need. Otherwise a receive may be posted before the matching send, which saves a round trip.
     """
 
     members: Sequence[int]
@@ -210,20 +226,23 @@ class Transport(abc.ABC):
 
     @property
     def traffic(self) -> dict[Purpose, Traffic]:
-        """Return the traffic sent, per purpose; shared with all views of this transport."""
+        """Return the traffic that this rank has sent, per purpose, through this transport and all its views."""
         return self.ledger.traffic
 
     @abc.abstractmethod
     def name(self, rank: int) -> int:
-        """Return the rank's number among all ranks of the job, for messages to the user."""
+        """Return the number of this transport's `rank` among all ranks of the job, for messages to the user."""
 
     @abc.abstractmethod
     def timeout_error(self, rank: int) -> TransportError:
-        """Find out which rank is lost after a wait for `rank` exceeded `timeout_s`, and return the error to raise."""
+        """Find out which rank is lost, and return the error to raise.
+
+        Call this after a wait for `rank` exceeded `timeout_s`.
+        """
 
     @contextlib.contextmanager
     def counted_as(self, purpose: Purpose) -> Iterator[None]:
-        """Count messages sent inside the `with` block for another purpose."""
+        """Count the messages that are sent inside the `with` block for this purpose."""
         before, self.ledger.purpose = self.ledger.purpose, purpose
         try:
             yield
@@ -231,23 +250,26 @@ class Transport(abc.ABC):
             self.ledger.purpose = before
 
     def interrupted_by(self, bell: WakeupEvent) -> AbstractContextManager[None]:
-        """Return a context manager in which waits for messages return early while the bell rings; wait again later.
+        """Return a context manager in which a wait for a message returns early if the event `bell` is set.
 
-        Backends whose waits cannot be interrupted ignore the bell.
+        The caller must wait for that message again later. Backends whose waits cannot be interrupted ignore the event.
         """
         return contextlib.nullcontext()
 
     def send(self, tensor: torch.Tensor, to: int) -> Pending:
-        """Start sending a contiguous tensor of any dtype; it must not change before `wait` has returned."""
+        """Start sending a contiguous tensor to rank `to`; it must not change before `wait` has returned."""
         return self.post([(tensor, to)], [])[0]
 
     def receive_into(self, tensor: torch.Tensor, source: int) -> Pending:
-        """Start receiving into a contiguous tensor (mutated); except on NCCL, the message may be shorter."""
+        """Start receiving a message from rank `source` into a contiguous tensor (mutated).
+
+        Except on NCCL, the message may be shorter than the tensor.
+        """
         return self.post([], [(tensor, source)])[0]
 
     @abc.abstractmethod
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        """Start several messages at once; return one `Pending` for each receive, then one for each send.
+        """Start sending and receiving several messages; return one `Pending` for each receive, then for each send.
 
         If the peers post matching messages, the order of waiting cannot cause a deadlock. Tensors must not be empty.
         """
@@ -255,7 +277,7 @@ class Transport(abc.ABC):
     def send_receive(
         self, sends: Sequence[Send], receives: Sequence[tuple[int, int]]
     ) -> Callable[[], list[torch.Tensor]]:
-        """Start several messages whose length only the sender knows.
+        """Start sending and receiving several messages whose length only the sender knows.
 
         Args:
             sends: (uint8 1-D message, receiving rank).
@@ -276,20 +298,25 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
-        """Start the backend's own all-reduce in place, asynchronously if the backend can; every rank must call.
+        """Start the backend's own all-reduce of a tensor, in place. Every rank must call this method.
 
-        All ranks must start several in the same order. Bytes follow the formula of a ring.
+        It runs asynchronously if the backend can. All ranks must start several all-reduces in the same order. The bytes
+        are not counted but computed, by the formula of a ring.
         """
 
     def all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> list[float]:
-        """Combine a few numbers in float64 in rank order; counted as control. Every rank must call.
+        """Return the element-wise sum or maximum over ranks of a few numbers. Every rank must call this method.
 
-        Each rank sends to all others at once, which takes one latency, and a rank that waits knows for which peer.
+        Numbers are combined in float64 in rank order; the messages are counted as control. Each rank sends its numbers
+        to all others at once, which takes one latency.
         """
         return self.start_all_reduce_scalars(values, op)()
 
     def start_all_reduce_scalars(self, values: Sequence[float], op: ReduceOp = "max") -> Callable[[], list[float]]:
-        """Start `all_reduce_scalars`; return a function, to be called once, that waits and returns the result."""
+        """Start `all_reduce_scalars`; return a function that waits for it and returns its result.
+
+        Call that function once.
+        """
         mine = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         rows = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.world_size)]
         others = [rank for rank in range(self.world_size) if rank != self.rank and len(mine)]
@@ -305,13 +332,14 @@ class Transport(abc.ABC):
         return finish
 
     def barrier(self) -> None:
-        """Wait for all ranks; counted as control."""
+        """Wait until all ranks have called this method; the messages are counted as control."""
         self.all_reduce_scalars([0.0])
 
     def view(self, ranks: Sequence[int]) -> Self:
-        """Return a transport among `ranks` only, numbered 0.. in the given order; this rank must be among them.
+        """Return a transport among `ranks` only, which are numbered from 0 in the given order.
 
-        Every rank of `ranks` must call, in the same order relative to its other calls.
+        This rank must be in `ranks`. Every rank in `ranks` must call this method, at the same place in the order of its
+        calls.
         """
         part = copy.copy(self)
         part.members = [self.members[rank] for rank in ranks]
@@ -323,7 +351,7 @@ class Transport(abc.ABC):
 
 
 class SingleRank(Transport):
-    """The transport of a job with a single rank."""
+    """The transport of a job with a single rank, which has no other rank to send to."""
 
     @override
     def __init__(self) -> None:

@@ -33,10 +33,10 @@ Address = tuple[str, int]  # (host, port)
 
 
 class PingServer:
-    """Answers every connection, in its own thread, until it is closed.
+    """A server that answers every connection with one byte, in its own thread, until it is closed.
 
     Args:
-        host: this machine's address; the port is any free one.
+        host: this machine's address; the server uses any free port.
 
     Attributes:
         address: the address to connect to.
@@ -52,7 +52,7 @@ class PingServer:
         threading.Thread(target=self._answer, name="ping_server", daemon=True).start()
 
     def close(self) -> None:
-        """Close the port; later connections are refused."""
+        """Stop the server; later connections are refused."""
         self._closed.set()
         with contextlib.suppress(OSError):  # wakes the thread on Linux; on systems that refuse it, `close` does
             self._server.shutdown(socket.SHUT_RDWR)
@@ -70,7 +70,7 @@ class PingServer:
 
 
 def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, bool]:
-    """Ping ranks; return by rank whether its process answers, without ranks whose machine is unreachable.
+    """Ping ranks, and return for each whether its process answers; ranks on unreachable machines are left out.
 
     A machine also counts as reachable if it refuses the connection, or accepts it for a process that is stopped.
 
@@ -84,7 +84,7 @@ def ping_all(addresses: Mapping[int, Address], within_s: float) -> dict[int, boo
 
 
 def _ping(address: Address, timeout_s: float) -> bool | None:
-    """Return whether the process answers; None if its machine is unreachable."""
+    """Return True if the ping server at this address answers; None if its machine is unreachable."""
     try:
         connection = socket.create_connection(address, timeout_s)
     except ConnectionRefusedError:
@@ -97,9 +97,9 @@ def _ping(address: Address, timeout_s: float) -> bool | None:
 
 
 def own_host(meeting_point: str) -> str:
-    """Return this machine's address as others see it: the one from which it reaches the rendezvous host.
+    """Return this machine's address as other machines see it: the one from which it reaches host `meeting_point`.
 
-    If that host is unreachable, no other machine can take part, and the result is loopback, as in gloo.
+    If that host is unreachable, no other machine can take part, and the result is the loopback address, as in gloo.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(meeting_point, 1, type=socket.SOCK_DGRAM)[0]
@@ -117,13 +117,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """The cause of a failed wait.
+    """The cause of a failed wait for another rank.
 
     Attributes:
-        lost: ranks that do not answer any more.
+        lost: ranks that do not answer pings any more.
         late: a rank that answers but did not take part in time; None if ranks are lost, or if no rank can be named.
-        is_cut_off: none of several other machines is reachable, so probably this machine's own link is down.
-        is_split: the only other machine is unreachable, and the link of either may be down.
+        is_cut_off: True if none of several other machines is reachable, so that probably this machine's own network
+            link is down.
+        is_split: True if the only other machine is unreachable, so that the network link of either may be down.
     """
 
     lost: tuple[int, ...] = ()
@@ -133,16 +134,16 @@ class Diagnosis:
 
 
 class FailureDetector:
-    """Answers this rank's pings from its creation on, and finds out which rank is lost after a failed wait.
+    """Answer pings from other ranks, and find out which rank is lost after a wait has failed.
 
     Args:
-        store: rendezvous store shared by all ranks; a clone that nothing else uses.
+        store: rendezvous store that all ranks share; a clone that nothing else uses.
         rank: number of this rank.
-        host: this machine's address as others see it.
-        grace_s: longest wait for a ping's answer, in seconds.
+        host: this machine's address as other machines see it.
+        grace_s: longest wait for the answer to a ping, in seconds.
 
     Attributes:
-        host: as given.
+        host: the argument `host`.
 
     Raises:
         OSError: this machine cannot listen at that address.
@@ -162,7 +163,7 @@ class FailureDetector:
         self._ping_server.close()
 
     def publish(self, world_size: int) -> None:
-        """Announce this rank, wait up to `grace_s` for the others, and read the addresses of their ping servers."""
+        """Announce this rank, wait up to `grace_s` for the other ranks, and read their ping servers' addresses."""
         if self._store.add("num_joined", 1) >= world_size:
             self._store.set("all_joined", "")
         with contextlib.suppress(RuntimeError):  # timed out: the ranks that have joined are known
@@ -170,15 +171,16 @@ class FailureDetector:
         self._addresses = self._read_addresses()
 
     def find_lost(self, group: str, ranks: Sequence[int], waited_for: int | None) -> Diagnosis | None:
-        """Find out why a wait failed; takes up to about two grace periods.
+        """Return the cause of a failed wait; takes up to about twice `grace_s`.
 
         Args:
             group: name of the process group, which cannot be used after its first failure.
-            ranks: its members, as numbers of the whole job.
-            waited_for: the rank that this one waited for; None: all of them.
+            ranks: the members of the process group, as numbers of the whole job.
+            waited_for: the rank that this rank waited for; None if it waited for all of them.
 
         Returns:
-            None if it cannot be found out: the store is unreachable, and this rank does not know all addresses.
+            The cause; None if it is unknown, because the store is unreachable and this rank does not know all
+            addresses.
         """
         addresses = _within(self._grace_s / 2, lambda: self._announce(group, waited_for))
         has_store = addresses is not None
@@ -197,12 +199,13 @@ class FailureDetector:
         return self._read_addresses()
 
     def _ping(self, others: Sequence[int], waited_for: int | None, *, all_joined: bool) -> Diagnosis | None:
-        """Ping other ranks and return a verdict.
+        """Ping other ranks, and return the cause of the failed wait as far as this rank knows it, or None.
 
         Args:
             others: ranks to ping.
-            waited_for: the rank that this one waited for; None: all of them.
-            all_joined: True: a rank without a known address has not joined, and counts as lost. False: it is unknown.
+            waited_for: the rank that this rank waited for; None if it waited for all of them.
+            all_joined: True if a rank without a known address counts as lost, because it has not joined; False if
+                nothing is known about such a rank.
         """
         addresses = {rank: self._addresses[rank] for rank in others if rank in self._addresses}
         answers = ping_all(addresses, self._grace_s)
@@ -216,7 +219,13 @@ class FailureDetector:
         return Diagnosis() if len(answers) == len(others) else None
 
     def _agree(self, group: str, verdict: Diagnosis, waited_for: int | None) -> Diagnosis:
-        """Return the verdict that was written first; a rank that it names as late returns its own verdict."""
+        """Return the diagnosis on which all ranks agree: the one that a rank wrote into the store first.
+
+        Args:
+            group: name of the process group.
+            verdict: the diagnosis of this rank, which is returned if the agreed one names this rank as late.
+            waited_for: the rank that this rank waited for; None if it waited for all of them.
+        """
         if not verdict.lost:  # late is the last rank of the chain of waits; nobody, if this rank waited for all others
             waits = dict(self._entries(f"{group}/waits"))
             chain = [self._rank]
@@ -236,7 +245,7 @@ class FailureDetector:
         self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
     def _entries(self, key: str) -> list[list[Any]]:
-        """Return what all ranks appended under a key, in one round trip; this rank must have appended before."""
+        """Return the entries that all ranks appended under a key; this rank must have appended one before."""
         return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 
@@ -246,7 +255,7 @@ _joined: list[tuple[Store, FailureDetector]] = []
 def failure_detector() -> FailureDetector:
     """Return this process's failure detector for the current default process group.
 
-    The first call waits until all ranks have called, at most `GRACE_S`.
+    The first call waits until all ranks have called this function, at most `GRACE_S` seconds.
     """
     store = _get_default_store()
     if not _joined or _joined[0][0] is not store:
@@ -259,7 +268,7 @@ def failure_detector() -> FailureDetector:
 
 
 def _meeting_point(store: Store) -> str:
-    """Return the host of a TCP store; for a store in a file, this machine's name on the interface that gloo uses."""
+    """Return the host of a TCP store; for another store, this machine's name on the interface that gloo uses."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
@@ -268,7 +277,10 @@ def _meeting_point(store: Store) -> str:
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
-    """Return the result of `ask`; None if it fails or takes longer (an unreachable store can block for minutes)."""
+    """Return the result of `ask`; None if it fails or takes longer than `limit_s` seconds.
+
+    An unreachable store can block for minutes.
+    """
     answers: list[T] = []
 
     def run() -> None:

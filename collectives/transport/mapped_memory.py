@@ -1,7 +1,7 @@
-"""Memory that all ranks of a transport map: creating it, and synchronising stores and loads in it.
+"""Create memory that all ranks of a transport map, and synchronise stores and loads in it.
 
-Layout: header page | lines, in whole pages | data. A line is written by one rank and holds 64-bit numbers that tell the
-other ranks its progress. Aligned 8-byte stores are atomic.
+Layout: header page | lines, in whole pages | data. A line is 128 bytes that one rank writes; its 64-bit numbers tell
+the other ranks about the progress of that rank. Aligned 8-byte stores are atomic.
 
 Cache flushes and memory fences are for memory in which the ranks' caches do not see each other's stores. An example is
 memory that several hosts map through CXL, unless the device supports back-invalidation. The instructions are compiled
@@ -73,11 +73,11 @@ void flush_lines(const void *start, size_t nbytes) {
 
 
 class CacheLines:
-    """The functions of the compiled library.
+    """The functions of a compiled library that flushes cache lines and orders loads and stores.
 
     Attributes:
-        flush: (address, nbytes) -> None: write cache lines back and drop them, so that the next load reads memory.
-        fence: () -> None: no load or store is reordered across this call.
+        flush: (address, nbytes) -> None: writes cache lines back and drops them, so that the next load reads memory.
+        fence: () -> None: prevents the processor from reordering loads and stores across this call.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -87,10 +87,10 @@ class CacheLines:
 
 @functools.cache
 def cache_lines() -> CacheLines:
-    """Return the library's functions; compile it if it is not in the user's cache folder.
+    """Return functions that flush cache lines, from a library that is compiled if the user's cache folder has none.
 
     Raises:
-        OptionError: there is no C compiler, or it fails.
+        OptionError: there is no C compiler, or the compiler fails.
     """
     digest = hashlib.sha256((SOURCE + platform.machine()).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradwire"
@@ -114,21 +114,23 @@ def cache_lines() -> CacheLines:
 
 
 def stores_are_ordered() -> bool:
-    """Return True if other processors see the stores of this one in program order without fences."""
+    """Return True if other processors see the stores of this processor in program order without memory fences."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 class SharedMemory:
-    """One rank's view of a region.
+    """A memory region that all ranks map, as one rank uses it: a header page, lines and data.
+
+    A line is 128 bytes that one rank writes, to tell the others about its progress.
 
     Args:
-        region: the mapped memory, at least `nbytes_of(num_lines, ...)` long.
-        num_lines: lines in front of the data.
+        region: the mapped memory, at least `nbytes_of(num_lines, ...)` bytes long.
+        num_lines: number of lines in front of the data.
         helper: memory fences and cache flushes; None if the processor orders stores and caches are coherent.
-        coherent: ranks see each other's stores without flushing.
+        coherent: True if ranks see each other's stores without flushing caches.
 
     Attributes:
-        data: uint8, the memory after the lines.
+        data: the memory after the lines, uint8.
     """
 
     def __init__(self, region: Region, num_lines: int, helper: CacheLines | None, *, coherent: bool) -> None:
@@ -140,17 +142,17 @@ class SharedMemory:
         self._coherent = coherent
 
     def format(self, nonce: bytes) -> None:
-        """Write the header and zero the lines; call on one rank only, before any other reads."""
+        """Write a header with this nonce, and zero the lines; call this on one rank only, before any other reads."""
         self._numbers[:] = 0
         header = bytearray(_HEADER.pack(MAGIC, len(self._numbers), nonce))
         self.region.memory[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
         self.synchronize(self.region.memory[: PAGE + self._lines.nbytes])
 
     def check(self, nonce: bytes) -> None:
-        """Check that this memory was formatted with `nonce`.
+        """Check that `format` was called for this memory with the same nonce.
 
         Raises:
-            OptionError: it is other memory, such as a file of the same name on another machine.
+            OptionError: this is other memory, such as a file of the same name on another machine.
         """
         self.synchronize(self.region.memory[:PAGE])
         header = self.region.memory[: _HEADER.size].numpy().tobytes()
@@ -158,14 +160,17 @@ class SharedMemory:
             raise OptionError("pool: ranks do not see the same memory; all must run on one machine or share one device")
 
     def announce(self, line: int, field: int, value: int) -> None:
-        """Store a number in this rank's own line; other ranks see all earlier writes before it."""
+        """Store a number in field `field` of this rank's own line; other ranks see all earlier writes before it."""
         if self._helper is not None:
             self._helper.fence()
         self._numbers[line, field] = value
         self.synchronize_at(self._lines.data_ptr() + LINE * line, LINE)
 
     def announced(self, line: int, field: int) -> int:
-        """Return a number from another rank's line; what that rank wrote before it is visible after this call."""
+        """Return the number in field `field` of another rank's line.
+
+        After this call, everything that the other rank wrote before it announced the number is visible.
+        """
         self.synchronize_at(self._lines.data_ptr() + LINE * line, LINE)
         value = int(self._numbers.item(line, field))
         if self._helper is not None:
@@ -173,7 +178,7 @@ class SharedMemory:
         return value
 
     def all_announced(self, field: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Return the same number from every line, as `announced` does from one."""
+        """Return the number in field `field` of every line, uint64 [lines], with the guarantee of `announced`."""
         self.synchronize(self._lines)
         values = self._numbers[:, field].copy()
         if self._helper is not None:
@@ -181,36 +186,46 @@ class SharedMemory:
         return values
 
     def synchronize(self, part: torch.Tensor) -> None:
-        """Call after writing `part` and before announcing it, and before reading what another rank announced."""
+        """Make writes to `part` visible to the other ranks, or theirs to this rank; flush caches if necessary.
+
+        Call this between writing and announcing, and before reading what another rank announced.
+
+        Args:
+            part: a part of the region's memory.
+        """
         self.synchronize_at(part.data_ptr(), part.nbytes)
 
     def synchronize_at(self, address: int, nbytes: int) -> None:
-        """Do `synchronize` for `nbytes` at an address."""
+        """Do the same as `synchronize`, for the `nbytes` bytes at an address."""
         if not self._coherent:
             assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)
 
 
 def nbytes_of(num_lines: int, data_nbytes: int) -> int:
-    """Return the length of a region with this many lines and this much data."""
+    """Return the length, in bytes, of a region with this many lines and this many bytes of data."""
     return PAGE + rounded_up(LINE * num_lines, PAGE) + data_nbytes
 
 
 def map_together(
     transport: Transport, place: Path, num_lines: int, data_nbytes: int, *, coherent: bool | None, smaller: str
 ) -> SharedMemory:
-    """Map one region on all ranks, which must all call. The file's name is removed before the region is used.
+    """Create a memory region and map it on all ranks. Every rank must call this function.
+
+    The name of the region's file is removed before this function returns, so that no file remains.
 
     Args:
-        transport: the ranks; rank 0 creates the region and sends its path to the others.
+        transport: connects the ranks; rank 0 creates the region and sends its path to the others.
         place: a folder, the name of a new file, or a DAX device; the argument of rank 0 is used.
-        num_lines: lines in front of the data; initially zero.
-        data_nbytes: length of the data; not initialised.
-        coherent: ranks see each other's stores without flushing. None: they do; a device is then refused.
-        smaller: the option, in an error message, that the user should decrease if there is no room.
+        num_lines: number of lines in front of the data; they are zero at first.
+        data_nbytes: length of the data in bytes; the data is not initialised.
+        coherent: True if ranks see each other's stores without flushing caches. None: the same, but a DAX device is
+            refused.
+        smaller: what the user should decrease, for the error message if there is not enough memory.
 
     Raises:
-        OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
+        OptionError: there is not enough memory, the path does not exist, or memory is not coherent and caches cannot be
+            flushed. The error is raised on all ranks.
     """
     transport.barrier()  # no rank still uses memory that was there before
     memory, text, problem = None, None, "pool: another rank cannot map the region; see its message"
@@ -239,7 +254,10 @@ def map_together(
 def _create(
     place: Path, num_lines: int, data_nbytes: int, coherent: bool | None, smaller: str
 ) -> tuple[SharedMemory | None, dict[str, Any]]:
-    """Create and format the region on rank 0; return what the other ranks must know, or the problem."""
+    """Create and format the region on rank 0, and return it with a message to the other ranks.
+
+    The message says where the region is, or has the error under "problem".
+    """
     try:
         helper = _helper(coherent)
         if coherent is None and place.is_char_device():
@@ -286,10 +304,10 @@ SLEEP_S = 50e-6
 
 
 class SpinThenSleep:
-    """Pauses of one wait: it yields the processor at first, and later sleeps between looks.
+    """The pauses between the checks of a polling loop: short ones at first, later sleeps of 50 microseconds.
 
     Args:
-        timeout_s: longest wait, in seconds.
+        timeout_s: longest duration of the loop, in seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -297,7 +315,7 @@ class SpinThenSleep:
         self._looks = 0
 
     def pause(self) -> bool:
-        """Wait a little before the next look; return False if the time is up."""
+        """Pause before the next check; return False if `timeout_s` has passed."""
         self._looks += 1
         if self._looks <= LOOKS_BEFORE_SLEEP:
             os.sched_yield()
@@ -306,5 +324,5 @@ class SpinThenSleep:
         return time.monotonic() < self._deadline
 
     def renew(self) -> None:
-        """Stop sleeping between looks, because more data may arrive soon; the deadline stays the same."""
+        """Return to short pauses, because more data may arrive soon; the deadline stays the same."""
         self._looks = 0

@@ -23,7 +23,13 @@ _LOCK = struct.Struct("hhqqi")  # C's struct flock: type, whence, start, length,
 
 
 class DaxDevice(NamedTuple):
-    """A DAX device as the kernel describes it."""
+    """A DAX device as the kernel describes it.
+
+    Attributes:
+        path: path of the device, such as ``/dev/dax0.0``.
+        nbytes: size of the device in bytes.
+        alignment: bytes of which offsets and lengths of mappings must be multiples.
+    """
 
     path: Path
     nbytes: int
@@ -31,7 +37,7 @@ class DaxDevice(NamedTuple):
 
 
 def dax_device(path: Path, sysfs: Path = SYSFS) -> DaxDevice | None:
-    """Return the DAX device at this path; None if the kernel knows none."""
+    """Return the DAX device at this path; None if the kernel knows no device there."""
     facts = sysfs / "bus" / "dax" / "devices" / path.name
     try:
         return DaxDevice(path, int((facts / "size").read_text()), int((facts / "align").read_text()))
@@ -40,19 +46,19 @@ def dax_device(path: Path, sysfs: Path = SYSFS) -> DaxDevice | None:
 
 
 def dax_devices(sysfs: Path = SYSFS) -> list[DaxDevice]:
-    """Return all DAX devices of this machine, sorted by name."""
+    """Return the DAX devices of this machine, sorted by name; `sysfs` is the folder where the kernel lists them."""
     folder = sysfs / "bus" / "dax" / "devices"
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     return [device for name in names if (device := dax_device(Path("/dev") / name, sysfs)) is not None]
 
 
 def claim(device: DaxDevice, nbytes: int) -> tuple[int, int] | None:
-    """Lock a part of a device that no other region of this host uses.
+    """Lock `nbytes` bytes of a device that no other region of this host uses.
 
     The kernel keeps the locks of all processes, and releases those of a process that ends.
 
     Returns:
-        (offset of the part, handle that holds the lock until it is closed); None if there is no room.
+        (offset of the locked part, file descriptor that holds the lock until it is closed); None if there is no room.
 
     Raises:
         OSError: the device cannot be opened.
@@ -76,10 +82,10 @@ _nameless: dict[Path, int] = {}
 
 
 class Region:
-    """Mapped memory, released with the last tensor that refers to it.
+    """Memory that several processes map; released with the last tensor that refers to it.
 
     Attributes:
-        path: the file or device behind it.
+        path: the file or device that is mapped.
         memory: uint8 [nbytes], shared with every process that maps the same path.
     """
 
@@ -89,8 +95,8 @@ class Region:
         Args:
             path: the file or device.
             nbytes: length of the region.
-            offset: first byte of the region in it.
-            claim: handle to close when the region is released.
+            offset: first byte of the region in the file or device.
+            claim: file descriptor to close when the region is released; it holds the lock on a part of a device.
 
         Raises:
             OSError: the path cannot be opened or mapped.
@@ -110,13 +116,16 @@ class Region:
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
 
     def remove_name(self) -> None:
-        """Delete the file but keep the memory; its creator calls this once all ranks have mapped it. Devices stay."""
+        """Delete the region's file but keep the memory; do nothing for a device.
+
+        The rank that created the file calls this once all ranks have mapped it.
+        """
         if not self._is_device:
             _remove(self.path)
 
 
 class Extent(NamedTuple):
-    """Reserved room for a region, the arguments of `Region`."""
+    """The reserved part of a file or device that a region maps; the fields are the arguments of `Region`."""
 
     path: Path
     nbytes: int
@@ -125,20 +134,20 @@ class Extent(NamedTuple):
 
 
 def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Extent:
-    """Reserve room for a region.
+    """Reserve memory for a region, in a new file or on a DAX device.
 
     Args:
         path: a folder, in which a file is created (without a name if possible, so that no file remains when ranks are
             killed); the name of a new file; or a DAX device.
-        nbytes: length of the region.
-        smaller: the option, in an error message, that the user should decrease if there is not enough room.
+        nbytes: length of the region in bytes.
+        smaller: what the user should decrease, for the error message if there is not enough memory.
         sysfs: folder in which the kernel describes devices.
 
     Returns:
         The extent to map.
 
     Raises:
-        OptionError: there is not enough room, or the path cannot be used.
+        OptionError: there is not enough memory, or the path cannot be used.
     """
     if path.is_char_device():
         return _on_device(path, nbytes, smaller, sysfs)
@@ -158,7 +167,7 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
 
 
 def _make(path: Path) -> Path:
-    """Create an empty file, and return a path at which all ranks of this machine can open it."""
+    """Create an empty file in a folder or at a new path; return a path at which this machine's ranks can open it."""
     if path.is_dir() and sys.platform == "linux":
         with contextlib.suppress(OSError):  # some file systems have no files without a name
             handle = os.open(path, os.O_RDWR | os.O_TMPFILE, 0o600)
@@ -178,7 +187,7 @@ def _remove(file: Path) -> None:
 
 
 def rounded_up(nbytes: int, alignment: int) -> int:
-    """Round up to a multiple of `alignment`."""
+    """Return `nbytes` rounded up to a multiple of `alignment`."""
     return -(-nbytes // alignment) * alignment
 
 

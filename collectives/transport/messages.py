@@ -1,4 +1,4 @@
-"""Sending payloads over a transport: packing, longest possible message, broadcast, and sums of received tensors."""
+"""Pack payloads for a transport, limit the length of messages, broadcast them, and sum received tensors."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,25 +14,25 @@ _SPARE_LEAVES = 1024
 
 
 def bound_nbytes(numel: int, num_leaves: int) -> int:
-    """Return an upper bound of the packed length of a payload, or a sum, that all ranks know without communication.
+    """Return an upper bound, in bytes, of a packed payload or sum; all ranks know it without communication.
 
     A payload is never longer than its elements in full, plus a bitmap, plus headers and fixed fields; a sum may consist
     of more pieces than the payload. A generous bound costs nothing: memory that no message fills is never touched.
 
     Args:
-        numel: elements of the payload.
-        num_leaves: payloads in it that are not bundles.
+        numel: number of elements of the payload.
+        num_leaves: number of payloads in a bundle, or 1.
     """
     return (_WIDEST_ELEMENT + 1) * numel + _PER_LEAF * (num_leaves + _SPARE_LEAVES)
 
 
 def pack(payload: Payload, transport: Transport, bound: int | None = None) -> torch.Tensor:
-    """Pack a payload on the transport's device.
+    """Return a payload packed for sending: uint8 1-D on the transport's device.
 
     Args:
         payload: the payload to send.
         transport: the transport that will send it.
-        bound: size of the receivers' buffers in bytes; None if they receive the length first.
+        bound: size of the receivers' buffers in bytes; None if receivers are told the length first.
 
     Raises:
         PayloadError: the message is longer than `bound`, which would end a receiving gloo process.
@@ -47,17 +47,17 @@ def pack(payload: Payload, transport: Transport, bound: int | None = None) -> to
 
 
 def broadcast_bytes(transport: Transport, message: torch.Tensor | None, source: int) -> torch.Tensor:
-    """Broadcast a message from rank `source` along a binomial tree; every rank must call.
+    """Broadcast a message from rank `source` along a binomial tree. Every rank must call this function.
 
-    Its length is sent first, as 8 bytes of control traffic.
+    The message's length is sent first, as 8 bytes of control traffic.
 
     Args:
-        transport: the ranks.
-        message: uint8 1-D on rank `source`; None on other ranks.
+        transport: connects the ranks.
+        message: the message, uint8 1-D, on rank `source`; None on other ranks.
         source: the rank that has the message.
 
     Returns:
-        The message; on rank `source` the same tensor.
+        The message, uint8 1-D; on rank `source`, the argument itself.
 
     Raises:
         PayloadError: `message` is None on rank `source`.
@@ -83,11 +83,11 @@ def broadcast_bytes(transport: Transport, message: torch.Tensor | None, source: 
 
 
 def broadcast_wire_(transport: Transport, wire: torch.Tensor, source: int) -> None:
-    """Broadcast a wire tensor whose length all ranks know from rank `source`; every rank must call.
+    """Broadcast a tensor of known length from rank `source` along a binomial tree. Every rank must call this function.
 
     Args:
-        transport: the ranks.
-        wire: 1-D, contiguous, of one length and dtype on all ranks; overwritten except on rank `source`.
+        transport: connects the ranks.
+        wire: 1-D, contiguous, of the same length and dtype on all ranks; overwritten except on rank `source`.
         source: the rank that has the values.
     """
     if not wire.numel():
@@ -99,7 +99,7 @@ def broadcast_wire_(transport: Transport, wire: torch.Tensor, source: int) -> No
 
 
 def binomial_links(rank: int, world_size: int, source: int = 0) -> tuple[int | None, list[int]]:
-    """Return a rank's parent (None for the root) and its children in a binomial tree with root `source`."""
+    """Return a rank's parent (None for the root) and its children in a binomial tree whose root is rank `source`."""
     place = (rank - source) % world_size
     reach = 1 << place.bit_length()
     parent = (place - reach // 2 + source) % world_size if place else None
@@ -114,10 +114,10 @@ Lost = Callable[[torch.Tensor], None]  # called with the rounding errors of a su
 
 
 def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", lost: Lost | None = None) -> None:
-    """Add `incoming` to `into`, or take the maximum, element by element; mutates `into`.
+    """Replace `into` with `into + incoming`, or with their maximum, element by element.
 
     16-bit floats are added in fp32 and rounded once; a sum beyond their range becomes the largest finite number of its
-    sign. Integers wrap. NaN stays NaN under both operations. `lost` is called with the rounding errors of 16-bit sums.
+    sign. Integers wrap. NaN stays NaN in sums and maxima. `lost` is called with the rounding errors of 16-bit sums.
     """
     if op == "max":
         torch.maximum(into, incoming, out=into)
@@ -132,7 +132,7 @@ def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", l
 
 
 def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> torch.Tensor:
-    """Combine all ranks' wire tensors in rank order; return a new tensor of the same dtype, as `sum_wires_into_`."""
+    """Return the sum or maximum of all ranks' tensors as a new tensor, computed as by `sum_wires_into_`."""
     if len(wires) == 1:
         return wires[0].clone()
     total = torch.empty_like(wires[0])
@@ -143,13 +143,15 @@ def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> torch.Tens
 def sum_wires_into_(
     out: torch.Tensor, wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None
 ) -> None:
-    """Combine two or more ranks' wire tensors in rank order: 16-bit floats are added in fp32 and rounded once.
+    """Write the sum or maximum of two or more ranks' tensors into `out`, combined in rank order.
+
+    16-bit floats are added in fp32 and rounded once.
 
     Args:
-        out: the result (mutated), of the same length and dtype; must not overlap the third and later wires.
-        wires: one per rank, of one length and dtype.
-        op: sum or max.
-        lost: called with the rounding errors of 16-bit sums.
+        out: overwritten, of the same length and dtype as the tensors; must not overlap the third and later ones.
+        wires: one tensor per rank, in rank order, all of the same length and dtype.
+        op: "sum" or "max".
+        lost: called with the rounding errors, fp32, of 16-bit sums.
     """
     if out.dtype not in SHORT:
         (torch.maximum if op == "max" else torch.add)(wires[0], wires[1], out=out)

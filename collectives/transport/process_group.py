@@ -1,4 +1,4 @@
-"""The transport over torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
+"""A transport over torch.distributed: gloo between processes on CPUs, NCCL between GPUs.
 
 The two backends differ. gloo lets a receive buffer be longer than its message but ends the process if it is shorter;
 after one time-out every later call on that pair of ranks fails; its errors name a port and never a rank, so each
@@ -39,11 +39,13 @@ _num_backends: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Co
 
 @dataclasses.dataclass(eq=False)
 class _Groups:
-    """Process groups that a transport shares with its views; gloo frees threads and sockets with the last reference.
+    """The process groups that a transport shares with its views (transports among some of its ranks).
+
+    gloo frees the threads and sockets of a group with the last reference to it.
 
     Attributes:
-        whole: the group of all ranks; None once the transport is closed.
-        parts: groups of some ranks, by their numbers in `whole`, for the backend's own collectives.
+        whole: the group of all ranks of the transport; None once the transport is closed.
+        parts: the groups of views, by the numbers of their ranks in `whole`, for the backend's own collectives.
     """
 
     whole: dist.ProcessGroup | None
@@ -51,12 +53,12 @@ class _Groups:
 
 
 class ProcessGroupTransport(Transport):
-    """Messages over one process group, used from one thread.
+    """A transport over one process group of torch.distributed, used from one thread.
 
     Args:
         group: the process group, which `close` destroys; use a separate `dist.new_group()`, because two threads on one
             gloo group corrupt sums silently. None: the default group, which is not destroyed.
-        device: device of the tensors; None: the CPU for gloo, the current GPU for NCCL.
+        device: device of the tensors. None: the CPU for gloo, the current GPU for NCCL.
         timeout_s: longest wait for any one message, in seconds.
     """
 
@@ -86,7 +88,7 @@ class ProcessGroupTransport(Transport):
 
     @property
     def group_name(self) -> str:
-        """Return the name of the process group, unique in the job and equal on its ranks."""
+        """Return the name of the process group, which is unique in the job and the same on all its ranks."""
         return str(self._group.group_name)
 
     @override
@@ -133,7 +135,10 @@ class ProcessGroupTransport(Transport):
 
     @override
     def close(self) -> None:
-        """Destroy the process group, unless it is the default one, and those of views; a second call does nothing."""
+        """Destroy the process group, unless it is the default group, and the process groups of views.
+
+        A second call does nothing.
+        """
         group = self._groups.whole
         self._groups.parts.clear()
         if group is None or group == dist.group.WORLD:
@@ -164,10 +169,10 @@ class ProcessGroupTransport(Transport):
         return [_Operation(self, dist.batch_isend_irecv(operations), operations, peer)] * len(operations)
 
     def _backend(self) -> dist.ProcessGroup:
-        """Return the process group of exactly these ranks, for the backend's own collectives.
+        """Return a process group of exactly this transport's ranks, for the backend's own collectives.
 
-        A view creates one without torch's registry: `dist.new_group` must be called by every rank of the job, and with
-        `use_local_synchronization` ranks later disagree about the names of groups.
+        A view creates its group without torch's registry: `dist.new_group` must be called by every rank of the job, and
+        with `use_local_synchronization` ranks later disagree about the names of groups.
         """
         members = tuple(self.members)
         if members == tuple(range(self._group.size())):
@@ -186,7 +191,12 @@ class ProcessGroupTransport(Transport):
         return self._groups.parts[members]
 
     def _lost(self, waited_for: int | None, reason: str) -> TransportError:
-        """Ask the failure detector, and return an error that names the lost rank; `waited_for` None: all ranks."""
+        """Ask the failure detector for the cause of a failed wait, and return an error that names the lost rank.
+
+        Args:
+            waited_for: the rank that this rank waited for; None if it waited for all ranks.
+            reason: message of the backend's error.
+        """
         # all ranks of the group, not only of this view: a peer here may be waiting for a rank outside of the view
         ranks = [dist.get_global_rank(self._group, member) for member in range(dist.get_world_size(self._group))]
         peer = None if waited_for is None else self.name(waited_for)
@@ -218,13 +228,13 @@ class ProcessGroupTransport(Transport):
 
 
 def backend_failure(error: RuntimeError) -> TransportError | None:
-    """Find out which rank was lost when the backend or the rendezvous store failed; takes some seconds.
+    """Return an error that names the lost rank after the backend or the rendezvous store failed; takes some seconds.
 
     Args:
-        error: an error that DDP or `torch.distributed` raised on the default group.
+        error: an error that DDP or `torch.distributed` raised for the default process group.
 
     Returns:
-        An error that names the lost rank; None if `error` did not come from the backend or the store.
+        The error to raise; None if `error` did not come from the backend or the store.
     """
     if not isinstance(error, dist.DistError) and not any(words in str(error) for words in _WORDS_OF_BACKENDS):
         return None
@@ -233,13 +243,13 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
 
 @dataclasses.dataclass(eq=False)
 class _Operation(Pending):
-    """Something that the backend does: a message, those of one NCCL group call, or an all-reduce.
+    """An operation of the backend: a message, all messages of one NCCL group call, or an all-reduce.
 
     Attributes:
-        transport: the transport that started it.
-        works: the backend's handles.
-        kept: what must stay alive until it is done.
-        peer: the rank that is waited for; None: all ranks.
+        transport: the transport that started the operation.
+        works: the backend's handles of the operation; empty once it is done.
+        kept: objects that must stay alive until the operation is done, such as its tensors.
+        peer: the rank that is waited for; None if all ranks are.
     """
 
     transport: ProcessGroupTransport

@@ -35,7 +35,7 @@ class MeetingError(RuntimeError):
 
 
 def interface_host(otherwise: str) -> str:
-    """Return this machine's address on the first interface in `GLOO_SOCKET_IFNAME`, or else `otherwise`."""
+    """Return this machine's address on the first network interface that GLOO_SOCKET_IFNAME names, or `otherwise`."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     found = psutil.net_if_addrs().get(name, [])
     families = socket.AF_INET, socket.AF_INET6
@@ -43,17 +43,17 @@ def interface_host(otherwise: str) -> str:
 
 
 def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: float) -> dict[int, socket.socket]:
-    """Connect to every other rank; all ranks must call.
+    """Connect this rank to every other rank by TCP. Every rank must call this function.
 
     Args:
-        store: rendezvous store shared by these ranks, used for no other rendezvous.
+        store: rendezvous store that these ranks share and use for no other rendezvous.
         rank: number of this rank, 0..world_size-1.
         world_size: number of ranks.
         host: this machine's address as others see it; this rank listens only there, until all are connected.
-        timeout_s: longest wait, in seconds.
+        timeout_s: longest time until all ranks are connected, in seconds.
 
     Returns:
-        Connected sockets, by rank.
+        The connected socket to each other rank, by rank.
 
     Raises:
         MeetingError: a rank did not connect in time, or cannot be reached.
@@ -96,7 +96,7 @@ def _connect(store: Store, peer: int, deadline: float, rank: int) -> socket.sock
 
 
 def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float) -> None:
-    """Receive this rank's own token, which proves that the peer has access to the store."""
+    """Wait for the peer's answer, which must be this rank's own token: it proves that the peer can read the store."""
     answer = b""
     try:
         while len(answer) < _TOKEN_BYTES:
@@ -111,12 +111,12 @@ def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float)
 
 
 class _Acceptor:
-    """Accepts connections of the expected ranks and closes those of other programs.
+    """Accept connections of the expected ranks, and close those of other programs.
 
     Args:
         listener: the listening socket.
-        token: token of this rank, which the others must send.
-        expected: tokens to answer with, by rank.
+        token: token of this rank, which ranks that connect must send.
+        expected: the token with which to answer each expected rank, by rank.
     """
 
     def __init__(self, listener: socket.socket, token: bytes, expected: dict[int, bytes]) -> None:
@@ -129,7 +129,7 @@ class _Acceptor:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def accept_all(self, deadline: float) -> Iterator[tuple[int, socket.socket]]:
-        """Yield each expected rank and its socket.
+        """Yield each expected rank and its connected socket, in the order in which ranks connect.
 
         Raises:
             MeetingError: a rank did not connect in time.
@@ -161,7 +161,11 @@ class _Acceptor:
             self._hang_up(next(iter(self._received)))
 
     def _receive(self, sock: socket.socket) -> int | None:
-        """Read a greeting; when it is complete, answer and return its rank if it is expected, else close the socket."""
+        """Read a part of the greeting that a connected program sends.
+
+        When the greeting is complete: answer it and return its rank if that rank is expected, otherwise close the
+        socket. Return None in all other cases.
+        """
         if sock not in self._received:  # closed since it became readable
             return None
         try:

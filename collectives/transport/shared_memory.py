@@ -1,4 +1,4 @@
-"""The transport through memory that all ranks map: processes on one machine, or hosts that share a CXL memory pool.
+"""A transport through memory that all ranks map: processes on one machine, or hosts that share a CXL memory pool.
 
 Each ordered pair of ranks has a channel, which is a ring buffer of bytes. There are no locks, no threads, and no atomic
 operations except aligned stores. Messages move while their rank posts or waits, and a wait for one message moves all
@@ -38,7 +38,7 @@ PARTS_PER_RING = 4  # the receiver reads one part while the sender writes the ne
 
 
 class RingMessage(MovedMessage):
-    """A tensor that is copied into a ring or out of it, in several pieces."""
+    """A tensor that is copied into a channel's ring buffer or out of it, in several pieces."""
 
     def __init__(self, peer: int, wait: Callable[[MovedMessage, int], None], tensor: torch.Tensor) -> None:
         super().__init__(peer, wait)
@@ -53,11 +53,14 @@ class RingMessage(MovedMessage):
 
 
 class ChannelEnd(abc.ABC):
-    """One end of a channel, with the queue of its `messages` under way.
+    """One rank's end of a channel, which carries messages from one rank to another through a ring buffer.
+
+    Attributes:
+        messages: the messages under way, in order.
 
     Args:
-        memory: the memory with the ring and the lines.
-        ring: uint8, a part of the memory's data; its length is a multiple of `WORD`.
+        memory: the shared memory with the ring buffer and with lines, in which ranks announce their progress.
+        ring: the ring buffer, uint8, a part of the memory's data; its length is a multiple of `WORD`.
         own_line: number of the line in which this end announces its progress.
         peer_line: number of the line in which the other end announces its progress.
         peer: number of the other rank in messages to the user.
@@ -75,10 +78,10 @@ class ChannelEnd(abc.ABC):
         self.messages: collections.deque[RingMessage] = collections.deque()
 
     def advance(self) -> bool:
-        """Transfer what can be transferred now; return whether anything was.
+        """Transfer the bytes that can be transferred now; return True if there were any.
 
         Raises:
-            TransportError: a message is longer than the buffer posted for it.
+            TransportError: a message is longer than its receive buffer.
         """
         before = self._passed
         while self.messages and (available := self._available()):
@@ -101,19 +104,19 @@ class ChannelEnd(abc.ABC):
 
     @abc.abstractmethod
     def _available(self) -> int:
-        """Return how many bytes can be transferred now, a multiple of `WORD`."""
+        """Return the number of bytes that can be transferred now, a multiple of `WORD`."""
 
     @abc.abstractmethod
     def _pass_length(self, message: RingMessage, word: int) -> None:
-        """Transfer a message's length at this word of the ring."""
+        """Write a message's length to word `word` of the ring buffer, or read it from there."""
 
     @abc.abstractmethod
     def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
-        """Transfer the next `nbytes` of a message at byte `start` of the ring."""
+        """Copy the next `nbytes` bytes of a message into the ring buffer at byte `start`, or out of it."""
 
 
 class SendingEnd(ChannelEnd):
-    """The sender's end."""
+    """The sender's end of a channel: it copies messages into the ring buffer."""
 
     @override
     def _available(self) -> int:
@@ -131,7 +134,7 @@ class SendingEnd(ChannelEnd):
 
 
 class ReceivingEnd(ChannelEnd):
-    """The receiver's end."""
+    """The receiver's end of a channel: it copies messages out of the ring buffer."""
 
     @override
     def _available(self) -> int:
@@ -158,16 +161,20 @@ RING_BYTES = 2**20
 
 
 class SharedMemoryTransport(Transport):
-    """Messages between ranks that map one region, used from one thread per rank; all ranks must create it together.
+    """A transport through one memory region that all ranks map, used from one thread per rank.
+
+    All ranks must create it at the same time.
 
     Args:
-        opener: a transport among the same ranks, which also finds lost ranks and gives the longest wait.
+        opener: a transport among the same ranks, which also finds lost ranks and determines the longest wait.
         path: folder for the region's file, name of a new file, or a DAX device.
-        ring_bytes: bytes that can be under way from one rank to another; there is one ring per ordered pair.
-        coherent: ranks see each other's stores without flushing. None: they do; a device is then refused.
+        ring_bytes: size of each ring buffer; there is one for each ordered pair of ranks.
+        coherent: True if ranks see each other's stores without flushing caches. None: the same, but a DAX device is
+            refused.
 
     Raises:
-        OptionError: on all ranks: there is no room or no such path, or non-coherent memory cannot be flushed.
+        OptionError: there is not enough memory, the path does not exist, or memory is not coherent and caches cannot be
+            flushed. The error is raised on all ranks.
     """
 
     @override

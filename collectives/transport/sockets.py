@@ -1,4 +1,4 @@
-"""The transport over its own TCP sockets, between ranks on CPUs; all-reduces of the backend still use the backend.
+"""A transport over its own TCP sockets, between ranks on CPUs; the backend's own all-reduces still use the backend.
 
 gloo's thread wakes up for every packet; here a single thread does everything, and the kernel wakes it when a message
 has arrived. Messages move while their rank posts or waits, and a wait for one message moves all that are under way, so
@@ -49,7 +49,7 @@ Wait = Callable[[MovedMessage, int], None]
 
 
 class SocketSend(MovedMessage):
-    """A message to send; keeps its tensor alive until the kernel has taken all of it."""
+    """A message to send over a socket; it keeps its tensor alive until the kernel has taken all bytes."""
 
     def __init__(self, peer: int, wait: Wait, tensor: torch.Tensor) -> None:
         super().__init__(peer, wait)
@@ -62,7 +62,11 @@ class SocketSend(MovedMessage):
         return not self._left
 
     def move(self, sock: socket.socket) -> bool:
-        """Send as much as the kernel takes and return `is_done`; raises the errors of `sendmsg`."""
+        """Send as many bytes as the kernel takes, and return `is_done`.
+
+        Raises:
+            OSError: the error of `sendmsg`, such as BlockingIOError if the kernel's buffer is full.
+        """
         sent = sock.sendmsg(self._left)
         while self._left and sent >= len(self._left[0]):
             sent -= len(self._left.pop(0))
@@ -72,15 +76,16 @@ class SocketSend(MovedMessage):
 
 
 class SocketReceive(MovedMessage):
-    """A message to receive.
+    """A message to receive over a socket.
 
     Args:
-        peer, wait: as for `MovedMessage`.
-        room: longest allowed message, in bytes.
-        tensor: buffer that is filled from the front; None: allocate exactly the message's length.
+        peer: the rank that sends the message.
+        wait: transfers all messages under way until this one is done.
+        room: length of the longest allowed message, in bytes.
+        tensor: buffer that is filled from the front; None: allocate a buffer of exactly the message's length.
 
     Attributes:
-        left: the missing bytes of the part that is being read: first the length, then the body.
+        left: memory for the missing bytes of the part that is being read: first the length, then the body.
     """
 
     def __init__(self, peer: int, wait: Wait, room: int, tensor: torch.Tensor | None = None) -> None:
@@ -93,7 +98,7 @@ class SocketReceive(MovedMessage):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return the given buffer, or else the allocated one, uint8 1-D, once the length is known."""
+        """Return the buffer that was given, or else the allocated one (uint8 1-D), once the length is known."""
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     @property
@@ -102,11 +107,11 @@ class SocketReceive(MovedMessage):
         return self._has_length and not self.left
 
     def move(self, sock: socket.socket) -> bool:
-        """Receive what the kernel has and return `is_done`.
+        """Receive the bytes that have arrived, and return `is_done`.
 
         Raises:
-            BlockingIOError: the kernel has nothing.
-            ConnectionError: the peer has closed the connection.
+            BlockingIOError: no bytes have arrived.
+            ConnectionError: the other rank has closed the connection.
             OverflowError: the message is longer than `room`.
         """
         while self.left:
@@ -130,7 +135,12 @@ class SocketReceive(MovedMessage):
 
 
 class Connection:
-    """One rank's end of a connected socket, and a queue of messages in each direction."""
+    """One rank's end of a connected socket, and a queue of messages in each direction.
+
+    Attributes:
+        outgoing: messages to send, in order.
+        incoming: messages to receive, in order.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -141,11 +151,14 @@ class Connection:
         self._low_water = 1
 
     def fileno(self) -> int:
-        """Return the socket's descriptor; -1 after `close`."""
+        """Return the socket's file descriptor; -1 after `close`."""
         return self._socket.fileno()
 
     def events(self) -> int:
-        """Return the poll events to wait for; also set SO_RCVLOWAT, so that a poll returns for whole messages."""
+        """Return the events for which to poll the socket.
+
+        Also set SO_RCVLOWAT, so that a poll returns once a whole message, or a large part of one, has arrived.
+        """
         if self.incoming:
             missing = len(self.incoming[0].left)
             low_water = missing if missing <= _LONG_BYTES else _PART_BYTES
@@ -155,10 +168,10 @@ class Connection:
         return (select.POLLIN if self.incoming else 0) | (select.POLLOUT if self.outgoing else 0)
 
     def move(self, events: int) -> None:
-        """Send and receive what the events of a poll allow.
+        """Send and receive as many bytes as the events of a poll allow.
 
         Raises:
-            OSError: the connection is broken, or the peer has closed it.
+            OSError: the connection is broken, or the other rank has closed it.
             OverflowError: a message is longer than its buffer.
         """
         if events & ~select.POLLOUT:
@@ -186,14 +199,14 @@ _LOOK_ANYWAY_S = 1.0
 
 
 class Connections:
-    """One rank's connections to all others; shared by all views of a transport.
+    """One rank's connections to all other ranks; shared by all views of a transport.
 
     Args:
-        opener: the transport whose ranks are connected, with the same numbers.
+        opener: the transport whose ranks are connected; ranks have the same numbers here.
         by_rank: the connection to each other rank.
 
     Attributes:
-        bell: an event that ends waits early; None: waits are not interrupted.
+        bell: an event that ends waits early if it is set; None if waits are not interrupted.
     """
 
     def __init__(self, opener: Transport, by_rank: Mapping[int, Connection]) -> None:
@@ -203,7 +216,7 @@ class Connections:
         self.bell: WakeupEvent | None = None
 
     def send(self, message: SocketSend, peer: int) -> None:
-        """Queue a message, and send what the kernel takes.
+        """Queue a message to rank `peer`, and send as many queued bytes as the kernel takes.
 
         Raises:
             TransportError: the connection is broken.
@@ -216,7 +229,7 @@ class Connections:
             raise self.failure(peer) from error
 
     def wait(self, message: MovedMessage, peer: int) -> None:
-        """Move all messages under way until this one, from or to `peer`, is done or the bell rings.
+        """Transfer all messages under way until this one, from or to rank `peer`, is done or the event `bell` is set.
 
         Raises:
             TransportError: a connection is broken, the wait took too long, or a message is longer than its buffer.
@@ -235,7 +248,7 @@ class Connections:
                 self.wait(message, peer)
 
     def failure(self, peer: int) -> TransportError:
-        """Close all connections, find out why a wait for `peer` failed, and return the error to raise."""
+        """Close all connections, find out why a wait for rank `peer` failed, and return the error to raise."""
         self.close()
         return self._opener.timeout_error(peer)
 
@@ -246,7 +259,10 @@ class Connections:
             connection.close()
 
     def _advance(self, within_s: float) -> None:
-        """Wait until something can be sent or received, and do it; after `within_s`, try all connections anyway."""
+        """Wait up to `within_s` seconds until bytes can be sent or received, and transfer them.
+
+        After that time, try all connections even though no event was reported.
+        """
         poll = select.poll()
         busy = {}
         for rank, connection in self.by_rank.items():
@@ -274,7 +290,7 @@ class Connections:
 
 
 class SocketTransport(Transport):
-    """Messages over one connection per pair of ranks, used from one thread; create it with `open_transport`."""
+    """A transport over one TCP connection per pair of ranks, used from one thread; `open_transport` creates it."""
 
     @override
     def __init__(self, connections: Connections, backend: Transport) -> None:
@@ -374,12 +390,14 @@ _num_opened: collections.Counter[str] = collections.Counter()
 def open_transport(
     group: dist.ProcessGroup | None = None, device: torch.device | None = None, timeout_s: float = 60.0
 ) -> Transport:
-    """Open a transport among the ranks of a process group: sockets on CPUs, else the backend; all ranks must call.
+    """Open a transport among the ranks of a process group. Every rank must call this function.
+
+    It uses sockets for tensors on CPUs, and otherwise the backend of the process group.
 
     Args:
         group: the process group, which no other thread may use and which `close` destroys. None: the default group,
             which is not destroyed.
-        device: device of the tensors; None: the CPU for gloo, the current GPU for NCCL.
+        device: device of the tensors. None: the CPU for gloo, the current GPU for NCCL.
         timeout_s: longest wait for any one message, in seconds.
 
     Raises:
