@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.extensions.microbenchmarks.compressors_worker import buckets_of
 from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Links
-from bench.micro.compressors_worker import buckets_of
 from bench.models.resnet import ResNet50
 from collectives import options
 from collectives.base import Collective

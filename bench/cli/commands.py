@@ -32,14 +32,14 @@ BUILT_IN = {
     "compare": (ANSWER, "compare"),
     "report": (ANSWER, "report"),
     "plot": (ANSWER, "plot"),
-    "collectives": (MEASURE, "collectives"),
-    "compressors": (MEASURE, "compressors"),
     "list": (LOOK_AFTER, "list_components"),
     "data": (LOOK_AFTER, "data"),
     "doctor": (LOOK_AFTER, "doctor"),
 }
 # This project's extensions by their commands; an installation may lack them.
 EXTENSIONS = {
+    "collectives": "bench.extensions.microbenchmarks",
+    "compressors": "bench.extensions.microbenchmarks",
     "calibrate": "bench.extensions.predict",
     "predict": "bench.extensions.predict",
     "place": "bench.extensions.place",

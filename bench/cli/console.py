@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from rich import box
@@ -12,10 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
-from typing_extensions import override
-
-from bench.core.errors import Interrupted
-from bench.core.rows import RowWriter
 
 _WIDE = 100  # least columns of a terminal on which the bar is long
 _TITLE = 24  # least columns that are kept for the title
@@ -92,49 +88,6 @@ def fitted(title: str, parts: Sequence[str], room: int) -> tuple[str, str]:
 
 def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: max(0, room - 1)]}…"
-
-
-class Turns(LiveLine):
-    """Rows and progress of a measurement in which components take turns.
-
-    Args:
-        title: subject of the measurement.
-        total: number of turns.
-        describe: turns a worker's report of a turn into texts: (part of the measurement, turn).
-        writer: appends the rows to a file; None: no file.
-
-    Attributes:
-        rows: rows measured so far, including values that are only shown and not written to the file.
-    """
-
-    def __init__(
-        self, title: str, total: int, describe: Callable[[Any], tuple[str, str]], writer: RowWriter | None
-    ) -> None:
-        super().__init__(title)
-        self.rows: list[dict[str, Any]] = []
-        self._total, self._describe, self._writer = total, describe, writer
-        self._part = ""
-
-    @override
-    def __exit__(self, *raised: object) -> None:
-        super().__exit__(*raised)
-        if isinstance(raised[1], Interrupted):
-            where = "shown" if self._writer is None else f"kept in {self._writer.path}"
-            kept = f"the rows so far are {where}" if self.rows else "no row was finished, so none is kept"
-            raise Interrupted(f"{raised[1]}; {kept}") from None
-
-    def take(self, report: Mapping[str, Any]) -> None:
-        """Handle a worker's report: keep its row, or show the turn that ended."""
-        if "row" in report:
-            self.rows.append({**report["row"], **report.get("extras", {})})
-            if self._writer is not None:
-                self._writer.append(report["row"])
-            return
-        part, turn = self._describe(report["turn"])
-        self.update([f"{part}  {turn}".strip()], total=self._total, advance=1)
-        if part != self._part and not self.is_live:
-            self.say(f"measuring {part}")
-        self._part = part
 
 
 _PIPED_WIDTH = 200

@@ -9,7 +9,6 @@ import itertools
 from pathlib import Path
 
 from bench.core.schema.column import Column
-from bench.core.schema.measurements import COLLECTIVES, COMPRESSORS
 from bench.core.schema.metrics import LAYERS, LINKS, METRICS
 
 PAGE = Path("docs/columns.md")
@@ -19,15 +18,13 @@ _TEMPLATE = """\
 
 # Columns of the CSV files
 
-This page lists every column that a run or a measurement writes, with its unit and its meaning.
+This page lists every column that a run writes, with its unit and its meaning.
 
 | File | One row per | Written by |
 | :--- | :--- | :--- |
 | [`metrics.csv`](#metricscsv) | evaluation, and one at the end of every run | `bench run`, `sweep`, `tune` |
 | [`layers.csv`](#layerscsv) | layer and evaluation | the same |
 | [`links.csv`](#linkscsv) | pair of processes and evaluation | `bench run --strategy placed` |
-| [`bench collectives --out`](#csv-of-bench-collectives-out) | collective, payload and size | `bench collectives` |
-| [`bench compressors --out`](#csv-of-bench-compressors-out) | compressor | `bench compressors` |
 
 ## How to read the columns
 
@@ -70,31 +67,20 @@ print(of_methods[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"
 
 Traffic between the processes of a run with `--strategy placed`. Other runs do not have this file.
 
-{links}
-## CSV of bench collectives --out
-
-`bench collectives` appends to the file, so several calls can share one.
-
-{collectives}
-## CSV of bench compressors --out
-
-`bench compressors` appends as well; `started_at` tells the calls apart.
-
-{compressors}"""
+{links}"""
 
 
 def document() -> str:
     """Return the whole text of docs/columns.md."""
     return _TEMPLATE.format(
-        metrics=_sections(METRICS),
-        layers=_sections(LAYERS),
-        links=_sections(LINKS),
-        collectives=_sections(COLLECTIVES),
-        compressors=_sections(COMPRESSORS),
+        metrics=sections(METRICS),
+        layers=sections(LAYERS),
+        links=sections(LINKS),
     )
 
 
-def _sections(columns: tuple[Column, ...]) -> str:
+def sections(columns: tuple[Column, ...]) -> str:
+    """Return a heading and a table for each group of columns."""
     return "\n".join(
         f"### {group.capitalize()}\n\n{_table(tuple(members))}"
         for group, members in itertools.groupby(columns, key=lambda column: column.group)

@@ -16,7 +16,6 @@ from tests.testing.invoke import execute, only_run, processes_of, rows, start, s
 pytestmark = pytest.mark.timeout(300)
 
 RUN = ("run", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--epochs", "5000")
-SUMS = ("collectives", "--sizes", "4kB", "--collectives", "ring", "--iters", "5000", "--rounds", "1000")
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -54,17 +53,6 @@ def test_the_next_command_names_a_run_whose_launcher_was_killed_and_keeps_its_ro
     assert int(last["step"]) > 0
     assert not (folder / "rendezvous").exists()
     assert list((tmp_path / "state" / "gradwire" / "jobs").iterdir()) == []
-
-
-def test_the_next_command_removes_the_temporary_folder_of_a_killed_one(tmp_path: Path) -> None:
-    variables = {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
-    process = start(*SUMS, **variables)
-    wait_until(lambda: list(tmp_path.glob("bench-collectives-*/logs/*/*/*/stdout.log")), process)
-    (folder,) = tmp_path.glob("bench-collectives-*")
-    kill(process, folder)
-    said = execute("list", "optimizers", **variables).error
-    assert said == f"note: `bench collectives` was killed earlier; its temporary folder {folder} is removed\n"
-    assert not folder.exists()
 
 
 def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
@@ -113,12 +101,6 @@ def assert_says_when_stopped(*command: str, kept: str, folder: Path) -> None:
     assert process.returncode == 130
     assert error.splitlines()[-1] == f"bench: stopped by the user; {kept}"
     assert not list(folder.glob("bench-*"))
-
-
-def test_a_signal_says_what_is_true_of_a_measurement(tmp_path: Path) -> None:
-    assert_says_when_stopped(
-        "compressors", "--repeats", "100000", kept="no row was finished, so none is kept", folder=tmp_path
-    )
 
 
 def test_a_run_that_was_started_with_nohup_outlives_the_terminal(tmp_path: Path) -> None:

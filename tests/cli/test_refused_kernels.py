@@ -36,8 +36,6 @@ def assert_refused(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         "sweep sweep.toml --slurm",
         "tune --rates 0.1",
         "tune --rates 0.1 --dry-run",
-        "collectives",
-        "compressors",
         "doctor --no-smoke",
     ],
 )

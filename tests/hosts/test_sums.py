@@ -9,6 +9,8 @@ import pytest
 
 from tests.testing.invoke import decoys, execute
 
+pytest.importorskip("bench.extensions.microbenchmarks")
+
 
 @pytest.mark.timeout(180)
 def test_a_full_link_is_near_its_limit_and_frames_hold_headers(tmp_path: Path) -> None:

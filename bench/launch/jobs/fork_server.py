@@ -50,8 +50,6 @@ def job_variables(threads: int, *, is_local: bool = False) -> dict[str, str]:
 
 SERVER = "bench.train.fork_server"
 TRAIN = "bench.train.worker"
-SUM = "bench.micro.collectives_worker"
-ENCODE = "bench.micro.compressors_worker"
 STDERR = 2
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from bench.core import registry
 from bench.core.config.configuration import Configuration
-from bench.core.config.measurements import CollectivesConfig, CompressorsConfig
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
@@ -21,11 +20,7 @@ from bench.report.gates import Gate
 from collectives.options import Option, OptionError, Options, options_of
 from tests.testing.invoke import commands, invoke
 
-COMMANDS: dict[type[Configuration], str] = {
-    RunConfig: "run",
-    CollectivesConfig: "collectives",
-    CompressorsConfig: "compressors",
-}
+COMMANDS: dict[type[Configuration], str] = {RunConfig: "run"}
 IMPOSSIBLE = ["inf", "-inf", "nan", "1e999", "9" * 30, "-" + "9" * 30, "9" * 5000]
 
 
@@ -93,7 +88,7 @@ DECLARED: list[tuple[type, str]] = [*OF_CONFIGURATIONS, *OF_COMPONENTS]
 
 
 def test_there_are_numbers() -> None:
-    assert len(OF_CONFIGURATIONS) > 30
+    assert len(OF_CONFIGURATIONS) > 20
     assert len(OF_COMPONENTS) > 60
 
 

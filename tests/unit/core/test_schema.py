@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.core.schema.column import Column, from_cell, to_cells
-from bench.core.schema.measurements import COLLECTIVES
 from bench.core.schema.metrics import LAYERS, METRICS, METRICS_BY_NAME
 
+# Units by the end of a column's name, the longer ends first.
+UNITS = {"_per_s": "samples/s", "_bps": "bit/s", "_Bps": "bytes/s", "_bytes": "bytes", "_s": "s"}
 # In the order of the documentation; new columns belong to one of these groups.
 GROUPS = {
     "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
@@ -38,14 +39,23 @@ VALUES: dict[type, st.SearchStrategy[Any]] = {
 }
 
 
-@pytest.mark.parametrize("columns", [METRICS, LAYERS, COLLECTIVES], ids=["metrics", "layers", "collectives"])
-def test_every_column_is_declared_once_and_completely(columns: tuple[Column, ...]) -> None:
+def assert_declared_completely(columns: tuple[Column, ...]) -> None:
+    """Fail unless every column is declared once, with its unit in its name, and does not repeat if it is a time."""
     names = [column.name for column in columns]
     assert len(names) == len(set(names))
     for column in columns:
         assert column.type in VALUES
         assert column.meaning
         assert column.name.removesuffix("_Bps") == column.name.removesuffix("_Bps").lower()  # B: bytes, b: bits
+        units = [unit for suffix, unit in UNITS.items() if column.name.endswith(suffix)]
+        assert column.unit == (units or [column.unit])[0]
+        if column.unit in ("s", "samples/s", "bytes/s") and column.group != "identity":
+            assert not column.deterministic, column.name
+
+
+@pytest.mark.parametrize("columns", [METRICS, LAYERS], ids=["metrics", "layers"])
+def test_every_column_is_declared_once_and_completely(columns: tuple[Column, ...]) -> None:
+    assert_declared_completely(columns)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -54,35 +64,7 @@ def test_the_promised_columns_exist(group: str) -> None:
     assert not missing
 
 
-def test_the_columns_of_bench_collectives_are_these_and_in_this_order() -> None:
-    assert " ".join(column.name for column in COLLECTIVES) == (
-        "collective payload size_bytes count dtype overlap seed iters warmup rounds device world_size threads hosts "
-        "ranks_per_host uplink_bps downlink_bps link_trace latency_s jitter_s loss_ratio cpu_share cluster_digest "
-        "measured_bandwidth_bps measured_rtt_s measured_loss_ratio forwarder_cpu_share wire_headers link_warnings "
-        "time_p50_s time_p95_s algbw_Bps busbw_Bps "
-        "num_wrong messages bytes_sent wire_bytes_sent of_limit "
-        "host cpu torch_version kernels git_sha git_dirty started_at"
-    )
-
-
-@pytest.mark.parametrize("column", [*METRICS, *LAYERS, *COLLECTIVES], ids=lambda column: column.name)
-def test_a_unit_in_the_name_is_the_unit(column: Column) -> None:
-    for suffix, unit in (
-        ("_per_s", "samples/s"),
-        ("_bps", "bit/s"),
-        ("_Bps", "bytes/s"),
-        ("_bytes", "bytes"),
-        ("_s", "s"),
-    ):
-        if column.name.endswith(suffix):
-            assert column.unit == unit
-            break
-
-
-def test_what_a_clock_measures_is_not_deterministic() -> None:
-    for column in (*METRICS, *LAYERS, *COLLECTIVES):
-        if column.unit in ("s", "samples/s", "bytes/s") and column.group != "identity":
-            assert not column.deterministic, column.name
+def test_bytes_and_accuracy_repeat() -> None:
     assert METRICS_BY_NAME["test_accuracy"].deterministic
     assert METRICS_BY_NAME["payload_bytes_per_step"].deterministic
 

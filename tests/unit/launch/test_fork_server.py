@@ -13,14 +13,14 @@ import pytest
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
 from bench.core.units import parse_size
-from bench.launch.jobs.fork_server import ENCODE, ForkServer
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.train import fork_server
 from tests.testing import prepared_ranks
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer(ENCODE) as server:
+    with ForkServer(TRAIN) as server:
         server.warm_up(1)
         yield server
 
@@ -36,14 +36,14 @@ def test_what_the_function_raises_is_raised_here(server: ForkServer) -> None:
 
 
 def test_a_process_that_ends_instead_of_answering_is_a_failure() -> None:
-    with ForkServer(ENCODE) as server:
+    with ForkServer(TRAIN) as server:
         server.warm_up(1)
         with pytest.raises(RunFailed, match=r"could not be planned: .* was killed by SIGABRT"):
             server.call(signal.raise_signal, signal.SIGABRT)
 
 
 def test_without_a_process_it_is_called_here() -> None:
-    assert ForkServer(ENCODE).call(os.getpid) == os.getpid()
+    assert ForkServer(TRAIN).call(os.getpid) == os.getpid()
 
 
 def test_what_a_module_prepares_is_there_for_all_ranks_and_its_failure_is_theirs_to_meet(

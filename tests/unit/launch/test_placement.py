@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from bench.core.config.job import RanksConfig
-from bench.core.config.measurements import CollectivesConfig
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch import resolve as resolving
-from bench.launch.measurement import check_sums
 from bench.launch.resolve import place, resolve
 
 HOSTS: dict[str, Any] = {
@@ -70,13 +68,6 @@ def test_unequal_hosts_are_told_apart_by_the_columns(tmp_path: Path) -> None:
 def test_loss_and_jitter_tell_experiments_apart() -> None:
     runs = [resolve(RunConfig(hosts=2, latency="5ms", **more)) for more in ({}, {"loss": "1%"}, {"jitter": "1ms"})]
     assert len({run.digest for run in runs}) == 3
-
-
-def test_both_commands_place_alike() -> None:
-    run = resolve(RunConfig(**HOSTS))
-    sums, _ = check_sums(CollectivesConfig(**HOSTS))
-    for name, value in vars(place(RanksConfig(**HOSTS))).items():
-        assert getattr(run, name) == getattr(sums, name) == value, name
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from bench.core.config.measurements import CollectivesConfig
+from bench.core.config.job import RanksConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
-from bench.launch.jobs import torchrun
-from bench.launch.jobs.fork_server import SUM, ForkServer
-from bench.launch.measurement import check_sums, measure_sums, scratch_folder
+from bench.launch.jobs.failure import WatchdogTimeouts
+from bench.launch.measurement import measure, scratch_folder
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +38,12 @@ def test_what_no_log_explains_leaves_nothing(error: Exception, temporary: Path) 
 
 
 @pytest.mark.parametrize("error", [UsageError("no netem here"), RunFailed("tc said no")], ids=["usage", "failure"])
-def test_a_start_that_fails_leaves_only_what_it_names(
-    error: BenchError, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def launch(*_: object) -> None:
+def test_a_start_that_fails_leaves_only_what_it_names(error: BenchError, temporary: Path) -> None:
+    def start(_: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(torchrun, "launch", launch)
-    config, _ = check_sums(CollectivesConfig(device="cpu", sizes="4kB", collectives="ring"))
     with pytest.raises(type(error), match=str(error)) as caught:
-        measure_sums(config, lambda _: None, ForkServer(SUM))
+        measure("sums", RanksConfig(), start, WatchdogTimeouts(first_s=1, next_s=1), lambda _: None)
     left = [str(path) for path in temporary.iterdir()]
     assert [path for path in left if path in str(caught.value)] == left
     assert len(left) == isinstance(error, RunFailed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.micro.collectives_worker import algorithm_bandwidth, bus_bandwidth
+from bench.extensions.microbenchmarks.collectives_worker import algorithm_bandwidth, bus_bandwidth
 
 
 def test_algorithm_bandwidth_is_bytes_over_time() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bench.cli.console import Turns, print_json, stdout_console
+from bench.cli.commands import MEASURE, Command
+from bench.cli.console import print_json, stdout_console
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.core.config.measurements import CollectivesConfig
 from bench.core.errors import RunFailed
-from bench.core.schema.measurements import COLLECTIVES
 from bench.core.units import format_bytes
+from bench.extensions.microbenchmarks.columns import COLLECTIVES
+from bench.extensions.microbenchmarks.options import CollectivesConfig
+from bench.extensions.microbenchmarks.output import MeasurementProgress, collectives_table, with_ratios
 from bench.hosts.cluster import Cluster
-from bench.launch.jobs.fork_server import SUM, ForkServer
-from bench.launch.measurement import check_sums, measure_sums, with_device
-from bench.launch.refusals import without_torch
-from bench.report.measurement_tables import collectives_table, with_ratios
 from bench.report.store import Row
 from bench.report.tables import print_rich
 
@@ -46,6 +44,11 @@ EXAMPLES = """[bold]Examples[/bold]
 @takes(CollectivesConfig)
 def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Compare collectives by summing tensors in real processes: time, bandwidth, messages, bytes, correctness."""
+    # imported only here, because `bench --help` imports this module
+    from bench.extensions.microbenchmarks.measurement import SUM, check_sums, measure_sums, with_device
+    from bench.launch.jobs.fork_server import ForkServer
+    from bench.launch.refusals import without_torch
+
     with ForkServer(SUM) as server:
         checked = without_torch(check_sums, options)
         server.warm_up_for(checked[0] if checked else options)
@@ -55,7 +58,7 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
             print(f"note: left out: {reason}", file=sys.stderr)
         pairs, sizes = len(config.pairs), len(config.sizes_bytes)
         title = f"{config.world_size} ranks, {sizes} sizes x {pairs} pairs x {config.rounds} rounds"
-        turns = Turns(title, pairs * sizes * config.rounds, _describe, row_writer(out, COLLECTIVES))
+        turns = MeasurementProgress(title, pairs * sizes * config.rounds, _describe, row_writer(out, COLLECTIVES))
         try:
             with turns:
                 measure_sums(config, turns.take, server)
@@ -85,3 +88,6 @@ def _print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool
         if config.cluster is not None:
             how += "; " + "; ".join(Cluster.from_dict(config.cluster).describe())
         print_rich(collectives_table(compared, how), stdout_console())
+
+
+COMMAND = Command(function=collectives, epilog=EXAMPLES, panel=MEASURE)

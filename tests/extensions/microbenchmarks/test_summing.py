@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.micro.collectives_worker import Expected
+from bench.extensions.microbenchmarks.collectives_worker import Expected
 from collectives.native import Native
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload

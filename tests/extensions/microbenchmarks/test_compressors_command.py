@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.measurements import CompressorsConfig
 from bench.core.rows import read_rows
-from bench.core.schema.measurements import COMPRESSORS
-from bench.launch.jobs import fork_server
-from bench.launch.measurement import check_encoding
+from bench.extensions.microbenchmarks import measurement
+from bench.extensions.microbenchmarks.columns import COMPRESSORS
+from bench.extensions.microbenchmarks.measurement import check_encoding
+from bench.extensions.microbenchmarks.options import CompressorsConfig
 from tests.testing import silent_worker
 from tests.testing.invoke import Answer, invoke
 
@@ -95,7 +95,7 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(fork_server, "ENCODE", "json.tool")
+    monkeypatch.setattr(measurement, "ENCODE", "json.tool")
     answer = measure()
     assert answer.code == 3
     assert "the job ended without an error message; the last line of its log: " in answer.error
@@ -105,7 +105,7 @@ def test_a_process_that_fails_is_a_failed_run_and_its_log_is_kept(
 
 def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(fork_server, "ENCODE", silent_worker.__name__)
+    monkeypatch.setattr(measurement, "ENCODE", silent_worker.__name__)
     answer = measure("--timeout", "1")
     assert answer.code == 3
     assert "no turn ended within 1 s" in answer.error

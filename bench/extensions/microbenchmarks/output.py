@@ -1,14 +1,63 @@
-"""Build the tables of `bench collectives`, with the columns of nccl-tests, and of `bench compressors`."""
+"""Output of `bench collectives`, with the columns of nccl-tests, and of `bench compressors`: progress, rows, tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from typing_extensions import override
+
+from bench.cli.console import LiveLine
+from bench.core.errors import Interrupted
+from bench.core.rows import RowWriter
 from bench.core.units import format_bytes, format_seconds
 from bench.report.columns import NOTHING, format_factor
 from bench.report.store import Row
 from bench.report.tables import Table, TableCell, TableColumn, table_of
+
+
+class MeasurementProgress(LiveLine):
+    """Rows and progress of a measurement whose components are interleaved.
+
+    Args:
+        title: subject of the measurement.
+        total: number of timed blocks.
+        describe: returns texts for a worker's report of a timed block: (part of the measurement, block).
+        writer: appends the rows to a file; None: no file.
+
+    Attributes:
+        rows: rows measured so far, including values that are only shown and not written to the file.
+    """
+
+    def __init__(
+        self, title: str, total: int, describe: Callable[[Any], tuple[str, str]], writer: RowWriter | None
+    ) -> None:
+        super().__init__(title)
+        self.rows: list[dict[str, Any]] = []
+        self._total, self._describe, self._writer = total, describe, writer
+        self._part = ""
+
+    @override
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        error = raised[1]
+        if isinstance(error, Interrupted):
+            where = "shown" if self._writer is None else f"kept in {self._writer.path}"
+            kept = f"the rows so far are {where}" if self.rows else "no row was finished, so none is kept"
+            raise Interrupted(f"{error}; {kept}") from None
+
+    def take(self, report: Mapping[str, Any]) -> None:
+        """Handle a worker's report: keep its row, or show the block that ended."""
+        if "row" in report:
+            self.rows.append({**report["row"], **report.get("extras", {})})
+            if self._writer is not None:
+                self._writer.append(report["row"])
+            return
+        part, block = self._describe(report["turn"])
+        self.update([f"{part}  {block}".strip()], total=self._total, advance=1)
+        if part != self._part and not self.is_live:
+            self.say(f"measuring {part}")
+        self._part = part
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from bench.cli.console import Turns, print_json, stdout_console
+from bench.cli.commands import MEASURE, Command
+from bench.cli.console import print_json, stdout_console
 from bench.cli.options import AsJson, RowFile, row_writer, takes
-from bench.core.config.measurements import CompressorsConfig
-from bench.core.schema.measurements import COMPRESSORS
 from bench.core.units import format_bytes
-from bench.launch.jobs import fork_server
-from bench.launch.measurement import check_encoding, measure_encoding, prepare_encoding
-from bench.launch.refusals import without_torch
-from bench.report.measurement_tables import compressors_table
+from bench.extensions.microbenchmarks.columns import COMPRESSORS
+from bench.extensions.microbenchmarks.options import CompressorsConfig
+from bench.extensions.microbenchmarks.output import MeasurementProgress, compressors_table
 from bench.report.tables import print_rich
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -28,14 +26,19 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
 
     Encoding is everything but sending: add the residual, choose entries, pack the payload, keep the new residual.
     """
-    with fork_server.ForkServer(fork_server.ENCODE) as server:
+    # imported only here, because `bench --help` imports this module
+    from bench.extensions.microbenchmarks.measurement import ENCODE, check_encoding, measure_encoding, prepare_encoding
+    from bench.launch.jobs.fork_server import ForkServer
+    from bench.launch.refusals import without_torch
+
+    with ForkServer(ENCODE) as server:
         checked = without_torch(check_encoding, options)
         server.warm_up(options.threads)
         config = server.call(prepare_encoding, checked or server.call(check_encoding, options))
         count = len(config.compressor_specs)
         title = f"{count} compressors x {config.repeats} turns"
         writer = row_writer(out, COMPRESSORS)
-        with Turns(title, count * config.repeats, lambda compressor: ("", compressor), writer) as turns:
+        with MeasurementProgress(title, count * config.repeats, lambda compressor: ("", compressor), writer) as turns:
             measure_encoding(config, turns.take, server)
     first = turns.rows[0]
     how = (
@@ -46,3 +49,6 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
         print_json(turns.rows)
     else:
         print_rich(compressors_table(turns.rows, how), stdout_console())
+
+
+COMMAND = Command(function=compressors, epilog=EXAMPLES, panel=MEASURE)

@@ -1,12 +1,18 @@
-"""Columns of the files of `bench collectives`, a row per collective, payload and size, and of `bench compressors`."""
+"""Columns of the files of `bench collectives` and `bench compressors`.
+
+``python -m bench.extensions.microbenchmarks.columns`` writes them to docs/measure-columns.md; a test fails if that page
+does not match.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
-from bench.core.config.measurements import CollectivesConfig, CompressorsConfig
 from bench.core.schema.column import Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
 from bench.core.schema.metrics import ORIGIN
+from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
+from bench.report.columns_doc import sections
 
 _network = partial(Column, "network")
 
@@ -143,3 +149,31 @@ COMPRESSORS: tuple[Column, ...] = (
     bytes_per_s("speed", "decode_Bps", "dense_bytes / decode_s"),
     *ORIGIN,
 )
+
+PAGE = Path("docs/measure-columns.md")
+
+
+def document() -> str:
+    """Return the whole text of docs/measure-columns.md."""
+    return f"""\
+<!-- Written by `python -m bench.extensions.microbenchmarks.columns`; edit the columns there, not this page. -->
+
+# Columns of measured parts
+
+This page lists every column that `bench collectives --out` and `bench compressors --out` write. Both commands append to
+the file, and `started_at` tells the calls apart. [Columns](columns.md) explains units, *Better* and *Repeats*.
+
+## bench collectives
+
+There is one row per collective, payload and size.
+
+{sections(COLLECTIVES)}
+## bench compressors
+
+There is one row per compressor.
+
+{sections(COMPRESSORS)}"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(document(), encoding="utf-8")

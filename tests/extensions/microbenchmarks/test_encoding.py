@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from bench.core.config.measurements import CompressorsConfig
-from bench.micro.compressors_worker import WARMUP_TURNS, Encoding, buckets_of, recorded, synthetic
+from bench.extensions.microbenchmarks.compressors_worker import WARMUP_TURNS, Encoding, buckets_of, recorded, synthetic
+from bench.extensions.microbenchmarks.options import CompressorsConfig
 from compressors.layer import layers_of
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes

@@ -1,4 +1,4 @@
-"""Worker of `bench compressors`: measures compressors with `python -m bench.micro.compressors_worker FOLDER`.
+"""Worker of `bench compressors`, which measures compressors in one process; its argument is the folder of the job.
 
 The worker reads the folder's `config.json` and appends results line by line to `progress.jsonl`. Gradients are
 synthetic, or recorded while a model trains in this process.
@@ -19,12 +19,12 @@ import torch
 from torch import nn
 
 from bench.core import spec
-from bench.core.config.measurements import CompressorsConfig
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset, normalise
-from bench.micro.interleave import interleave
+from bench.extensions.microbenchmarks.interleave import interleave
+from bench.extensions.microbenchmarks.options import CompressorsConfig
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
 from bench.train import data

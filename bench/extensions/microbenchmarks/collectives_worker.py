@@ -1,4 +1,4 @@
-"""Worker of `bench collectives`: each rank runs `python -m bench.micro.collectives_worker FOLDER`.
+"""Worker of `bench collectives`: each rank runs `python -m bench.extensions.microbenchmarks.collectives_worker FOLDER`.
 
 The worker reads the folder's `config.json`. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and
 the rows of all pairs as soon as a size is finished.
@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 
 from bench.core import spec
-from bench.core.config.measurements import CollectivesConfig
 from bench.core.counters import ForwarderUse, interface_bytes
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.micro.interleave import interleave
-from bench.micro.synthetic_payloads import SyntheticPayloads, make_synthetic_payloads
+from bench.extensions.microbenchmarks.interleave import interleave
+from bench.extensions.microbenchmarks.options import CollectivesConfig
+from bench.extensions.microbenchmarks.synthetic_payloads import SyntheticPayloads, make_synthetic_payloads
 from bench.train.rank import device_time, end_process, link_columns, process_group, rank_main, set_up_device
 from collectives.base import Collective
 from collectives.options import OptionError

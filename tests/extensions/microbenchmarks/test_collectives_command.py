@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.core.schema.measurements import COLLECTIVES
+from bench.extensions.microbenchmarks.columns import COLLECTIVES
 from tests.testing.invoke import execute, invoke, processes_of, start
 from tests.testing.plugins import install
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from bench.core import spec
-from bench.core.config.measurements import CollectivesConfig
+from bench.extensions.microbenchmarks.options import CollectivesConfig
 from bench.train.rank import gather_bytes
 from bench.train.sent import support_overlap
 from collectives.payloads.base import Payload, unpack

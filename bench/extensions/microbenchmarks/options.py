@@ -32,7 +32,7 @@ _ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int32": 4}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectivesConfig(RanksConfig):
-    """One sweep: what to sum, how and where. `bench.launch.measurement` fills in the defaults."""
+    """One sweep: what to sum, how and where. `measurement.py` fills in the defaults."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT_TO_SUM, MEASUREMENT, PROCESSES, VIRTUAL_HOSTS, OUTPUT)
 
@@ -92,7 +92,7 @@ WHAT_TO_ENCODE = "What to encode"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressorsConfig(JobConfig):
-    """One measurement of compressors. `bench.launch.measurement` fills in the defaults."""
+    """One measurement of compressors. `measurement.py` fills in the defaults."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT_TO_ENCODE, MEASUREMENT, PROCESSES, OUTPUT)
 

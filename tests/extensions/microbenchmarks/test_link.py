@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from bench.core.config.measurements import CollectivesConfig
 from bench.core.counters import InterfaceBytes
+from bench.extensions.microbenchmarks import collectives_worker
+from bench.extensions.microbenchmarks.collectives_worker import LinkCounter
+from bench.extensions.microbenchmarks.measurement import check_sums
+from bench.extensions.microbenchmarks.options import CollectivesConfig
 from bench.hosts.cluster import Cluster, HostLink
-from bench.launch.measurement import check_sums
-from bench.micro import collectives_worker
-from bench.micro.collectives_worker import LinkCounter
 from collectives.transport.base import Transport
 from tests.testing.memory_transport import run_threads
 

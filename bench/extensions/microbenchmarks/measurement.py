@@ -1,0 +1,218 @@
+"""What `bench collectives` and `bench compressors` measure: options are checked, and jobs measure sums and encoding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from bench.core import registry, spec
+from bench.core.config.configuration import NOT_GIVEN
+from bench.core.errors import UsageError
+from bench.core.units import format_bytes
+from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig, Dtype
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import WatchdogTimeouts
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.measurement import OnReport, measure
+from bench.launch.resolve import choose_device, place, prepare_data
+from collectives.options import incompatibility
+
+if TYPE_CHECKING:
+    from collectives.base import Collective
+
+# What the measured components are compared with.
+BASELINE_COLLECTIVE, BASELINE_COMPRESSOR = "native", "none"
+# Modules that the processes run.
+SUM = "bench.extensions.microbenchmarks.collectives_worker"
+ENCODE = "bench.extensions.microbenchmarks.compressors_worker"
+
+
+# Sums: `bench collectives`.
+
+
+def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
+    """Return the measurement with all defaults but the device, and a sentence for each named pair that is left out.
+
+    Raises:
+        UsageError: an option is unknown, out of range, impossible on this machine, or contradicts another one.
+    """
+    config = place(options)
+    if config.world_size < 2:
+        raise UsageError("--world-size 1 leaves nothing to sum; give 2 or more")
+    for size in config.sizes_bytes:
+        if not config.count(size):
+            raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
+    collectives = None if config.collectives is None else spec.split_list(config.collectives)
+    for name in collectives or ():
+        collective: Collective = spec.build("collectives", name)
+        if collective.recodes or collective.keeps_residuals:
+            raise UsageError(
+                f"{name} needs the compressor of a training run; use downlink=dense or union without error feedback"
+            )
+        with spec.usage_errors():
+            collective.check_ranks(config.world_size)
+    pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
+    # All ranks on this machine hold tensors at once: for the sum and, to check it, for the payload of each rank.
+    memory = psutil.virtual_memory().total
+    largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
+    held = 2 + len({name for name, _ in pairs}) + (config.world_size if "none" in {name for _, name in pairs} else 1)
+    if held * largest * ranks > memory:
+        raise UsageError(
+            f"{held} tensors of {format_bytes(largest)} on each of {ranks} ranks, some of them for checking sums, do "
+            f"not fit into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
+        )
+    return dataclasses.replace(config, pairs=tuple(pairs)), left_out
+
+
+def with_device(config: CollectivesConfig) -> CollectivesConfig:
+    """Return the complete configuration of what `check_sums` returned; this needs torch.
+
+    Raises:
+        UsageError: this machine lacks the device.
+    """
+    return dataclasses.replace(config, device=choose_device(config.device, num_needed=config.world_size))
+
+
+def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkServer) -> None:
+    """Measure sums; return when no process of the job is left.
+
+    Args:
+        config: complete configuration.
+        on_report: called with each report of rank 0: ``{"turn": [collective, compressor, size_bytes]}`` after every
+            turn, ``{"row": ..., "extras": ...}`` for each finished row.
+        server: starts the ranks; created with `SUM`.
+
+    Raises:
+        UsageError: this machine does not support virtual hosts, or latency and loss on their links.
+        RunFailed: a rank failed or hung, or the network could not be set up; the message names the logs.
+        Interrupted: the user stopped it.
+    """
+    measure(
+        "collectives",
+        config,
+        lambda folder: torchrun.launch(config, folder, server),
+        WatchdogTimeouts.with_job(config),
+        on_report,
+    )
+
+
+def _legal_pairs(
+    compressors: Sequence[str], collectives: Sequence[str] | None, dtype: Dtype
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the pairs that work together, sorted by compressor, and the reasons why other named pairs do not.
+
+    Args:
+        compressors: spec texts.
+        collectives: spec texts; None: all collectives, the baseline first.
+        dtype: dtype of the tensor that is summed.
+
+    Returns:
+        (collective, compressor) as short spec texts
+
+    Raises:
+        UsageError: a component or option does not exist, or a named component works with none of the others.
+    """
+    from compressors.base import PerLayer
+    from compressors.ddp.hook import OwnHook
+
+    senders = _built("compressors", compressors)
+    usable = registry.ask_each("collectives", lambda component: component()) if collectives is None else ()
+    sums = _built("collectives", collectives or sorted(usable, key=lambda name: (name != BASELINE_COLLECTIVE, name)))
+    for name, sender in senders.items():
+        if isinstance(sender, OwnHook):
+            raise UsageError(f"{name} encodes nothing itself; name the compressors that it tries, such as topk or bf16")
+        if not isinstance(sender, PerLayer):
+            raise UsageError(f"{name} needs several rounds for one sum; measure it with `bench run`")
+        if dtype.startswith("int") and sender.component_name != BASELINE_COMPRESSOR:
+            raise UsageError(f"{name} compresses floating-point tensors; sum --dtype {dtype} with --compressors none")
+    reasons = {
+        (name, sender_name): incompatibility(sender.check_compatible, collective)
+        for sender_name, sender in senders.items()
+        for name, collective in sums.items()
+    }
+    pairs = [pair for pair, reason in reasons.items() if reason is None]
+    named = [(1, name) for name in senders] + [(0, name) for name in sums if collectives is not None]
+    for part, name in named:
+        if not any(pair[part] == name for pair in pairs):
+            raise UsageError(next(reason for pair, reason in reasons.items() if pair[part] == name and reason))
+    left_out = [reason for reason in reasons.values() if reason] if collectives is not None else []
+    return pairs, left_out
+
+
+def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
+    components = [spec.build(kind, text) for text in texts]
+    return {spec.short_text(component): component for component in components}
+
+
+# Encoding: `bench compressors`.
+
+
+def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
+    """Return the measurement with all defaults but the device.
+
+    Raises:
+        UsageError: an option is unknown or out of range.
+    """
+    from compressors.base import TorchHook
+    from compressors.ddp.hook import OwnHook
+
+    if options.compressors is NOT_GIVEN:
+        made = registry.ask_each("compressors", lambda component: component())
+        names = [name for name, compressor in made.items() if not isinstance(compressor, TorchHook | OwnHook)]
+        names.sort(key=lambda name: (name != BASELINE_COMPRESSOR, name))
+    else:
+        chosen = _built("compressors", options.compressor_specs)
+        for name, compressor in chosen.items():
+            if isinstance(compressor, TorchHook):
+                raise UsageError(
+                    f"{name} encodes inside PyTorch's own hook, where it cannot be timed; measure it with bench run"
+                )
+            if isinstance(compressor, OwnHook):
+                raise UsageError(
+                    f"{name} encodes nothing itself; measure the compressors that it tries, such as topk or bf16"
+                )
+        names = list(chosen)
+    return dataclasses.replace(
+        options,
+        compressors=",".join(names),
+        model=spec.short_text(spec.build("models", options.model)),
+        dataset=spec.short_text(spec.build("datasets", options.dataset)),
+        data_dir=str(Path(options.data_dir).absolute()),
+    )
+
+
+def prepare_encoding(config: CompressorsConfig) -> CompressorsConfig:
+    """Return the complete configuration of what `check_encoding` returned; download the data set if it is needed.
+
+    Raises:
+        UsageError: this machine lacks the device.
+    """
+    if config.gradients == "recorded":
+        prepare_data(config.dataset, config.data_dir)
+    return dataclasses.replace(config, device=choose_device(config.device))
+
+
+def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: ForkServer) -> None:
+    """Measure encoding in a separate process, so that it does not share threads or memory.
+
+    Args:
+        config: complete configuration.
+        on_report: called with ``{"turn": compressor}`` after every timed turn, ``{"row": ...}`` for each compressor.
+        server: starts the process; created with `ENCODE`.
+
+    Raises:
+        RunFailed: the process failed or hung; the message names its log.
+        Interrupted: the user stopped it.
+    """
+    measure(
+        "compressors",
+        config,
+        lambda folder: server.start(folder, num_ranks=1, threads=config.threads, device=config.device),
+        # one process, which waits for no other and so is silent only if it hangs
+        WatchdogTimeouts(first_s=config.timeout_s, next_s=config.timeout_s),
+        on_report,
+    )
