@@ -1,1 +1,1 @@
-"""The floor of bench: configurations, component names, result columns, errors, units. Imports no torch."""
+"""Code that all packages of bench share: configurations, component names, result columns, errors, units; no torch."""

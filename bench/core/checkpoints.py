@@ -1,8 +1,8 @@
 """Write, check and remove the checkpoints of a run folder.
 
-A checkpoint is a folder with one safetensors file per rank of this machine and a manifest. The manifest is written
-last; without it the checkpoint is incomplete and ignored. Every file is written under a temporary name, synced, and
-renamed.
+A checkpoint is a folder with one safetensors file per rank of this machine and a manifest, `manifest.json`. The
+manifest is written last; a checkpoint without it is incomplete and ignored. Every file is written under a temporary
+name, synced, and renamed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MARK = "bench checkpoint"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileFacts:
-    """Length and checksum of a file when it was written.
+    """Length and checksum of a file.
 
     Attributes:
         nbytes: length in bytes.
@@ -44,7 +44,7 @@ class FileFacts:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Return the facts of a file."""
+        """Read a file and return its length and checksum."""
         crc32 = 0
         with path.open("rb") as file:
             while block := file.read(1 << 20):
@@ -54,15 +54,15 @@ class FileFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The description of a checkpoint, stored beside its files.
+    """The content of a checkpoint's `manifest.json`.
 
     Attributes:
         digest: digest of the run's configuration.
         run_id: name of the run's folder.
-        step: optimizer steps done.
-        world_size: ranks of the whole job.
-        files: the files on this machine, by rank.
-        rows: length of each CSV file in bytes when the checkpoint was made.
+        step: optimizer steps done when the checkpoint was made.
+        world_size: number of ranks of the whole job.
+        files: length and checksum of each rank's file on this machine, by rank.
+        rows: length in bytes of each of the run's CSV files when the checkpoint was made, by file name.
     """
 
     digest: str
@@ -74,7 +74,7 @@ class Manifest:
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Reads, writes and removes the checkpoints of one run.
 
     Args:
         folder: the run's folder.
@@ -84,24 +84,24 @@ class Checkpoints:
         self._folder = folder
 
     def at(self, step: int) -> Path:
-        """Return the folder of the checkpoint made after this step."""
+        """Return the path of the folder of the checkpoint made after this optimizer step."""
         return self._folder.checkpoints / f"step-{step:09d}"
 
     def file(self, step: int, rank: int) -> Path:
-        """Return the path of a rank's file."""
+        """Return the path of a rank's file in the checkpoint made after this optimizer step."""
         return self.at(step) / f"rank-{rank}.safetensors"
 
     def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints, newest first."""
+        """Return the optimizer steps after which complete checkpoints were made, newest first."""
         folders = (manifest.parent for manifest in self._folder.checkpoints.glob(f"step-*/{_MANIFEST}"))
         steps = (folder.name.removeprefix("step-") for folder in folders)
         return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
     def manifest(self, step: int) -> Manifest:
-        """Read a checkpoint's manifest.
+        """Read the manifest of the checkpoint made after this optimizer step.
 
         Raises:
-            UsageError: the file is not a manifest, or has another version's format.
+            UsageError: the file cannot be read, is not a manifest, or has the format of another version.
         """
         path = self.at(step) / _MANIFEST
         try:
@@ -126,12 +126,13 @@ class Checkpoints:
         )
 
     def check(self, step: int, config: RunConfig) -> Manifest:
-        """Check, without reading the files, that a run can resume from this checkpoint; return its manifest.
+        """Check that the run can resume from the checkpoint made after this step; return the checkpoint's manifest.
 
-        The checkpoint must have the digest of `config`, or the one that the run had before its number of ranks changed.
+        The digest in the manifest must be that of `config`, or the run's digest before its number of ranks changed. The
+        ranks' files must have their full length, but their content is not read.
 
         Raises:
-            UsageError: the run cannot resume from it.
+            UsageError: the checkpoint belongs to another run or configuration, or files or rows are missing.
         """
         manifest, path = self.manifest(step), self.at(step)
         digests = (config.digest, (read_json(self._folder.resume) or {}).get("digest_before"))
@@ -155,20 +156,20 @@ class Checkpoints:
         return manifest
 
     def complete(self, manifest: Manifest) -> None:
-        """Write the manifest, which completes the checkpoint, with its format and the version that wrote it."""
+        """Complete a checkpoint by writing its manifest, with the format's number and this package's version."""
         head = {"kind": _MARK, "format": FORMAT, "version": version_of("gradwire")}
         write_json(self.at(manifest.step) / _MANIFEST, head | dataclasses.asdict(manifest))
 
     def write(self, step: int, rank: int, save: Callable[[Path], object]) -> FileFacts:
-        """Write a rank's file; it is on the disk when this returns.
+        """Write a rank's file of a checkpoint and return its length and checksum; the file is then on the disk.
 
         Args:
             step: optimizer steps done.
             rank: the rank.
-            save: writes the file to the path that it is given.
+            save: called with a path, to which it writes the file.
 
         Raises:
-            OSError: the disk is full or the file cannot be written; no part of it is left.
+            OSError: the disk is full or the file cannot be written; no part of the file is left.
         """
         self.at(step).mkdir(parents=True, exist_ok=True)
         with replacing(self.file(step, rank)) as temporary:
@@ -179,11 +180,14 @@ class Checkpoints:
         return facts
 
     def remove(self, compare: Callable[[str, str], bool], step: int) -> None:
-        """Remove checkpoints, complete or not, that no rank may be writing; leave what cannot be removed.
+        """Remove the checkpoints that `compare` selects, complete or not; leave files that cannot be removed.
+
+        No rank may be writing a checkpoint that is selected.
 
         Args:
-            compare: says by the folders' names which ones, e.g. `operator.lt` for those older than the given one.
-            step: the step of the given checkpoint.
+            compare: called with the names of a checkpoint's folder and of the folder of `step`; True removes the
+                checkpoint. For example, `operator.lt` removes checkpoints older than that of `step`.
+            step: optimizer step of the checkpoint to compare with.
         """
         for path in list(self._folder.checkpoints.glob("step-*")):
             if compare(path.name, self.at(step).name):
@@ -193,11 +197,12 @@ class Checkpoints:
 
 
 def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
-    """Cut the CSV files to the rows written before a checkpoint.
+    """Truncate the run's CSV files to the rows written before a checkpoint.
 
     Args:
         folder: the run's folder.
-        rows: bytes to keep of each CSV file. Empty (no checkpoint): remove all rows and decisions.
+        rows: number of bytes to keep of each CSV file, by file name. If it is empty (there is no checkpoint), all rows
+            and `choices.jsonl` are removed.
     """
     for path in folder.tables:
         if path.exists():
@@ -207,5 +212,5 @@ def cut_rows(folder: RunFolder, rows: dict[str, int]) -> None:
 
 
 def row_bytes(folder: RunFolder) -> dict[str, int]:
-    """Return the length in bytes of each CSV file that exists."""
+    """Return the length in bytes of each of the run's CSV files that exists, by file name."""
     return {path.name: path.stat().st_size for path in folder.tables if path.exists()}

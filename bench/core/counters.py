@@ -1,5 +1,6 @@
-"""Read what the kernel counts during training: bytes of an interface, CPU time of other programs and of the forwarder.
+"""Read the kernel's counters during training: bytes sent and received, and CPU time of other processes.
 
+The other processes are other programs, and the forwarder that passes frames between virtual hosts.
 A virtual host is a network namespace with one interface beside the loopback, so the interface's counters hold the
 traffic of the job alone: payload, TCP/IP and Ethernet headers, acknowledgements, address resolution.
 
@@ -36,19 +37,21 @@ _COUNTERS = Path("/proc/thread-self/net/dev")
 
 @dataclasses.dataclass(frozen=True)
 class InterfaceBytes:
-    """Bytes of Ethernet frames since the namespace was made, summed over all interfaces but the loopback."""
+    """Bytes of Ethernet frames since the network namespace was made, summed over all interfaces but the loopback."""
 
     sent: float
     received: float
 
 
 def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
-    """Read the counters of the calling thread's network namespace; subtract two readings to count between them.
+    """Return the bytes sent and received so far in the calling thread's network namespace.
+
+    The difference of two readings is the traffic between them.
 
     Args:
-        headers: "exact" returns the counters. "estimated" adds the headers that they miss with segmentation offload,
-            which counts a packet of up to 64 kB with one header although a wire would carry it in 44 frames. None:
-            the value of `WIRE_HEADERS_VARIABLE`, or "exact" if it is not set.
+        headers: "exact" returns the kernel's counters. "estimated" adds the headers that they miss with segmentation
+            offload, because the kernel counts a packet of up to 64 kB with one header although a wire would carry it in
+            44 frames. None stands for the environment variable `WIRE_HEADERS_VARIABLE`, or "exact" if it is not set.
     """
     if headers is None:
         headers = "estimated" if os.environ.get(WIRE_HEADERS_VARIABLE) == "estimated" else "exact"
@@ -56,10 +59,10 @@ def interface_bytes(headers: WireHeaders | None = None) -> InterfaceBytes:
 
 
 class Counters:
-    """The counters of the calling thread's current network namespace, for reading from any thread.
+    """The byte counters of the network namespace of the thread that creates the object; any thread can read them.
 
     Args:
-        headers: as for `interface_bytes`.
+        headers: "exact" or "estimated", as in `interface_bytes`.
     """
 
     def __init__(self, headers: WireHeaders) -> None:
@@ -67,17 +70,17 @@ class Counters:
         self._file = _COUNTERS.open("rb", buffering=0)
 
     def read(self) -> InterfaceBytes:
-        """Return the current values."""
+        """Return the bytes sent and received so far."""
         self._file.seek(0)
         return parse_counters(self._file.read().decode("ascii"), self._headers)
 
     def close(self) -> None:
-        """Close the file of the counters."""
+        """Close the file from which the counters are read."""
         self._file.close()
 
 
 def parse_counters(text: str, headers: WireHeaders) -> InterfaceBytes:
-    """Parse the text of `/proc/<pid>/net/dev`: two heading lines, then one line per interface."""
+    """Return the bytes in a text of `/proc/<pid>/net/dev`, which has two heading lines, then a line per interface."""
     sent = received = 0.0
     for line in text.splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -100,11 +103,11 @@ NOTEWORTHY_SHARE = 0.1
 
 
 class CpuUse(abc.ABC):
-    """Adds up CPU time, and the time in which it was used, between calls of `start` and `stop`.
+    """Measures the CPU time used between calls of `start` and `stop`, added up over all such intervals.
 
     Attributes:
-        cpu_s: CPU seconds used.
-        wall_s: seconds in which they could be used.
+        cpu_s: CPU seconds used in the intervals.
+        wall_s: CPU seconds that were available in the intervals.
     """
 
     def __init__(self) -> None:
@@ -113,26 +116,26 @@ class CpuUse(abc.ABC):
 
     @abc.abstractmethod
     def _read(self) -> tuple[float, float] | None:
-        """Return CPU seconds and all seconds since some time in the past; None if there is nothing to count."""
+        """Return CPU seconds used and available since a fixed time in the past; None if there is nothing to count."""
 
     def start(self) -> None:
-        """Start counting."""
+        """Begin an interval."""
         self._began = self._read()
 
     def stop(self) -> None:
-        """Stop counting."""
+        """End the interval."""
         if self._began is not None and (now := self._read()) is not None:
             self.cpu_s += now[0] - self._began[0]
             self.wall_s += now[1] - self._began[1]
 
     @property
     def share(self) -> float | None:
-        """Share of the time that was used; None if nothing is counted, or no time has passed."""
+        """Return the share of the available CPU time that was used; None if no interval was measured."""
         return self.cpu_s / self.wall_s if self.wall_s > 0.0 else None
 
 
 class OtherWork(CpuUse):
-    """CPU time that other programs use on the usable cores; its share is from 0 to 1.
+    """CPU time of programs outside the run, on the cores that this process may use; `share` is from 0 to 1.
 
     Args:
         root: process id of the run's first process; its descendants are part of the run.
@@ -144,7 +147,7 @@ class OtherWork(CpuUse):
 
     @override
     def _read(self) -> tuple[float, float]:
-        """Return CPU seconds of all programs but the run's, and total seconds of the usable cores, since the boot."""
+        """Return CPU seconds of programs outside the run, and total seconds of the usable cores, since the boot."""
         usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         cores = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in usable]
         # steal: used by other virtual machines
@@ -166,7 +169,7 @@ class OtherWork(CpuUse):
 
 
 def launcher_of_rank() -> int:
-    """Return the process id of the parent of this rank's parent process."""
+    """Return the process id of the launcher, which is the parent of this rank's parent process."""
     above = psutil.Process().parents()[:2]
     return int(above[-1].pid) if above else os.getpid()
 
@@ -178,7 +181,7 @@ _UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, wh
 
 
 def forwarder_cpu_s() -> float | None:
-    """Return the CPU seconds of the forwarder since it started, in steps of 10 ms; None if there is no forwarder."""
+    """Return the CPU seconds used so far by the forwarder between virtual hosts, exact to 10 ms; None without one."""
     if (task := os.environ.get(FORWARDER_VARIABLE)) is None:
         return None
     figures = Path("/proc", task, "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -186,7 +189,7 @@ def forwarder_cpu_s() -> float | None:
 
 
 class ForwarderUse(CpuUse):
-    """CPU time of the forwarder; its share is that of one core."""
+    """CPU time of the forwarder between virtual hosts; `share` is its share of one core."""
 
     @override
     def _read(self) -> tuple[float, float] | None:

@@ -1,6 +1,6 @@
 """Describe the environment of a run without importing torch: machine, package versions, this project's checkout.
 
-Also finds environment variables and limits that may be why torch fails.
+Also find environment variables and resource limits that may have made torch fail.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ ENOUGH_FILES = 1024
 
 
 def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
-    """Return the end of an error message: the user's environment variables to try without; empty if there are none."""
+    """Return the end of an error message, which suggests to try without some of the environment variables.
+
+    Args:
+        beginnings: prefixes of the variables' names. If no such variable is set, the returned text is empty.
+    """
     given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(beginnings)]
     return f"; try without {' and '.join(given)} in the environment" if given else ""
 
 
 def possible_causes() -> str:
-    """Return the end of an error message: the limits and environment variables that may have made torch fail."""
+    """Return the end of an error message, which names limits and environment variables that may make torch fail."""
     files, memory = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
     return (
         (f"; `ulimit -n` is {files}; raise it to {ENOUGH_FILES}" if 0 <= files < ENOUGH_FILES else "")
@@ -50,7 +54,7 @@ def possible_causes() -> str:
 
 
 def failure_to_import_torch(error: BaseException) -> UsageError | None:
-    """Return the message for an error raised while torch was being imported; None for any other error."""
+    """Return the error to show if `error` was raised while torch was being imported; None for any other error."""
     modules = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>")
     if not any(frame.f_globals.get("__name__", "").partition(".")[0] == "torch" for frame in modules):
         return None
@@ -65,7 +69,7 @@ def usable_cores() -> int:
 
 @functools.cache
 def cpu_model() -> str:
-    """Return the processor's name and its widest vector instructions.
+    """Return the processor's name and its widest vector instructions, such as "... with AVX-512".
 
     Virtual machines give processors with and without AVX-512 the same name, but torch rounds sums differently on the
     two, and encoding takes up to twice as long without AVX-512.
@@ -83,7 +87,7 @@ def _name_of_cpu() -> str:
 
 @functools.cache
 def version_of(package: str) -> str:
-    """Return the installed version; empty if the package is not installed."""
+    """Return the installed version of a package; empty if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -92,7 +96,10 @@ def version_of(package: str) -> str:
 
 @functools.cache
 def checkout() -> tuple[str, bool | None]:
-    """Return the commit of the checkout this package runs from and whether it has changes; ("", None) outside one."""
+    """Return the commit of the git checkout that holds this package, and whether tracked files have changes.
+
+    The result is ("", None) if the package is not in a checkout.
+    """
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return "", None
@@ -103,10 +110,10 @@ def checkout() -> tuple[str, bool | None]:
 
 
 def kernels(device: str = "cpu") -> Kernels:
-    """Return the kernels in use on "cpu" or "cuda".
+    """Return the implementation of the compute kernels in use on "cpu" or "cuda": native, triton or reference.
 
     Raises:
-        UsageError: the environment requests kernels that are not available.
+        UsageError: an environment variable requests kernels that are not available.
     """
     try:
         return kernels_in_use(device)
@@ -115,7 +122,7 @@ def kernels(device: str = "cpu") -> Kernels:
 
 
 def origin_columns(device: str = "cpu") -> dict[str, Any]:
-    """Return the `origin` columns of `metrics.csv` but `started_at`, for ranks on "cpu" or "cuda"."""
+    """Return the `origin` columns of `metrics.csv` except `started_at`, by name, for ranks on "cpu" or "cuda"."""
     sha, dirty = checkout()
     return {
         "host": socket.gethostname(),
@@ -128,7 +135,7 @@ def origin_columns(device: str = "cpu") -> dict[str, Any]:
 
 
 def describe(command: list[str], device: str) -> dict[str, Any]:
-    """Return the content of `environment.json`.
+    """Return the content of `environment.json`: machine, versions, checkout and environment variables.
 
     Args:
         command: the command line that started the run.

@@ -1,4 +1,4 @@
-"""Check, find, create and read files and folders that a user names; every mistake is reported in one sentence.
+"""Check, find, create and read files and folders that a user names; a `UsageError` reports every mistake.
 
 Pipes and devices are refused before they are opened, because reading or writing one might never end.
 """
@@ -18,11 +18,12 @@ from bench.core.errors import UsageError
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold an exclusive lock while the block runs; yield whether it is held.
+    """Lock a file or folder exclusively while the block runs; yield True if this process holds the lock.
 
     Args:
         path: the file or folder, which must exist.
-        wait: wait until the lock is free. Without it, the block runs in any case and learns whether the lock is held.
+        wait: True to wait until the lock is free. If False, the block runs at once, and the yielded value is False if
+            another process holds the lock.
 
     Raises:
         UsageError: the file system does not support locks.
@@ -45,7 +46,7 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a folder, a pipe or a device; a path that does not exist yet passes.
+    """Refuse a path that is a folder, a pipe or a device; accept a file, and a path that does not exist yet.
 
     Raises:
         UsageError: "x.csv is not a regular file; give the path of a file".
@@ -55,7 +56,7 @@ def check_regular(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before its content is computed; an existing file is not changed.
+    """Check that a file can be written, before its content is computed; an existing file is not changed.
 
     Raises:
         UsageError: "cannot write x.json: Permission denied; choose another file".
@@ -70,7 +71,7 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, option: str = "--out") -> Iterator[None]:
-    """Report an error of the block, which writes a file that the user named with this option.
+    """Turn an `OSError` of the block, which writes `path`, into an error that names the option to change.
 
     Raises:
         UsageError: "cannot write x.json: Permission denied; choose another --out".
@@ -82,7 +83,10 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield folders like `os.walk`, sorted by name; follow links to folders, but visit no folder twice."""
+    """Yield (path, folder names, file names) for a folder and all folders below it, like `os.walk`, sorted by name.
+
+    Links to folders are followed, but no folder is visited twice.
+    """
     seen = set()
     for path, folders, files in os.walk(folder, followlinks=True):
         folders.sort()
@@ -94,7 +98,7 @@ def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def files_below(folder: Path, name: str) -> list[Path]:
-    """Return all files of this name below a folder, at any depth, sorted."""
+    """Return the sorted paths of all files with this name in a folder, at any depth."""
     return sorted(path / name for path, _, files in walk(folder) if name in files)
 
 
@@ -111,7 +115,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the disk holds the folder's list of files, such as a new or changed name of a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -121,10 +125,12 @@ def sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file that atomically replaces `path` when the block ends, and is on the disk then.
+    """Yield the path of a temporary file, which atomically replaces `path` when the block ends and is then on the disk.
+
+    If the block or the replacement fails, `path` keeps its old content.
 
     Raises:
-        OSError: the disk is full or the file cannot be written. As after any other error, the old content stays.
+        OSError: the disk is full or the file cannot be written.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -144,7 +150,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
     Args:
         path: the file.
-        what: kind of file, for messages: "cluster file".
+        what: kind of file, such as "cluster file", for error messages.
 
     Raises:
         UsageError: the file cannot be read, or is not TOML.
@@ -159,10 +165,15 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def tables(content: Mapping[str, Any], name: str, *, where: str) -> list[Mapping[str, Any]]:
-    """Return the tables under the heading [[name]]; an empty list if there are none.
+    """Return the tables under the heading [[name]] of a TOML file; an empty list if there are none.
+
+    Args:
+        content: content of the file.
+        name: the heading.
+        where: path of the file, for error messages.
 
     Raises:
-        UsageError: the key `name` holds something else.
+        UsageError: the key `name` holds something other than tables.
     """
     found = content.get(name, [])
     if isinstance(found, list) and all(isinstance(table, dict) for table in found):
@@ -171,7 +182,7 @@ def tables(content: Mapping[str, Any], name: str, *, where: str) -> list[Mapping
 
 
 def refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, where: str) -> None:
-    """Refuse keys that are not known.
+    """Check that a TOML table has only known keys.
 
     Raises:
         UsageError: "x.toml: there is no 'hots' (did you mean 'host'?); known are ...".
@@ -184,7 +195,7 @@ def refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, where: s
 
 
 def whole_number(value: object, *, where: str) -> int:
-    """Check that a value is a whole number of at least 1, and return it.
+    """Return a value of a TOML file, after checking that it is a whole number of at least 1.
 
     Raises:
         UsageError: "x.toml: count=0 is not possible; give a whole number of at least 1".
@@ -195,10 +206,10 @@ def whole_number(value: object, *, where: str) -> int:
 
 
 def text(table: Mapping[str, Any], key: str, default: str | None, *, where: str) -> str:
-    """Return the text under a key.
+    """Return the text under a key of a TOML table, or the default if the key is missing.
 
     Raises:
-        UsageError: the value is not a text, or is missing and there is no default.
+        UsageError: the value is not text or is blank, or the key is missing and there is no default.
     """
     value = table.get(key, default)
     if value is None:

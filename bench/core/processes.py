@@ -1,4 +1,4 @@
-"""Helpers for child processes: their import path, how they were killed, ending with their parent, peak memory."""
+"""Helpers for processes: handling signals, importing in children, ending with the parent, measuring peak memory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ STOP_GRACE_S = 5.0
 
 
 def end_at_once() -> None:
-    """Make these signals end the program immediately with one sentence, for as long as it has nothing to clean up.
+    """Make SIGINT, SIGTERM and SIGHUP end the program immediately with one sentence on stderr.
 
-    An exception would not work: a module that is just being imported may replace or swallow it.
+    This is meant for the time before there is anything to clean up. A signal handler that raises an exception would not
+    work then: a module that is being imported may replace or swallow the exception.
     """
     _handle(_end)
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first of these signals inside the block, which can then clean up.
+    """Raise KeyboardInterrupt in the block at the first SIGINT, SIGTERM or SIGHUP, so that the block can clean up.
 
-    Later signals are ignored: `timeout` sends two, and the second would interrupt the cleaning up.
+    Later signals are ignored: the program `timeout` sends two, and the second would interrupt the cleaning up.
 
     Raises:
         Interrupted: the block did not catch the KeyboardInterrupt.
@@ -53,7 +54,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Set the handler of all signals that are not ignored (`nohup` ignores SIGHUP); return the old handlers."""
+    """Set the handler of the signals, except of ignored ones (`nohup` ignores SIGHUP); return the old handlers."""
     heeded = [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
 
@@ -74,9 +75,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def import_variables() -> dict[str, str]:
-    """Return variables that let a child Python import this process's packages, and nothing from the working directory.
+    """Return environment variables with which a child Python process imports the same packages as this process.
 
-    `python -m` would search the working directory first, where a user's own `bench.py` would hide the package.
+    The child imports nothing from the working directory, which `python -m` would search first: a user's own `bench.py`
+    there would hide the package.
     """
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     is_installed = _PACKAGES in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
@@ -85,14 +87,14 @@ def import_variables() -> dict[str, str]:
 
 
 def killed_by(who: str, number: int) -> str:
-    """Return a sentence that names the signal that killed a process."""
+    """Return a sentence such as "rank 1 was killed by SIGKILL; the machine may have run out of memory"."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = "; the machine may have run out of memory" if number == signal.SIGKILL else ""
     return f"{who} was killed by {name}{hint}"
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process as soon as its parent ends, for whatever reason."""
+    """Ask Linux to kill this process as soon as its parent process ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -7,8 +7,8 @@ class gives its name: ``class ResNet18(Model, name="resnet18")``. Names and one-
 so listing and completing names takes milliseconds and does not import torch.
 
 Extensions of this project, such as ``auto``, and third parties add components by entry point (group
-``bench.compressors``, ``bench.collectives``, ...). An error in a third party's becomes a `PluginError`, which matters
-only to users who name that component.
+``bench.compressors``, ``bench.collectives``, ...). An error in a third party's component becomes a `PluginError`, which
+is raised only for users who name that component.
 """
 
 from __future__ import annotations
@@ -35,12 +35,19 @@ T = TypeVar("T")
 
 
 class PluginError(UsageError):
-    """A third party's component cannot be used; the message names it and the reason."""
+    """A third party's component cannot be used; the message names the component and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComponentKind:
-    """One kind of component, with its package, its base class, and what such a component is, in one line."""
+    """One kind of component.
+
+    Attributes:
+        name: plural of the kind, such as ``compressors``.
+        package: package that holds the built-in components.
+        base: name of the components' base class, in the package's module `base`.
+        meaning: explanation of the kind in one line.
+    """
 
     name: str
     package: str
@@ -49,18 +56,18 @@ class ComponentKind:
 
     @property
     def singular(self) -> str:
-        """Return the singular of the kind: ``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
+        """Return the singular of the name: ``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
         return self.name.removesuffix("ies") + "y" if self.name.endswith("ies") else self.name.removesuffix("s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A component.
+    """A component as far as it is known without importing it.
 
     Attributes:
         name: name on the command line.
-        description: one line.
-        target: location of its class (``module:Class``).
+        description: description of the component in one line.
+        target: location of the component's class (``module:Class``).
         provider: package and version of the third party that provides it; empty for built-in components.
     """
 
@@ -88,12 +95,12 @@ _PARSER = threading.Lock()
 
 @functools.cache
 def entries(kind: str) -> dict[str, Entry]:
-    """Return all components of one kind by name, sorted; built-in ones win over entry points of the same name."""
+    """Return all components of one kind by name, sorted; a built-in one hides an entry point of the same name."""
     return dict(sorted((plugins(kind) | _built_in(KINDS[kind])).items()))
 
 
 def warn_of_clashes(kind: str) -> None:
-    """Name on stderr the components of third parties that are hidden by another one of the same name."""
+    """Warn on stderr of each third party's component that is hidden by another component of the same name."""
     for entry in _added().get(f"bench.{kind}", ()):
         chosen = entries(kind)[entry.name]
         if chosen != entry:
@@ -104,11 +111,11 @@ def warn_of_clashes(kind: str) -> None:
 
 
 def load(kind: str, name: str) -> type[Options]:
-    """Import a component's class.
+    """Import and return a component's class.
 
     Raises:
-        UsageError: no component has that name (the message names the nearest one and how to list them).
-        PluginError: it is a third party's and cannot be imported, or is not a component of this kind.
+        UsageError: no component has that name (the message names the most similar one, and how to list all).
+        PluginError: the component is a third party's, and cannot be imported or is not of this kind.
     """
     known = entries(kind)
     if name not in known:
@@ -132,11 +139,11 @@ def load(kind: str, name: str) -> type[Options]:
 
 
 def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
-    """Call a function with the class of every component and return the results by name.
+    """Call a function with the class of every component of a kind; return the results by component name.
 
     Args:
-        kind: kind of the components.
-        question: the function. If it raises for a third party's component, that is left out with a warning.
+        kind: kind of the components, such as ``compressors``.
+        question: the function. If it raises for a third party's component, the component is left out with a warning.
     """
     answers = {}
     for name, entry in entries(kind).items():
@@ -149,15 +156,15 @@ def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
 
 
 def plugins(group: str) -> dict[str, Entry]:
-    """Return what packages add by entry point to a group, such as ``commands``, by name."""
+    """Return the entries that installed packages add by entry point to a group, such as ``commands``, by name."""
     return {entry.name: entry for entry in _added().get(f"bench.{group}", ())}
 
 
 def load_plugin(group: str, name: str) -> object:
-    """Import what a package adds to a group.
+    """Import and return the object that a package adds under a name to a group, such as ``commands``.
 
     Raises:
-        PluginError: it cannot be imported.
+        PluginError: the object is a third party's and cannot be imported.
     """
     entry = plugins(group)[name]
     module, _, attribute = entry.target.partition(":")
@@ -167,15 +174,15 @@ def load_plugin(group: str, name: str) -> object:
 
 @contextlib.contextmanager
 def blaming_provider(what: str, entry: Entry, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn any exception of a third party's component, even `SystemExit`, into an error that names its package.
+    """Turn an exception of the block, even `SystemExit`, into an error that names the third party's package.
 
     Args:
-        what: kind of the component, in the singular.
-        entry: the component; exceptions of a built-in one pass unchanged.
-        passing: exceptions that also pass, because they are the user's errors.
+        what: kind of the component, in the singular, for the message.
+        entry: the component that the block uses; if it is built-in, all exceptions pass unchanged.
+        passing: exceptions that also pass unchanged, because they report mistakes of the user.
 
     Raises:
-        PluginError: the block raised any other exception.
+        PluginError: the block raised any other exception; `KeyboardInterrupt` always passes.
     """
     try:
         yield
@@ -189,7 +196,7 @@ def blaming_provider(what: str, entry: Entry, passing: tuple[type[Exception], ..
 
 
 def required_of(component: type) -> set[str]:
-    """Return the abstract methods and class variables that base classes declare and no class defines."""
+    """Return the names of abstract methods and class variables that base classes declare and no class defines."""
     return set(getattr(component, "__abstractmethods__", ())) | {
         name
         for parent in component.__mro__
@@ -200,7 +207,7 @@ def required_of(component: type) -> set[str]:
 
 @functools.cache  # searching all packages takes 0.1 s; forked ranks inherit the result
 def _added() -> dict[str, list[Entry]]:
-    """Return what extensions of this project and third parties add by entry point, by group.
+    """Return the entries that extensions of this project and third parties add by entry point, by group.
 
     An extension whose file was removed is left out, although the installation still names it.
     """
@@ -255,7 +262,7 @@ def warn_once(sentence: str) -> None:
 
 
 def _built_in(kind: ComponentKind) -> dict[str, Entry]:
-    """Return the components in the kind's package: classes with a given name, and those named as their file."""
+    """Return the components in the kind's package, by name: classes with `name=...`, and those named as their file."""
     bases: dict[str, list[str]] = {}  # by class name, in all files of the package
     found: dict[str, Entry] = {}  # by class name
     folder = _folder(kind.package)

@@ -1,7 +1,7 @@
 """Append rows to the CSV files of a run and read them back; a crash loses at most the row being written.
 
-A row is always one line, because line breaks in texts are replaced by spaces. So each line can be read on its own, and
-a line cut by a crash or a full disk does not damage its neighbours.
+A row is always one line, because line breaks in texts are replaced with spaces. So each line can be read on its own,
+and a line cut by a crash or a full disk does not damage its neighbours.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class StoreError(RunFailed):
 
 
 class RowWriter:
-    """Appends rows to one CSV file, after its header; each call's rows are on the disk when it returns.
+    """Appends rows to one CSV file, after its header; each call returns when its rows are on the disk.
 
     The file is opened for every call, so the launcher can append a row after rank 0 has crashed.
 
     Args:
-        path: the CSV file; its folder must exist. A file that exists is continued.
-        columns: the schema that the rows follow.
+        path: the CSV file; its folder must exist. Rows are added to a file that exists.
+        columns: columns of the file, in order.
 
     Raises:
         StoreError: the file cannot be written, or it has the columns of another schema.
@@ -58,12 +58,12 @@ class RowWriter:
 
         Raises:
             StoreError: the disk is full or the file cannot be written; the file ends with the last whole row.
-            KeyError: a column that the schema does not declare (a programming error).
+            KeyError: a value belongs to a column that the file does not have (a programming error).
         """
         self.extend([values])
 
     def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write several rows at once; if this raises, with the errors of ``append``, none of them is written."""
+        """Write several rows at once; raise the errors of ``append``, after which none of the rows is written."""
         self._append("".join(_line(to_cells(values, self.columns).values()) for values in rows))
 
     def _append(self, lines: str) -> None:
@@ -85,7 +85,10 @@ class RowWriter:
             ) from None
 
     def _repair(self, file: BinaryIO) -> str:
-        """Return the text to write before the next row: the missing part of the header, or the end of a cut line."""
+        """Return the text to write before the next row: the missing part of the header, or the end of a cut line.
+
+        The text is empty if the file ends with a whole row.
+        """
         file.seek(0)
         head = file.read(len(self._header)).decode("utf-8", errors="replace")
         if not head.startswith(self._header):
@@ -101,11 +104,11 @@ class RowWriter:
 
 
 class MissingColumns(ValueError):
-    """A file lacks required columns."""
+    """A CSV file lacks required columns."""
 
 
 class RepeatedColumns(ValueError):
-    """A file has a column more than once, so its value is ambiguous."""
+    """A CSV file has a column more than once, so the column's value is ambiguous."""
 
 
 def read_rows(
@@ -117,19 +120,20 @@ def read_rows(
 ) -> list[dict[str, Any]]:
     """Return the readable rows of a CSV file; an empty list for an empty file.
 
-    Rows have the columns that are both in the file and in the schema. Empty cells are None.
+    A row maps column names to values. It has the columns that are both in the file and in `columns`. The value of an
+    empty cell is None.
 
     Args:
-        path: a file by ``RowWriter`` or any other CSV writer, without line breaks inside cells.
-        columns: the schema of the rows.
-        required: columns that must not be empty in any row.
-        warn: called with one sentence for every line that is skipped because it is cut, a cell is unreadable, or a
-            required one is empty; by default the sentence goes to stderr.
+        path: a file written by ``RowWriter`` or any other CSV writer, without line breaks inside cells.
+        columns: the columns to read.
+        required: names of columns that must not be empty in any row.
+        warn: called with one sentence for every line that is skipped because the line is cut, a cell is unreadable, or
+            a required cell is empty; by default the sentence is printed on stderr.
 
     Raises:
         OSError: the file cannot be read.
         MissingColumns: the file lacks required columns; a file that is not CSV lacks all of them.
-        RepeatedColumns: the file has a column of the schema twice.
+        RepeatedColumns: the file has one of `columns` more than once.
     """
     lines = _lines(path)
     if not lines:
@@ -177,7 +181,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines with their line feeds (no other character ends a line); blank lines as empty texts."""
+    """Return a file's lines, each with its line feed; no other character ends a line. A blank line becomes ""."""
     *whole, rest = path.read_bytes().decode("utf-8-sig", errors="replace").split("\n")
     lines = [line + "\n" if line.strip() else "" for line in whole]
     return [*lines, rest] if rest else lines

@@ -20,23 +20,23 @@ class RunFolder:
 
     Attributes:
         run_id: the folder's name.
-        config: the configuration.
-        environment: machine, versions and checkout.
-        metrics: one row per evaluation.
-        layers: one row per layer and evaluation.
-        links: one row per evaluation and pair of processes that exchange activations.
-        tables: all CSV files.
-        choices: what the exchange has decided while training, one JSON object per line.
-        status: result of the run, written last.
-        progress: reports of the running job, one JSON object per line.
-        link: links of virtual hosts as measured before training.
-        logs: output of torchrun and the ranks.
-        log: output of torchrun, or of the fork server.
+        config: JSON file of the configuration.
+        environment: JSON file of the machine, versions and checkout.
+        metrics: CSV file with one row per evaluation.
+        layers: CSV file with one row per layer and evaluation.
+        links: CSV file with one row per evaluation and pair of processes that exchange activations.
+        tables: the three CSV files.
+        choices: file of the compressors and collectives that were chosen during training, one JSON object per line.
+        status: JSON file of the run's result, written last.
+        progress: file of the running job's reports, one JSON object per line.
+        link: JSON file of the virtual hosts' links as measured before training.
+        logs: folder of the output of torchrun and the ranks.
+        log: file of the output of torchrun, or of the process that the ranks are forked from.
         rendezvous: temporary folder through which ranks on one machine connect.
-        errors: one file per rank that failed, `rank-<rank>.json`.
-        model: the trained weights, if they are saved.
-        checkpoints: one folder per checkpoint.
-        resume: number of times the run was resumed; exists only after that.
+        errors: folder with one file per rank that failed, `rank-<rank>.json`.
+        model: file of the trained weights, if they are saved.
+        checkpoints: folder with one folder per checkpoint.
+        resume: JSON file with the number of times the run was resumed; exists only if the run was resumed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,10 +62,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: Path, name: str, digest: str, seed: int) -> Self:
-        """Make a new folder below `out`, with a name that no other run has.
+        """Make a run's folder in the folder `out`, with a name that no other run has.
 
         Raises:
-            UsageError: the folder cannot be made.
+            UsageError: the run's folder cannot be made.
         """
         stem = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{name}-s{seed}-{digest}"
         for attempt in range(1000):
@@ -89,29 +89,29 @@ class RunFolder:
 
     @property
     def digest(self) -> str:
-        """The run's digest, from the folder's name; empty if the folder is not a run's."""
+        """Return the digest of the run's configuration, which the folder's name ends with; empty for another folder."""
         match = re.fullmatch(r".+-s[0-9]+-([0-9a-f]{10})(-[0-9]+)?", self.run_id)
         return match[1] if match else ""
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically; it is on the disk when this returns.
+    """Write a value to a JSON file atomically; the file is on the disk when this returns.
 
     Raises:
-        OSError: the disk is full or the file cannot be written; the old content stays.
+        OSError: the disk is full or the file cannot be written; the file keeps its old content.
     """
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Append one JSON object as a line, for a reader that follows the file."""
+    """Append a value to a file as one line of JSON, for a reader that follows the file."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in the file, or None if it is missing or incomplete."""
+    """Return the JSON object in a file, or None if the file is missing, incomplete or not a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

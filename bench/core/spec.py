@@ -12,7 +12,9 @@ from collectives.options import OptionError, Options, Spec
 
 
 def split_list(text: str) -> list[str]:
-    """Split ``none,topk:ratio=0.01,value_dtype=fp32`` into spec texts; a bare ``key=value`` belongs to the spec before.
+    """Split a list such as ``none,topk:ratio=0.01,value_dtype=fp32`` into spec texts, here two.
+
+    An item ``key=value`` without a component name is an option of the spec before it.
 
     Raises:
         UsageError: the text names no component.
@@ -30,10 +32,10 @@ def split_list(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def usage_errors() -> Iterator[None]:
-    """Show the sentence of an option that is not possible, or of components that do not work together, to the user.
+    """Turn an `OptionError` of the block into a `UsageError` with the same message, which is shown to the user.
 
     Raises:
-        UsageError: the block raised an `OptionError`, such as `Incompatible`.
+        UsageError: the block raised an `OptionError`: an option is not possible, or components do not work together.
     """
     try:
         yield
@@ -42,24 +44,24 @@ def usage_errors() -> Iterator[None]:
 
 
 def parse(text: str) -> Spec:
-    """Return the name and the options in a spec text.
+    """Parse a spec text into the component's name and options.
 
     Raises:
-        UsageError: the text has another form.
+        UsageError: the text is not of the form ``name:key=value,key=value``.
     """
     with usage_errors():
         return Spec.parse(text)
 
 
 def build(kind: str, text: str) -> Any:
-    """Return the component that a spec text names, of the kind's base class, with its options validated.
+    """Build the component that a spec text names, an instance of the kind's base class, with validated options.
 
     Args:
         kind: kind of the component, e.g. ``compressors``.
         text: the spec, e.g. ``topk:ratio=0.001``.
 
     Raises:
-        UsageError: unknown component or option, or a value out of range.
+        UsageError: the component or an option is unknown, or a value is out of range.
     """
     spec = parse(text)
     component = registry.load(kind, spec.name)
@@ -72,10 +74,10 @@ def build(kind: str, text: str) -> Any:
 
 
 def short_text(component: Options) -> str:
-    """Return the spec with only the options that differ from their default, sorted, as CSV files show it."""
+    """Return a component's spec text with only the options that differ from their defaults, sorted, as in CSV files."""
     return str(Spec(component.component_name, component.option_texts(only_changed=True)))
 
 
 def full_text(component: Options) -> str:
-    """Return the spec with every option, which is part of an experiment's identity."""
+    """Return a component's spec text with every option, which is part of an experiment's identity."""
     return str(Spec(component.component_name, component.option_texts()))

@@ -1,11 +1,14 @@
-"""Topology, the hosts, devices and links that a device file in TOML describes.
+"""Topology, which holds the hosts, devices and links that a device file in TOML describes.
+
+A kind is the name of an entry in the catalogue (`bench.strategies.placed.catalog`), which holds the speed and other
+figures of hosts, devices and links. An example of a device file:
 
 [host]
-kind = "cpu"                 # the entry of the catalogue that has its figures
+kind = "cpu"
 
 [[switch]]
 name = "switch0"
-link = "cxl2x16"             # the link towards the host, a name in the catalogue
+link = "cxl2x16"             # kind of the link towards the host
 to = "host"
 
 [[device]]
@@ -14,7 +17,7 @@ count = 2                    # gpu0 and gpu1, each with a link of its own
 link = "cxl2x16"
 to = "switch0"
 
-There may be several hosts, each with a name and a pool of devices; the first one controls the training:
+There may be several hosts, each with a name and with devices; the first host controls the training:
 
 [[host]]
 name = "left"
@@ -61,7 +64,7 @@ class Host:
 
     Attributes:
         name: name that links refer to.
-        kind: entry of the catalogue that has its figures.
+        kind: name of the catalogue's entry with the host's speed and other figures.
     """
 
     name: str = HOST
@@ -74,9 +77,9 @@ class Device:
 
     Attributes:
         name: role and number, such as "gpu0".
-        role: kind of device, which decides the layers it can run.
-        kind: entry of the catalogue that has its figures.
-        torch_device: the torch device of its tensors, such as "cpu" or "cuda:0".
+        role: role of the device, which decides which layers it can run.
+        kind: name of the catalogue's entry with the device's speed and other figures.
+        torch_device: the torch device that holds its tensors, such as "cpu" or "cuda:0".
     """
 
     name: str
@@ -87,11 +90,11 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link between two nodes.
+    """A link between two nodes, which are hosts, switches or devices.
 
     Attributes:
-        node, to: names of both ends; `to` is the end nearer to the host.
-        kind: its name in the catalogue.
+        node, to: names of the two nodes; `to` is nearer to the host.
+        kind: name of the catalogue's entry with the link's rate and other figures.
     """
 
     node: str
@@ -104,14 +107,14 @@ class Topology:
     """Hosts, devices and links. Devices and switches form a tree below each host; bridges join the trees.
 
     Attributes:
-        hosts: the first one controls the training.
-        devices: in the order of the file.
-        links: one per device and switch, towards its host.
-        bridges: links between hosts or switches.
+        hosts: the hosts; the first one controls the training.
+        devices: the devices, in the order of the file.
+        links: one link per device and switch, towards its host.
+        bridges: additional links between hosts or switches.
 
     Raises:
         UsageError: there is no device, two nodes have the same name, a link leads to an unknown node, links form a
-            circle, or no links join a node to the first host.
+            circle, or a node is not connected to the first host.
     """
 
     hosts: tuple[Host, ...] = (Host(),)
@@ -182,29 +185,29 @@ class Topology:
 
     @property
     def host(self) -> str:
-        """Name of the host that controls the training and distributes the data."""
+        """Return the name of the host that controls the training and distributes the data."""
         return self.hosts[0].name
 
     @property
     def all_links(self) -> tuple[Link, ...]:
-        """The links of the trees, then the bridges."""
+        """Return the links of devices and switches, then the bridges."""
         return self.links + self.bridges
 
     @property
     def roles(self) -> frozenset[Role]:
-        """Roles that at least one device has."""
+        """Return the roles that at least one device has."""
         return frozenset(device.role for device in self.devices)
 
     def rank_names(self) -> dict[int, str]:
-        """Return names of the processes for messages, by rank: the controlling host, then the devices."""
+        """Return each process's name for messages, by rank: rank 0 is the controlling host, then come the devices."""
         of_devices = {rank: f"device {device.name} (rank {rank})" for rank, device in enumerate(self.devices, start=1)}
         return {0: f"the {HOST} (rank 0)"} | of_devices
 
     def route(self, source: str, to: str) -> list[Link]:
-        """Return the shortest path of links from one node to another; the file's order decides ties.
+        """Return the fewest links that lead from one node to another, in order; the file's order decides ties.
 
         Raises:
-            UsageError: no links join the nodes.
+            UsageError: no links connect the nodes.
         """
         routes: dict[str, list[Link]] = {source: []}
         nodes = [source]
@@ -220,10 +223,13 @@ class Topology:
         return routes[to]
 
     def pools(self) -> list[tuple[Device, ...]]:
-        """Divide each host's devices into equal pools, as many as the rarest role has devices.
+        """Divide the devices into pools, each of which can hold one copy of the network, and return the pools.
+
+        A host's devices make as many pools as there are devices of its rarest role; each pool has equally many devices
+        of every role.
 
         Raises:
-            UsageError: a role cannot be divided evenly, or pools differ between hosts.
+            UsageError: the devices of a role cannot be divided evenly, or pools differ between hosts.
         """
         groups: list[list[Device]] = []
         for host in self.hosts:
@@ -242,10 +248,10 @@ class Topology:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the topology from the values of `to_dict`, also after a round trip through JSON.
+        """Return the topology that `to_dict` turned into these values, also after a round trip through JSON.
 
         Raises:
-            UsageError: the values are not a topology.
+            UsageError: the values do not describe a topology.
         """
         try:
             return cls(
@@ -258,7 +264,11 @@ class Topology:
             raise UsageError(f"these are not devices as `bench` writes them ({error})") from None
 
     def _host_of(self, node: str) -> str:
-        """Return the host that a node's link leads to, over switches; refuse circles."""
+        """Return the name of the host that a node's link leads to, directly or over switches.
+
+        Raises:
+            UsageError: the links form a circle.
+        """
         end_of = {link.node: link.to for link in self.links}
         way = [node]
         while next_node := end_of.get(way[-1]):
@@ -284,7 +294,7 @@ def _equal_groups(devices: Sequence[Device]) -> list[list[Device]]:
 
 
 def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
-    """Return the hosts of a file: one table [host], tables [[host]], or neither for one host of the default kind."""
+    """Return the hosts that a file describes in one table [host] or in tables [[host]]; by default one host "cpu"."""
     found = content.get("host", {})
     if isinstance(found, dict):
         refuse_unknown(found, ("kind",), where=f"{path}, host")
@@ -301,7 +311,7 @@ def _hosts(path: Path, content: Mapping[str, Any]) -> tuple[Host, ...]:
 def _tables(
     path: Path, content: Mapping[str, Any], name: str, keys: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each table [[name]] of a file with its place, for messages; refuse other keys than these."""
+    """Yield the place, for error messages, and the content of each table [[name]] in a file; refuse unknown keys."""
     for number, table in enumerate(tables(content, name, where=str(path)), start=1):
         where = f"{path}, {name} {number}"
         refuse_unknown(table, keys, where=where)

@@ -28,24 +28,24 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_40
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Format bytes with decimal prefixes, as link rates have: ``1_234_567`` -> ``1.23 MB``."""
+    """Format a number of bytes with decimal prefixes, like rates of links: ``1_234_567`` -> ``1.23 MB``."""
     return _format(num_bytes, "bytes", f"{num_bytes:.0f} B")
 
 
 def format_seconds(seconds: float) -> str:
-    """Format seconds: ``0.0123`` -> ``12.3 ms``; from two minutes on ``3 min 20 s``."""
+    """Format a duration in seconds: ``0.0123`` -> ``12.3 ms``, and from two minutes on ``200`` -> ``3 min 20 s``."""
     if 120 <= seconds < math.inf:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return _format(seconds, "s", f"{_three_digits(seconds / 1e-6)} us" if seconds else "0 s")
 
 
 def format_rate(bits_per_s: float) -> str:
-    """Format bits per second: ``1e8`` -> ``100 Mbit/s``."""
+    """Format a rate in bits per second: ``1e8`` -> ``100 Mbit/s``."""
     return _format(bits_per_s, "bit/s", f"{bits_per_s:.0f} bit/s")
 
 
 def _format(value: float, unit: str, small: str) -> str:
-    """Return the value in the largest unit that it reaches, or the text for a smaller one; "-" if it is not finite."""
+    """Format a value in the largest unit that it reaches; `small` if it reaches none, "-" if it is infinite or NaN."""
     if not math.isfinite(value):
         return "-"
     steps = (f"{_three_digits(value / factor)} {name}" for factor, name in _STEPS[unit] if abs(value) >= factor)
@@ -53,12 +53,12 @@ def _format(value: float, unit: str, small: str) -> str:
 
 
 def scale_of(unit: str, largest: float) -> tuple[float, str]:
-    """Return factor and unit in which numbers up to ``largest`` read best: ("bytes", 3e7) -> (1e6, "MB")."""
+    """Return the divisor and the unit with which to show numbers up to ``largest``: ("bytes", 3e7) -> (1e6, "MB")."""
     return next((step for step in _STEPS.get(unit, ()) if largest >= step[0]), (1.0, unit))
 
 
 def _three_digits(value: float) -> str:
-    """Format with three digits, or all digits before the point, without an exponent above 1: 0.123, 12.3, 1234."""
+    """Format a number with three digits, from 1000 on with all digits before the point: 0.123, 12.3, 1234."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -73,7 +73,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size to bytes: ``10MB`` -> 10 000 000, ``1MiB`` -> 1 048 576, ``512`` -> 512.
+    """Parse a size to a number of bytes: ``10MB`` -> 10 000 000, ``1MiB`` -> 1 048 576, ``512`` -> 512.
 
     Raises:
         UsageError: the text is not a size, or is more than `MAX_SIZE_BYTES`.
@@ -83,10 +83,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Parse a list of sizes: ``10kB,1MB`` -> [10 000, 1 000 000]; ``1KiB:4KiB`` -> [1024, 2048, 4096].
+    """Parse a list of sizes to bytes, without repeats: ``10kB,1MB`` -> [10 000, 1 000 000].
+
+    A range of sizes doubles from its first size to at most its last: ``1KiB:4KiB`` -> [1024, 2048, 4096].
 
     Raises:
-        UsageError: an item is not a size, or a range does not ascend from at least one byte.
+        UsageError: an item is not a size, or a range begins below one byte or ends before it begins.
     """
     sizes: list[int] = []
     for item in text.split(","):
@@ -112,10 +114,10 @@ def parse_duration(text: str) -> float:
 
 
 def duration(text: str) -> str:
-    """Return the text, after checking that `parse_duration` can parse it.
+    """Return the text, after checking that it is a duration that `parse_duration` can parse.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the text is not a duration, or is more than `MAX_DURATION_S`.
     """
     parse_duration(text)
     return text
@@ -130,7 +132,7 @@ def _quantity(
     *,
     may_be_zero: bool = True,
 ) -> float:
-    """Return the number in a text times the factor of its unit; refuse another form and numbers above `most`."""
+    """Return a text's number times the factor of its unit; refuse text of another form and numbers above `most`."""
     match = form.fullmatch(text)
     value = float(match[1]) * factors[match[2].lower()] if match else math.inf
     if value > most or not (value or may_be_zero):

@@ -1,8 +1,8 @@
-"""Base class of the commands' configurations, and the notes with which a field declares an option.
+"""Base class of the commands' configurations, and the annotations with which a field declares an option.
 
 ``batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32`` declares an option completely: the
 command line, the check of its value, the JSON sent to the ranks, the CSV columns, the identity of the experiment and
-the table in `docs/options.md` are derived from it. The program fills in fields without a `Flag`.
+the table in `docs/options.md` are derived from it. Fields without a `Flag` are not options; the program fills them in.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NOT_GIVEN: Any = None
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """Marks a field as an option of the command line.
+    """Annotation that makes a field an option of the command line.
 
     Attributes:
-        panel: heading under which the help shows it.
-        name: the flag, if it differs from the field's name.
-        chosen: the value that the program chooses if the option is not given, in words.
-        kind: kind of component that the shell completes; empty: none.
-        many: the option takes several components, separated by commas.
+        panel: heading under which the help shows the option.
+        name: the option with its dashes; empty if they can be derived from the field's name.
+        chosen: description of the value that the program chooses if the option is not given.
+        kind: kind of component whose names the shell completes, such as "models"; empty if the option names none.
+        many: True if the option takes several components, separated by commas.
     """
 
     panel: str
@@ -47,13 +47,15 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """Says how an option is recorded in CSV files; without this note it is a column and part of the identity.
+    """Annotation that says how an option is recorded in CSV files.
+
+    An option without this annotation is a column and part of the experiment's identity.
 
     Attributes:
-        unit: unit of the column.
-        column: the option is a column.
-        identity: two runs with different values are different experiments.
-        absent: value to assume for rows of files without the column.
+        unit: unit of the column; empty for text and plain counts.
+        column: True if the option is a column.
+        identity: True if two runs with different values of the option are different experiments.
+        absent: value to assume for rows of files that lack the column.
     """
 
     unit: str = ""
@@ -66,21 +68,21 @@ NOT_RECORDED = Recorded(column=False, identity=False)
 
 
 def syntax(parse: Callable[[str], object]) -> pydantic.AfterValidator:
-    """Mark an option whose text has a syntax of its own.
+    """Return an annotation that checks an option whose text has a syntax of its own, and normalises the text.
 
     Args:
-        parse: parses the text or raises a `UsageError`; `str` of its result is the normal form of the text.
+        parse: parses the text or raises `UsageError`; `str` of the parsed object is the normalised text.
     """
     return pydantic.AfterValidator(lambda text: str(parse(text)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOption(Option):
-    """An option of a command.
+    """An option of a command, or a field of its configuration that the program fills in.
 
     Attributes:
-        flag: how the option is written on the command line; None if it is not there.
-        recorded: how the option is recorded in CSV files.
+        flag: declaration of the option on the command line; None if the command line does not have it.
+        recorded: declaration of how the option is recorded in CSV files.
     """
 
     flag: Flag | None
@@ -88,12 +90,12 @@ class CommandOption(Option):
 
     @property
     def flag_name(self) -> str:
-        """Return the flag with its dashes."""
+        """Return the option as it is written on the command line, such as `--batch-size`."""
         return (self.flag and self.flag.name) or f"--{self.name.replace('_', '-')}"
 
     @property
     def cell_type(self) -> type:
-        """Return the Python type of a value that is not None: int, float, bool or str."""
+        """Return the Python type of the option's value when it is not None: int, float, bool or str."""
         is_union = typing.get_origin(self.value_type) in (typing.Union, types.UnionType)
         alternatives = typing.get_args(self.value_type) if is_union else (self.value_type,)
         bare = next(each for each in alternatives if each is not type(None))
@@ -105,7 +107,7 @@ class Configuration:
     """Base of every command's configuration; values are checked against their declarations when it is created.
 
     Attributes:
-        panels: headings of the command's help, in order; the command has no options of other panels.
+        panels: headings of the command's help, in order; the command line has only options under these headings.
 
     Raises:
         UsageError: a value is invalid, e.g. "--batch-size 0 is not possible: Input should be greater than or equal to
@@ -127,7 +129,7 @@ class Configuration:
     @classmethod
     @functools.cache
     def options(cls) -> tuple[CommandOption, ...]:
-        """Return the options in the order of the panels, then the fields that the program fills in."""
+        """Return the options in the order of `panels`, then the fields that the program fills in."""
         options = [
             CommandOption(
                 name=each.name,
@@ -141,7 +143,7 @@ class Configuration:
         return tuple(sorted(options, key=lambda o: cls.panels.index(o.flag.panel) if o.flag else len(cls.panels)))
 
     def choose(self, **values: Any) -> Self:
-        """Return a copy in which these values replace those that are None."""
+        """Return a copy in which these values replace the fields of the same name that are None."""
         return dataclasses.replace(self, **{n: value for n, value in values.items() if getattr(self, n) is None})
 
     def identity(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class Configuration:
         return {option.name: getattr(self, option.name) for option in self.options() if option.recorded.identity}
 
     def columns(self) -> dict[str, Any]:
-        """Return the recorded options by column name; they are equal in all rows of a run."""
+        """Return the values of the recorded options by column name; they are the same in all rows of a run."""
         return {option.name: getattr(self, option.name) for option in self.options() if option.recorded.column}
 
     def to_json(self) -> str:
@@ -161,7 +163,7 @@ class Configuration:
         """Read a configuration that `to_json` wrote.
 
         Raises:
-            UsageError: the file cannot be read, or holds no configuration of this class.
+            UsageError: the file cannot be read, or does not hold a configuration of this class.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -173,5 +175,5 @@ class Configuration:
 
 
 def short_digest(value: Any) -> str:
-    """Return ten hex digits of the SHA-256 of a value's JSON text."""
+    """Return the first ten hex digits of the SHA-256 of a value's JSON text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:10]

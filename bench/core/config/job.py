@@ -49,7 +49,7 @@ class JobConfig(Configuration):
         float,
         Ge(1),
         Le(MAX_TIMEOUT_S),
-        Doc("most seconds that one step, sum or turn may take; then the job ends and names the rank that is late"),
+        Doc("most seconds that one step, sum or round of sums may take; then the job ends and names the late rank"),
         Flag(PROCESSES, name="--timeout"),
         NOT_RECORDED,
     ] = 300.0

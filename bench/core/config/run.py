@@ -1,4 +1,4 @@
-"""RunConfig, the options of `bench run`, which the command line passes to the launcher and from there to each rank."""
+"""RunConfig, the options of `bench run`. The command line passes it to the launcher, and the launcher to each rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder_part(name: str) -> str:
     """Return the name, after checking that it can be part of a folder's name.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the name is empty, longer than 80 characters, or has characters other than letters, digits, . _ + -
     """
     if not re.fullmatch(r"[A-Za-z0-9._+-]{1,80}", name):
         raise UsageError(f"--name '{name}' cannot be part of a folder's name; use letters, digits and . _ + -")
@@ -43,7 +43,7 @@ def folder_part(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig(RanksConfig):
-    """The configuration of one run. `bench.launch.resolve` fills in what the user left open."""
+    """The configuration of one run. `bench.launch.resolve` fills in the options that the user did not give."""
 
     panels: ClassVar[tuple[str, ...]] = (
         WHAT,
@@ -220,7 +220,7 @@ class RunConfig(RanksConfig):
     ] = ()
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that identify the experiment; components with every option."""
+        """Return the values that identify the experiment, by option name; components as specs with every option."""
         identity = super().identity() | self.filled | ({"devices": self.devices} if self.devices else {})
         # Keep the digests of runs from before these options existed.
         if self.accumulate == 1:
@@ -231,12 +231,15 @@ class RunConfig(RanksConfig):
 
     @property
     def untimed_steps(self) -> int:
-        """Return the number of untimed steps at the start: warm-up, profiled steps, and one to warm up the profiler."""
+        """Return the number of steps at the start that are not timed: warm-up steps, and those of the profiler.
+
+        The profiler records `profile` steps, after one step that warms it up.
+        """
         return self.warmup_steps + (self.profile + 1 if self.profile else 0)
 
     @property
     def samples_per_step(self) -> int:
-        """Return the training samples that one replica uses in a step."""
+        """Return the number of training samples that one replica uses in an optimizer step."""
         return self.batch_size * self.accumulate
 
     @property
@@ -246,9 +249,9 @@ class RunConfig(RanksConfig):
 
     @property
     def config_id(self) -> str:
-        """Return a digest without the seed, equal for repeats of one configuration."""
+        """Return ten hex digits like `digest`, but without the seed: runs of one configuration have the same."""
         return short_digest({name: value for name, value in self.identity().items() if name != "seed"})
 
     def columns(self) -> dict[str, Any]:
-        """Return this run's identity columns of `metrics.csv`, without `run_id`."""
+        """Return the values of the identity columns of `metrics.csv` except `run_id`, by column name."""
         return {"digest": self.digest, "config_id": self.config_id} | super().columns()

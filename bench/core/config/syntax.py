@@ -1,4 +1,4 @@
-"""Options whose text has a syntax of its own: endpoints, stragglers, scalings of the learning rate, and seeds."""
+"""Parse options whose text has a syntax of its own: endpoints, stragglers, learning rate scaling, and seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Endpoint:
 
     Attributes:
         host: name or IP address; an IPv6 address without brackets.
-        port: 1 to 65535.
+        port: port number, 1 to 65535.
     """
 
     host: str
@@ -27,10 +27,10 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``host0:29500`` or ``[::1]:29500``.
+        """Parse text such as ``host0:29500`` or ``[::1]:29500``.
 
         Raises:
-            UsageError: the text has another form.
+            UsageError: the text is not HOST:PORT, or the port is out of range.
         """
         match = _ENDPOINT.fullmatch(text)
         if not match or not 0 < int(match[2]) < 65536:
@@ -49,7 +49,7 @@ MAX_SLOWDOWN = 1e6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """One rank that computes more slowly than it could.
+    """One rank that is slowed down on purpose.
 
     Attributes:
         rank: number of the rank, from 0.
@@ -61,7 +61,7 @@ class Straggler:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``rank=1,slowdown=3``.
+        """Parse text such as ``rank=1,slowdown=3``.
 
         Raises:
             UsageError: the text has another form, or the slowdown is out of range.
@@ -75,10 +75,10 @@ class Straggler:
         return cls(rank=int(match[1]), slowdown=slowdown)
 
     def check_among(self, world_size: int) -> None:
-        """Check that the rank exists.
+        """Check that a job with `world_size` ranks has this rank.
 
         Raises:
-            UsageError: its number is `world_size` or more.
+            UsageError: the rank's number is `world_size` or more.
         """
         if self.rank >= world_size:
             raise UsageError(f"--straggler {self} names none of the {world_size} ranks; they count from 0")
@@ -97,7 +97,7 @@ class LrScaling:
     Source: linear scaling as in Goyal et al. 2017 (arXiv:1706.02677); part of the Group-TopK ring-sharing patent.
 
     Attributes:
-        base: number of ranks that the learning rate was chosen for; None: it is not scaled.
+        base: number of ranks that the learning rate was chosen for; None if it is not scaled.
     """
 
     base: int | None = None
@@ -121,7 +121,7 @@ class LrScaling:
         return cls(base=base)
 
     def factor(self, world_size: int) -> float:
-        """Return the factor by which the learning rate is multiplied."""
+        """Return the factor by which the learning rate is multiplied with `world_size` ranks."""
         return 1.0 if self.base is None else world_size / self.base
 
     def __str__(self) -> str:
@@ -132,14 +132,14 @@ MOST_SEEDS = 1000
 
 
 def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
-    """Return the seeds that a text names.
+    """Return the seeds that a text lists, in the text's order.
 
     Args:
-        text: seeds and ranges of seeds, separated by commas.
-        option: the option that the text was given for, for messages.
+        text: seeds and ranges of seeds, separated by commas, such as ``1,2,5-8``.
+        option: the option that the text was given for, named in error messages.
 
     Raises:
-        UsageError: the text has another form, or names no seed, a seed twice, or more than `MOST_SEEDS`.
+        UsageError: the text is not such a list, or names no seed, a seed twice, or more than `MOST_SEEDS`.
     """
     seeds: list[int] = []
     for item in text.split(","):
@@ -158,5 +158,5 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
 
 
 def seeds_text(seeds: Iterable[object]) -> str:
-    """Return the seeds separated by commas."""
+    """Return text that lists the seeds, separated by commas."""
     return ",".join(str(seed) for seed in seeds)

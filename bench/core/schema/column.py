@@ -20,13 +20,13 @@ class Column:
     """One column of a CSV file. Each column is declared once and equals only itself.
 
     Attributes:
-        group: heading under which the documentation lists it.
+        group: heading under which the documentation lists the column.
         name: the column's heading, which is also the JSON key and the name of the dataclass field.
         type: Python type of a filled cell; an empty cell means "not measured" or "does not apply".
         meaning: explanation in one line.
-        unit: unit of a number; empty for texts and plain counts.
-        better: the direction that is an improvement; empty if neither is.
-        deterministic: two runs with the same configuration and seed on one machine have the same value.
+        unit: unit of a number; empty for text and plain counts.
+        better: the direction in which values improve; empty if neither direction is better.
+        deterministic: True if two runs with the same configuration and seed on one machine have the same value.
         absent: value to assume for rows of files without this column; in columns that describe how or where a run was
             made, also for rows whose cell is empty.
     """
@@ -45,22 +45,22 @@ identity = partial(Column, "identity")
 
 
 def seconds(group: str, name: str, meaning: str) -> Column:
-    """Return a column of a measured time."""
+    """Return a column of a measured time in seconds; shorter times are better."""
     return Column(group, name, float, meaning, unit="s", better="lower", deterministic=False)
 
 
 def bytes_per_s(group: str, name: str, meaning: str) -> Column:
-    """Return a column of a measured rate in bytes per second."""
+    """Return a column of a measured rate in bytes per second; higher rates are better."""
     return Column(group, name, float, meaning, unit="bytes/s", better="higher", deterministic=False)
 
 
 def num_bytes(group: str, name: str, meaning: str, *, deterministic: bool = True, absent: Any = None) -> Column:
-    """Return a column of a number of bytes sent, fewer of which are better."""
+    """Return a column of a number of bytes sent; fewer bytes are better."""
     return Column(group, name, float, meaning, "bytes", "lower", deterministic, absent)
 
 
 def declared_columns(configuration: type[Configuration]) -> Iterator[Column]:
-    """Yield a column for each recorded option of a configuration."""
+    """Yield a column of the group "identity" for each option of a configuration that is recorded in CSV files."""
     for option in configuration.options():
         recorded = option.recorded
         if recorded.column:
@@ -73,10 +73,10 @@ _LARGEST = {int: 2**53, float: 1e100}
 
 
 def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...]) -> dict[str, str]:
-    """Return one row as CSV cells.
+    """Return one row as CSV cells: column name -> text, in the order of `columns`; cells without a value are empty.
 
     Raises:
-        KeyError: a value belongs to a column that the schema does not declare (a programming error).
+        KeyError: a value belongs to none of the columns (a programming error).
     """
     unknown = set(values) - {column.name for column in columns}
     if unknown:
@@ -85,10 +85,10 @@ def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...]) -> dict[str
 
 
 def from_cell(cell: str, type_: type) -> Any:
-    """Return a cell's value as this type; None for an empty cell and for an infinite or NaN float.
+    """Return the value in a CSV cell, which has this type; None if the cell is empty, or is an infinite or NaN float.
 
     Raises:
-        ValueError: the cell does not hold a value of this type.
+        ValueError: the cell does not hold a value of this type, or holds a number larger than any measurement.
     """
     if cell == "":
         return None
@@ -109,7 +109,7 @@ def from_cell(cell: str, type_: type) -> Any:
 
 
 def to_cell(value: Any) -> str:
-    """Return a value as the text of a cell; None and NaN become empty, booleans ``true`` and ``false``."""
+    """Return a value as the text of a CSV cell; None and NaN become "", booleans become ``true`` and ``false``."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
