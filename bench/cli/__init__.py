@@ -1,1 +1,4 @@
-"""The command line, with one module per command. Commands import torch only when they run, so help stays fast."""
+"""The command line, with one module per command.
+
+Commands import torch only while they are executed, so that the help is printed quickly.
+"""

@@ -1,4 +1,4 @@
-"""The Typer application, and `main`, the entry point of `bench`."""
+"""Define the Typer application of `bench`, and `main`, the program's entry point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ _MACHINES = {
 
 
 def shown_error(error: BaseException) -> BenchError | None:
-    """Return the error to show to the user; None for a bug, and for a deliberate exit."""
+    """Return the error to show to the user for an exception that ends the program.
+
+    Returns:
+        None for a bug, and for a deliberate exit.
+    """
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         error = error.__context__  # Typer and rich exit with code 1 if the reader of stdout has ended
     match error:
@@ -85,12 +89,15 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Take the options that stand before the command, and clean up after killed jobs."""
     clear_away()
 
 
 def main() -> None:
-    """Run the command that the user typed; print its error on stderr in one sentence and exit with the error's code."""
+    """Run the command that the user typed.
+
+    If it fails, print its error on stderr in one sentence, and exit with the exit code of the error.
+    """
     gc.set_threshold(IMPORTED_OBJECTS)
     if isinstance(sys.stdout, io.TextIOWrapper):  # show the escape sequence of characters that the encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")

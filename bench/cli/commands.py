@@ -1,6 +1,8 @@
-"""Commands of `bench`: the built-in ones, and those that extensions add by entry point (group ``bench.commands``).
+"""Find the commands of `bench`: built-in ones, and those that extensions add.
 
-A command's module is imported when the command is called or when all are listed.
+Extensions add commands by entry points of the group ``bench.commands``.
+
+The module of a command is imported when the command is called, or when all commands are listed.
 """
 
 from __future__ import annotations
@@ -48,12 +50,13 @@ EXTENSIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command; the object that an entry point of the group ``bench.commands`` names.
+    """One command of `bench`; an entry point of the group ``bench.commands`` can name such an object.
 
     Attributes:
-        function: its parameters are the command's options, as Typer reads them, and its docstring is the help.
+        function: the function to call; Typer reads the command's options from its parameters, and the help from its
+            docstring.
         epilog: text below the options, such as examples.
-        panel: heading in `bench --help`.
+        panel: heading under which `bench --help` lists the command.
     """
 
     function: Callable[..., None]
@@ -62,7 +65,7 @@ class Command:
 
 
 class Commands(TyperGroup):
-    """All commands, each imported when it is called."""
+    """The group of all commands of `bench`; each command is imported when it is called or listed."""
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -106,8 +109,8 @@ class Commands(TyperGroup):
             loaded = registry.load_plugin(GROUP, name)
             if not callable(loaded) and not isinstance(loaded, Command):
                 raise PluginError(
-                    f"command '{name}' of {registry.plugins(GROUP)[name].provider} is no function, nor a "
-                    "bench.cli.commands.Command"
+                    f"command '{name}' of {registry.plugins(GROUP)[name].provider} is neither a function nor "
+                    "a bench.cli.commands.Command"
                 )
             found = loaded if isinstance(loaded, Command) else Command(function=loaded)
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)

@@ -180,9 +180,9 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Compare runs with a baseline, with one row per configuration.
+    """Compare runs with a baseline, and print one row per configuration.
 
-    Ratios compare the row with the baseline; above 1x is better. Brackets are 95% intervals over seeds.
+    A factor above 1x means that the row is better than the baseline. Brackets hold 95% confidence intervals over seeds.
 
     Faster or slower means a significant difference of more than 5%; with a single seed the verdict is always unclear.
     """
@@ -190,7 +190,7 @@ def compare(
         raise UsageError(f"--json and --format {as_format} contradict each other; give one of them")
     by_suffix = _SUFFIXES.get(out.suffix.lower() if out else "", "rich")
     chosen_format: Format = "json" if as_json else as_format or by_suffix
-    # Of `--fail-on A B`, Typer passes B as a path.
+    # If the user writes `--fail-on A B`, Typer passes B as a path.
     further = [path for path in paths or [] if fail_on and gates.FORM.fullmatch(str(path))]
     limits = [gates.Gate.parse(text) for text in [*_parts(fail_on), *map(str, further)]]
     given = [path for path in paths or [] if path not in further]
@@ -230,7 +230,9 @@ def _write(
     # The warnings go to stderr; JSON and Markdown also contain them.
     if out:
         if out.is_fifo():
-            raise UsageError(f"{out} is a pipe, which might wait for a reader forever; choose another --out")
+            raise UsageError(
+                f"{out} is a pipe, and writing to it might wait forever for a reader; choose another --out"
+            )
         with writing(out):
             out.write_text(_text(table, compared, warnings, chosen), encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)

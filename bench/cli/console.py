@@ -1,4 +1,4 @@
-"""Print data on stdout, as tables for people or JSON for programs."""
+"""Print results on stdout, as tables for people or JSON for programs, and progress and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TITLE = 24  # least columns that are kept for the title
 
 
 class LiveLine:
-    """Shows the line while its context is active.
+    """Shows the progress of a job in one line on stderr; use it in a ``with`` statement.
 
     Args:
         title: name of the job.
 
     Attributes:
-        is_live: the line is redrawn, because stderr is a terminal.
+        is_live: True if stderr is a terminal, where the line is redrawn; otherwise only the lines of `say` are printed.
         title: name of the job.
     """
 
@@ -56,20 +56,20 @@ class LiveLine:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, above the line with the progress."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def say_of_title(self, text: str) -> None:
-        """Print a line that stays, after the title; on a narrow terminal the title is cut."""
+        """Print a line that stays, with the title before the text; on a narrow terminal the title is shortened."""
         room = self._console.width - len(": ") if self.is_live else len(self.title) + len(text)
         self.say(": ".join(fitted(self.title, [text], room)))
 
     def update(self, parts: Sequence[str], **changes: Any) -> None:
-        """Redraw the line if it is live.
+        """Redraw the line with the progress; do nothing if stderr is not a terminal.
 
         Args:
             parts: texts to show, the most important first; those that do not fit are left out.
-            changes: arguments of `rich.progress.Progress.update`.
+            changes: further arguments of `rich.progress.Progress.update`, such as ``completed``.
         """
         # Starts the thread that redraws; not earlier, because the job must be started by a process without threads.
         self._progress.start()
@@ -78,7 +78,13 @@ class LiveLine:
 
 
 def fitted(title: str, parts: Sequence[str], room: int) -> tuple[str, str]:
-    """Return the title and the joined parts, shortened to fit together into this many columns."""
+    """Return the title and the joined parts, shortened so that both together have at most ``room`` columns.
+
+    Args:
+        title: the title; it is cut only if even the first part does not fit beside it.
+        parts: texts, the most important first; the last ones are left out if they do not fit.
+        room: number of columns.
+    """
     kept = list(parts)
     while len(kept) > 1 and min(len(title), _TITLE) + len("  ".join(kept)) > room:
         kept.pop()
@@ -94,7 +100,7 @@ _PIPED_WIDTH = 200
 
 
 def stdout_console() -> Console:
-    """Return a console on stdout; in a pipe or file its lines are wide, so that `grep` finds complete rows."""
+    """Return a console on stdout; in a pipe or a file its lines are wide, so that `grep` finds complete rows."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED_WIDTH
@@ -107,13 +113,13 @@ def print_json(value: Any) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Print a warning on stderr, without line breaks if that is not a terminal."""
+    """Print a warning on stderr; if stderr is not a terminal, the warning is one line."""
     console = Console(stderr=True)
     console.print(Text(f"warning: {sentence}", style="yellow"), soft_wrap=not console.is_terminal)
 
 
 def plain_table(title: str | None = None, columns: Sequence[Column | str] = (), *, show_footer: bool = False) -> Table:
-    """Return an empty table with a line below its heading and no frame."""
+    """Return an empty table with a line below its headings and no frame."""
     return Table(
         *columns,
         title=title,
@@ -126,12 +132,12 @@ def plain_table(title: str | None = None, columns: Sequence[Column | str] = (), 
 
 
 def table_of(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table of plain texts.
+    """Return a table of texts.
 
     Args:
-        left: headings of the first columns, whose cells start at the left.
-        right: headings of the other columns, whose cells end at the right.
-        rows: the cells.
+        left: headings of the first columns, whose cells are left-aligned.
+        right: headings of the other columns, whose cells are right-aligned.
+        rows: the texts of each row's cells.
     """
     columns = [Column(heading, overflow="fold") for heading in left]
     columns += [Column(heading, justify="right", overflow="fold") for heading in right]

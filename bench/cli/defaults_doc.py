@@ -31,7 +31,11 @@ def table() -> str:
 
 
 def document(text: str) -> str:
-    """Return the page's text with a new table between its markers."""
+    """Return the text of the page with a new table between `BEGIN` and `END`.
+
+    Args:
+        text: the text of the page with the old table.
+    """
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 

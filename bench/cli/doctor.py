@@ -1,6 +1,6 @@
 """`bench doctor`, which checks whether this machine can execute runs, and whether its measurements will be reliable.
 
-Each check gives one line: its finding and, if something is wrong, what to do.
+Each check yields one line: what it found and, if something is wrong, what to do.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def doctor(
         print_json([dataclasses.asdict(check) for check in checks])
     if failed := [check.name for check in checks if check.level == "fail"]:
         raise RunFailed(
-            f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); each line says what to do"
+            f"{len(failed)} of {len(checks)} checks failed ({', '.join(failed)}); the lines of these say what to do"
         )
 
 
@@ -74,7 +74,7 @@ LITTLE_DISK_BYTES = 1_000_000_000
 NO_DISK_BYTES = 20_000_000
 LITTLE_SHARED_BYTES = 100_000_000
 BUSY_SHARE = 0.5  # of the cores
-# Of the smoke test.
+# The smoke test.
 SMOKE_RANKS = 2
 SMOKE_STEPS = 3
 SMOKE_THREADS = 1
@@ -85,10 +85,11 @@ class Check:
     """The result of one check.
 
     Attributes:
-        level: fail: runs cannot work; warn: they can, but something is missing or measurements will be unreliable.
+        level: "fail" if runs cannot work; "warn" if runs work, but something is missing or measurements will be
+            unreliable; "ok" otherwise.
         name: the subject of the check.
-        finding: the result.
-        fix: what to do; empty if nothing is wrong.
+        finding: what the check found.
+        fix: what the user can do; empty if nothing is wrong.
     """
 
     level: Level
@@ -98,16 +99,16 @@ class Check:
 
 
 def examine(*, world_size: int, out: Path, data_dir: Path, smoke: bool) -> Iterator[Check]:
-    """Run all checks; yield each result as soon as it is known.
+    """Run all checks, and yield each result as soon as it is known.
 
     Args:
-        world_size: ranks that the user wants to run on this machine.
+        world_size: number of ranks that the user wants to run on this machine.
         out: folder of results.
         data_dir: folder of data sets.
         smoke: also measure the links of virtual hosts, and train a few steps on two real ranks (some seconds).
 
     Raises:
-        Interrupted: the user stopped the smoke test.
+        Interrupted: the user stopped the training.
     """
     with ForkServer(TRAIN) as server:
         if smoke:
@@ -150,7 +151,7 @@ def versions() -> Check:
 
 
 def kernels() -> Check:
-    """Check that the loops over elements run in C, and on GPUs in Triton."""
+    """Check that compiled loops are available: in C for the CPU, and in Triton for GPUs."""
     reason, missing = library.found().finding, library.triton_missing()
     on_gpus = f"the reference path: {missing}" if missing else f"Triton {environment.version_of('triton')}"
     if environment.kernels() == "native":
@@ -175,7 +176,7 @@ def load() -> Check:
 
 
 def results_folder(out: Path) -> Check:
-    """Check that a run can make its folder."""
+    """Check that a run can create its folder in the folder of results."""
     parent = _nearest_existing(out)
     try:
         with tempfile.TemporaryFile(dir=parent) as probe:
@@ -192,7 +193,7 @@ def results_folder(out: Path) -> Check:
 
 
 def disk(out: Path) -> Check:
-    """Check that there is disk space for rows, logs and data sets."""
+    """Check that there is enough disk space for rows, logs and data sets."""
     free = shutil.disk_usage(_nearest_existing(out)).free
     level: Level = "ok" if free >= LITTLE_DISK_BYTES else "warn" if free >= NO_DISK_BYTES else "fail"
     fix = "" if level == "ok" else "free some space, or move --out elsewhere"
@@ -210,7 +211,11 @@ def namespaces() -> Check:
 
 
 def links(*, measure: bool) -> Check:
-    """Check that links of virtual hosts can have delays, losses and varying rates, by the kernel or the forwarder."""
+    """Check that the kernel or the forwarder can give links of virtual hosts delays, losses and varying rates.
+
+    Args:
+        measure: also measure how many bit/s the forwarder can carry.
+    """
     (by_kernel, no_netem), (by_forwarder, no_forwarder) = support.netem_supported(), support.forwarder_supported()
     ours = "jitter and traces" if by_kernel else "latency, jitter, loss and traces"
     if not by_forwarder:
@@ -246,7 +251,11 @@ def backends() -> Check:
 
 
 def shared_memory(folder: Path) -> Check:
-    """Check that ranks on this machine can share memory."""
+    """Check that ranks on this machine can share memory by files in a folder.
+
+    Args:
+        folder: a folder in memory, such as ``/dev/shm``.
+    """
     fix = "needed only for the collective pool; give it another folder with pool:path=FOLDER"
     if not os.access(folder, os.W_OK):
         return Check("warn", "shared memory", f"{folder} is not a folder that can be written", fix)
@@ -256,7 +265,11 @@ def shared_memory(folder: Path) -> Check:
 
 
 def dax(sysfs: Path) -> Check:
-    """List DAX devices, such as CXL memory, which the collective pool can map."""
+    """List the DAX devices of this machine, such as CXL memory, which the collective `pool` can map.
+
+    Args:
+        sysfs: the folder where the kernel describes devices, ``/sys``.
+    """
     from collectives.transport.memory_region import dax_devices  # imports torch
 
     found = [
@@ -267,7 +280,10 @@ def dax(sysfs: Path) -> Check:
 
 
 def cache_lines() -> Check:
-    """Check that the collective pool can flush cache lines, for memory where ranks do not see each other's stores."""
+    """Check that the collective `pool` can flush cache lines.
+
+    `pool` needs this for memory in which ranks do not see each other's stores.
+    """
     from collectives.transport import mapped_memory  # imports torch
 
     order = "stores are seen in order" if mapped_memory.stores_are_ordered() else "stores need fences"
@@ -293,14 +309,14 @@ def data_sets(data_dir: Path) -> Iterator[Check]:
 
 
 def smoke_test(data_dir: Path, server: ForkServer) -> Check:
-    """Train a few steps with a real job of two ranks; keep its folder only if it fails.
+    """Train a few steps in a real run of two ranks, and keep the run's folder only if it fails.
 
     Args:
         data_dir: folder of data sets.
         server: starts the ranks.
 
     Raises:
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the training.
     """
     options = RunConfig(
         name="doctor",

@@ -1,4 +1,4 @@
-"""`bench list`, which shows components, their options, which pairs work together, and runs."""
+"""`bench list`, which shows components and their options, which compressors work with which collectives, and runs."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def list_components(
         Path | None, typer.Option(help="Folder of runs, for `bench list runs`.", show_default="results/runs")
     ] = None,
 ) -> None:
-    """Show all components, their options, which pairs work together, and which runs can be resumed."""
+    """Show components, their options, which compressors work with which collectives, and runs that can be resumed."""
     if kind is not None and kind not in SHOWN:
         raise UsageError(f"there is no kind '{kind}'{did_you_mean(kind, SHOWN)}; choose one of {', '.join(SHOWN)}")
     if out is not None and kind != RUNS:
-        raise UsageError(f"--out names a folder of runs; write bench list {RUNS} --out {out}")
+        raise UsageError(f"--out is the folder of runs for `bench list {RUNS}`; write bench list {RUNS} --out {out}")
     if kind == RUNS:
         _list_runs(out or Path("results/runs"), as_json=as_json)
     elif kind == PAIRS:
@@ -107,9 +107,10 @@ def _list_components(kinds: Sequence[str], *, long: bool, as_json: bool) -> None
 
 
 def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
-    """Return name and description of every component of a kind; `long`: and details, of those that can be imported.
+    """Return the name and the description of every component of a kind.
 
-    The details are labelled paragraphs of the component's docstring, facts about it by name, and its options.
+    With ``long``, only components that can be imported are returned, and each entry also has labelled paragraphs of the
+    component's docstring (``notes``), its class attributes (``facts``) and its options.
     """
     described = {
         name: {"name": name, "description": entry.description} for name, entry in registry.entries(kind).items()

@@ -20,11 +20,13 @@ from bench.core.schema.column import Column
 def complete_from(
     words: Callable[[], Mapping[str, str]], *, several: bool = False
 ) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a completer that gives name and description of the words that begin with what is typed.
+    """Return a function that completes these words on the command line, for Typer.
+
+    The function returns name and description of each word that begins with what the user has typed.
 
     Args:
         words: returns the descriptions by name.
-        several: complete the last of several names separated by commas.
+        several: complete the last of several names that are separated by commas.
     """
 
     def completer(incomplete: str) -> list[tuple[str, str]]:
@@ -35,7 +37,12 @@ def complete_from(
 
 
 def complete(kind: str, *, several: bool = False) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a completer for the names of one kind of component."""
+    """Return a function that completes the names of one kind of component on the command line.
+
+    Args:
+        kind: the kind, such as ``compressors``.
+        several: complete the last of several names that are separated by commas.
+    """
     return complete_from(
         lambda: {name: entry.description for name, entry in registry.entries(kind).items()}, several=several
     )
@@ -56,12 +63,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdo
 def takes(
     configuration: type[C], *, several: Mapping[str, str] | None = None
 ) -> Callable[[Callable[Concatenate[C, Own], None]], Callable[..., None]]:
-    """Decorate a command so that it takes all options of a configuration, and its own, and gets the former as one.
+    """Decorate a command so that it takes all options of a configuration in addition to its own.
+
+    The function gets the configuration's options as one object, its first argument.
 
     Args:
-        configuration: class of the configuration, an instance of which becomes the function's first argument.
-        several: options that accept several components, with the text that their help adds; the configuration gets the
-            specs separated by commas.
+        configuration: class of this object.
+        several: for each option that accepts several components, a text to add to the option's help; the configuration
+            gets the components' specs as one text, separated by commas.
     """
     lists = several or {}
 
@@ -91,7 +100,7 @@ def takes(
 
 
 def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | None:
-    """Return a writer for the file that the user named, or None if there is none.
+    """Return a writer for the CSV file that the user named; None if the user named none.
 
     Raises:
         UsageError: the file cannot be written.
@@ -123,5 +132,5 @@ def _parameter(option: CommandOption, several: str | None) -> inspect.Parameter:
 
 
 def flag_values(options: Configuration) -> dict[str, Any]:
-    """Return the values of the options that have a flag, by name."""
+    """Return the values of the options that can be given on the command line, by the option's name."""
     return {option.name: getattr(options, option.name) for option in options.options() if option.flag}

@@ -63,9 +63,7 @@ def plot(
     if kind in file_kinds():
         of_file = file_kinds()[kind]
         if baseline is not None or paths is None or len(paths) != 1:
-            raise UsageError(
-                f"{kind} draws one file that {of_file.made_by} wrote, without --baseline; name it after the kind"
-            )
+            raise UsageError(f"{kind} draws one file that {of_file.made_by} wrote; write: bench plot {kind} FILE")
         drawn: Iterable[tuple[str, Picture]] = [(kind, of_file.draw(paths[0]))]
     elif kind not in (ALL, *kinds()):
         raise UsageError(

@@ -34,7 +34,7 @@ def report(
     """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.
 
     The verdict is also printed. The file needs no network and can be printed. If PATHS contain files that bench predict
-    wrote, JSON of a sweep or the table of --validate, it also has their pictures.
+    wrote (the JSON of a sweep, or the table of --validate), the HTML file also shows their pictures.
     """
     paths = paths or [DEFAULT_PATH]
     if out == DEFAULT_OUT:

@@ -1,6 +1,6 @@
 """`bench run`, which trains a model with real processes, once per seed and compressor, or resumes a run.
 
-What it shows is below the command: the plan, the progress of training, notes and warnings, and the summary at the end.
+This module also prints the plan, the progress of training, notes and warnings, and the summary at the end.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def run(
         Literal["sum", "drop"] | None,
         typer.Option(
             help="With --resume and another --world-size: what happens to the old ranks' residuals; sum: they are "
-            "added up and shared out, drop: they are lost.",
+            "added up and distributed to the new ranks, drop: they are discarded.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -103,13 +103,15 @@ def run(
         others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]
         if others:
             raise UsageError(
-                f"--resume takes everything from the run's own configuration; leave out {', '.join(others)}"
+                f"--resume takes all other options from the run's own configuration; leave out {', '.join(others)}"
             )
         timeout_s = options.timeout_s if "timeout_s" in given else None
         _resume(resume_folder, options.world_size, resume_residuals, timeout_s, as_json)
         return
     if resume_residuals is not None:
-        raise UsageError("--resume-residuals is for a run resumed with other ranks; add --resume and --world-size")
+        raise UsageError(
+            "--resume-residuals is for a run that resumes with another number of ranks; add --resume and --world-size"
+        )
     if seeds and "seed" in given:
         raise UsageError("--seed and --seeds contradict each other; give one of them")
     numbers = parse_seeds(seeds) if seeds else [options.seed]
@@ -123,10 +125,13 @@ def run(
 
 
 def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
-    """Return the runs of one compressor, or of several: seed by seed, and within a seed in random order, as in a sweep.
+    """Return the configurations of all runs to execute.
+
+    They are in the order of the seeds. If there are several compressors, the order within a seed is random, as in a
+    sweep.
 
     Raises:
-        UsageError: the options are not possible, or name a compressor twice.
+        UsageError: the options are not possible, or name one compressor twice.
     """
     specs = split_list(options.compressor)
     if len(specs) == 1:
@@ -142,7 +147,7 @@ def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunC
     methods = SweepFile(where="--compressor", base=flag_values(options), seeds=seeds, matrix={"compressor": specs})
     configs = [run.config for run in plan_runs(methods, server)]
     if len(configs) < len(specs) * len(seeds):
-        raise UsageError(f"--compressor {options.compressor} names one method twice; each is run once per seed")
+        raise UsageError(f"--compressor {options.compressor} names one method twice; name each method once")
     return configs
 
 
@@ -159,13 +164,14 @@ def _resume(
     if world_size in (None, config.world_size):
         if residuals is not None:
             raise UsageError(
-                f"--resume-residuals is for another number of ranks than the run's {config.world_size}; give "
-                "--world-size"
+                f"--resume-residuals is for a run that resumes with another number of ranks than its "
+                f"{config.world_size}; give another --world-size, or leave out --resume-residuals"
             )
     elif residuals is None:
         raise UsageError(
-            f"{folder.path} had {config.world_size} ranks, each with residuals that it had not sent; add "
-            "--resume-residuals sum to share them out, or drop to lose them, or leave out --world-size"
+            f"{folder.path} had {config.world_size} ranks, each with residuals that it had not sent; choose one: "
+            "--resume-residuals sum (adds them up and distributes them to the new ranks), --resume-residuals drop "
+            "(discards them), or no --world-size (keeps the number of ranks)"
         )
     with ForkServer(TRAIN) as server:
         if residuals is not None and world_size is not None:
@@ -251,7 +257,7 @@ def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> 
 
 
 def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    # As JSON an object, or a list of objects if there are several methods.
+    # JSON is one object, or a list of objects if there are several methods.
     from bench.launch.layer_plan import plan_layers  # imports torch
 
     plans: list[dict[str, Any]] = []
@@ -286,10 +292,10 @@ _PROGRESS: dict[str, Callable[[float], str]] = {
 
 
 class Display(LiveLine):
-    """Progress of one run."""
+    """A line on stderr that shows the progress of one run."""
 
     def report(self, line: dict[str, Any]) -> None:
-        """Show one report of rank 0."""
+        """Show one report of rank 0: the results of an evaluation, or the progress of the training."""
         if "evaluated" in line:
             row = line["evaluated"]
             self.say_of_title(
@@ -302,10 +308,12 @@ class Display(LiveLine):
 
 
 def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
-    """Prepare all configurations before the first run starts, and print their notes.
+    """Prepare all runs before the first one starts, and print the notes of their configurations.
+
+    This checks that the machine supports the virtual hosts, and downloads missing data sets.
 
     Raises:
-        UsageError: a configuration is not possible on this machine.
+        UsageError: this machine does not support the virtual hosts of a configuration.
     """
     for config in {config.config_id: config for config in configs}.values():
         if config.cluster is not None:
@@ -316,13 +324,13 @@ def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
 
 
 def print_notes(configs: Sequence[RunConfig]) -> None:
-    """Print the notes about some configurations on stderr, each once."""
+    """Print on stderr the notes that these configurations contain for the user; equal notes are printed only once."""
     for sentence in dict.fromkeys(note for config in configs for note in config.notes):
         print(f"note: {sentence}", file=sys.stderr)
 
 
 def warn_of_other_work(results: Sequence[Result]) -> None:
-    """Warn on stderr if other programs used so much of the cores that times are too long."""
+    """Print a warning on stderr if other programs used so much of the cores that the measured times are too long."""
     shares = [row.get("other_cpu_share") or 0.0 for result in results for row in _rows(result)]
     if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
         print(
@@ -333,7 +341,7 @@ def warn_of_other_work(results: Sequence[Result]) -> None:
 
 
 def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
-    # What would be trained.
+    # The configuration of the runs.
     title = f"Plan: seed {', '.join(str(config.seed) for config in configs)}"
     table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE)
     for name in _PLAN_ROWS:
@@ -343,7 +351,7 @@ def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
         for link in Cluster.from_dict(configs[0].cluster).describe():
             table.add_row("virtual hosts", link)
     Console().print(table)
-    # How each layer would be compressed.
+    # The payload of each layer.
     columns = (
         Column("layer", footer="together, as one bucket"), "shape", "kind", "payload",
         Column("dense", justify="right", footer=format_bytes(layers.dense_nbytes)),
@@ -357,7 +365,7 @@ def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
 
 
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
-    """Print one row per run, and the folders of the results."""
+    """Print one row per run, and then the folder of each run."""
     config = configs[0]
     what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]

@@ -1,4 +1,4 @@
-"""`bench sweep`, which executes every run of a file once, even if it is stopped and started again."""
+"""`bench sweep`, which executes all runs of a sweep file once, even if the command is stopped and started again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sweep(
     ] = False,
     as_json: AsJson = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Also execute runs again that failed.", rich_help_panel=WHICH)
+        bool, typer.Option("--retry-failed", help="Also execute failed runs again.", rich_help_panel=WHICH)
     ] = False,
     limit: Annotated[
         int | None, typer.Option(min=1, max=MOST, help="Largest number of runs to execute now.", rich_help_panel=WHICH)
@@ -83,9 +83,10 @@ def sweep(
         ),
     ] = None,
 ) -> None:
-    """Execute every run of a file, seed by seed; skip runs that are done, and go on after a failure.
+    """Execute all runs of a sweep file, seed by seed; skip runs that are done, and continue after a failure.
 
-    You can stop a sweep at any time; the same command continues it. Several commands at once share the work.
+    You can stop a sweep at any time; the same command continues it. If several such commands run at the same time, each
+    executes some of the runs.
     """
     if slurm and only is not None:
         raise UsageError("--slurm submits all runs, and --only selects one of them; leave out one of these options")
@@ -93,7 +94,7 @@ def sweep(
     with ForkServer(TRAIN) as server:
         runs = plan_runs(content, server)
         if only is not None and only >= len(runs):
-            raise UsageError(f"--only {only} is none of the {len(runs)} runs; they count from 0")
+            raise UsageError(f"--only {only} is not the number of a run; the {len(runs)} runs are numbered from 0")
         out = out or Path("results/runs") / file.stem
         state = SweepState.look_up(runs if only is None else [runs[only]], out)
         configs = state.to_do(retry_failed=retry_failed, limit=limit)
@@ -110,12 +111,12 @@ def sweep(
 
 
 def say_plan(state: SweepState, configs: list[RunConfig], again: str) -> None:
-    """Print on stderr how many runs the sweep has, how many are done, and how long the others will take.
+    """Print on stderr how many runs the sweep has, how many are done, and how long the runs to execute will take.
 
     Args:
         state: the sweep.
         configs: the runs to execute now.
-        again: text that says how to execute failed runs again.
+        again: text that says how the user can execute failed runs again.
     """
     seconds = expected_s(state.durations(), configs)
     time = f"about {format_seconds(seconds)}" if seconds is not None else "duration not known yet"
@@ -130,13 +131,15 @@ def say_plan(state: SweepState, configs: list[RunConfig], again: str) -> None:
 
 
 def sbatch_line(file: Path, state: SweepState, configs: list[RunConfig], *, retry_failed: bool) -> str:
-    """Return the command for these runs; each element requests as many cores as the largest run uses.
+    """Return the command that submits these runs to Slurm as one job array with one run per element.
+
+    Each element requests as many cores as the largest of the runs uses.
 
     Args:
         file: the sweep file.
-        state: all runs of the sweep.
+        state: the sweep.
         configs: the runs to execute.
-        retry_failed: whether failed runs are among them.
+        retry_failed: the runs include failed ones, so the submitted commands get ``--retry-failed``.
     """
     wanted = {config.digest for config in configs}
     indices = [index for index, run in enumerate(state.runs) if run.config.digest in wanted]
@@ -158,7 +161,12 @@ def sbatch_line(file: Path, state: SweepState, configs: list[RunConfig], *, retr
 
 
 def print_state(state: SweepState, *, as_json: bool) -> None:
-    """Print one row per configuration, with the numbers of its runs by state; as JSON one entry per run."""
+    """Print a table with one row per configuration: how many runs it has, and how many of them are done or failed.
+
+    Args:
+        state: the sweep.
+        as_json: print JSON with one entry per run instead.
+    """
     if as_json:
         folders = {digest: str(past.folder.path) for digest, past in state.past.items()}
         print_json(
@@ -186,7 +194,7 @@ def print_state(state: SweepState, *, as_json: bool) -> None:
 
 
 def run_all(state: SweepState, configs: list[RunConfig], server: ForkServer) -> SweepState:
-    """Execute runs of a sweep, show the progress, and return the new state of the sweep.
+    """Execute runs of a sweep, show their progress, and return the new state of the sweep.
 
     Args:
         state: the sweep.

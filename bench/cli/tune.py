@@ -119,7 +119,7 @@ def _methods(
         raise UsageError(f"--rates {rates} is not a list of numbers; write 0.01,0.02,0.05") from None
     if file is not None:
         if given or compressors or seeds or rates:
-            raise UsageError(f"{file} contains all options; write the other options there, or leave out the file")
+            raise UsageError(f"{file} must contain all options; write the other options there, or leave out the file")
         return read_sweep(file, "tune")
     if "compressor" in given and compressors:
         raise UsageError("--compressor and --compressors contradict each other; give one of them")

@@ -1,4 +1,4 @@
-"""Warn of everything that weakens a comparison: one sentence for each reason, which also says what to do."""
+"""List everything that weakens a comparison, with one sentence per reason, which also says what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = 10  # a last evaluation interval this many times shorter than the previo
 
 
 def cautions(comparison: Comparison) -> Iterator[str]:
-    """Yield the warnings that belong above the table: rows of different machines or versions of the code."""
+    """Yield the warnings to show above the table, if its rows come from different machines or versions of the code."""
     if names := differing(comparison, _MACHINE):
         yield (
             f"the rows come from different machines or versions, so their times cannot be compared: "
@@ -34,7 +34,7 @@ def cautions(comparison: Comparison) -> Iterator[str]:
 
 
 def caveats(comparison: Comparison) -> Iterator[str]:
-    """Yield the other warnings, the most serious first."""
+    """Yield all warnings about a comparison except those of `cautions`, the most serious first."""
     groups = comparison.groups
     runs = [(group.short, run) for group in groups for run in group.runs]
     yield from (
@@ -44,7 +44,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
         if not run.ended_well
     )
     if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
-        yield f"not in the table, since not finished: {_first_of(texts)}"
+        yield f"not in the table, because they did not finish: {_first_of(texts)}"
     for group in groups:
         if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
             yield (
@@ -54,7 +54,7 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     if names := differing(comparison):
         yield (
             f"the rows differ in {_listing(comparison, names)}, so a difference between them may come from that; "
-            "--where chooses rows"
+            "choose comparable rows with --where"
         )
     if others := [group for group in groups if group.distinct("link_warnings")]:
         where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
@@ -64,24 +64,24 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     if short := _names(groups, lambda group: any(map(_ends_shortly, group.ok))):
         yield (
             f"{short}: speeds are measured over the last evaluation interval, which is less than a tenth of the one "
-            "before; choose --eval-every so that it divides the run"
+            "before; choose an --eval-every that divides the number of steps"
         )
     for group in groups:
         if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
             yield (
-                f"{group.short} averages runs that differ in {', '.join(mixed)}, so its intervals are not only noise; "
-                f"group by these too: --by {','.join([*comparison.by, *mixed])}"
+                f"{group.short} averages runs that differ in {', '.join(mixed)}, so intervals show more than noise; "
+                f"also group by these: --by {','.join([*comparison.by, *mixed])}"
             )
     yield from _missed(comparison)
     if fell_back := _names(groups, lambda group: any(group.values("factor_fallbacks"))):
         yield (
             f"{fell_back}: K-FAC sent some factors in another form, or with more damping, than configured (column "
-            "factor_fallbacks), so this is not exactly the method named"
+            "factor_fallbacks), so the rows are not exactly of the method that they name"
         )
     yield from _too_few(comparison)
     yield from _other_programs(comparison)
     if texts := [f"{name} seed {run['seed']}" for name, run in runs if run in comparison.repeated]:
-        yield f"run more than once: {_first_of(texts)}; only the newest run of each that ended well counts"
+        yield f"run more than once: {_first_of(texts)}; of each, only the newest successful run counts"
     if dirty := _names(groups, lambda group: True in group.distinct("git_dirty")):
         yield f"{dirty}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
     if comparison.ambiguity:
@@ -162,7 +162,7 @@ def _missed(comparison: Comparison) -> Iterator[str]:
 
 
 def _too_few(comparison: Comparison) -> Iterator[str]:
-    """Warn of single seeds, and of unclear rows, with the number of seeds that would be enough.
+    """Yield warnings about single seeds, and about unclear rows with the number of seeds that would clarify them.
 
     With that many seeds, the comparison could show either that there is no effect or that an effect of the measured
     size is real.
@@ -211,7 +211,12 @@ def _other_programs(comparison: Comparison) -> Iterator[str]:
 
 
 def differing(comparison: Comparison, names: Sequence[str] = _WORK) -> list[str]:
-    """Return those columns, by default settings of the workload, in which rows differ, except those in ``--by``."""
+    """Return the names of the columns in which the compared rows differ, without those that ``--by`` groups by.
+
+    Args:
+        comparison: the comparison.
+        names: the columns to examine; by default the settings that define the workload.
+    """
     return [name for name in names if name not in comparison.by and len(_distinct(comparison, name)) > 1]
 
 

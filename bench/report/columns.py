@@ -36,7 +36,7 @@ def find_column(name: str) -> Column:
     """Return the column of metrics.csv with this name.
 
     Raises:
-        UsageError: there is none; the message names the most similar one.
+        UsageError: no column has this name; the message suggests the most similar one.
     """
     if name not in METRICS_BY_NAME:
         raise UsageError(
@@ -46,22 +46,28 @@ def find_column(name: str) -> Column:
 
 
 def find_metric(name: str) -> Column:
-    """Return the column with this name, if a higher or a lower value of it is better.
+    """Return the column with this name, after checking that higher or lower values of it are better.
 
     Raises:
-        UsageError: there is no such column, or neither direction is better.
+        UsageError: no column has this name, or neither higher nor lower values are better.
     """
     column = COLUMNS_BY_NAME.get(name) or find_column(name)
     if not column.better:
-        raise UsageError(f"{name} cannot be compared: neither more nor less of it is better; try samples_per_s")
+        raise UsageError(
+            f"{name} cannot be compared: neither higher nor lower values are better; choose "
+            "another column, such as samples_per_s"
+        )
     return column
 
 
 def find_numbers(names: Sequence[str]) -> list[str]:
-    """Return the names of columns with a mean; ``step`` is expanded to the parts of a step.
+    """Return the names of columns that hold numbers, so that a mean of them can be shown.
+
+    Args:
+        names: names of columns; ``step`` stands for the parts of a step's time (`STEP`).
 
     Raises:
-        UsageError: there is no such column, or it holds no numbers.
+        UsageError: no column has one of these names, or the column holds no numbers.
     """
     found: list[str] = []
     for name in names:
@@ -70,7 +76,7 @@ def find_numbers(names: Sequence[str]) -> list[str]:
         elif name == BYTES_TO_TARGET.name or find_column(name).type in (int, float):
             found.append(name)
         else:
-            raise UsageError(f"{name} holds no numbers, so it has no mean to show; --by {name} groups by it")
+            raise UsageError(f"{name} holds no numbers, so it has no mean; to group runs by it, use --by {name}")
     return found
 
 
@@ -78,7 +84,10 @@ _BY_UNIT = {"s": format_seconds, "bytes": format_bytes, "bit/s": format_rate}
 
 
 def format_value(column: str, value: Any) -> str:
-    """Format a value of the named column, with a scaled unit for times, bytes and rates; ``-`` if there is no value."""
+    """Return a value of the named column as text; ``-`` if it is None or NaN.
+
+    Times, bytes and rates have a scaled unit, such as ``12.3 ms``.
+    """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NOTHING
     if isinstance(value, bool):
@@ -90,24 +99,38 @@ def format_value(column: str, value: Any) -> str:
 
 
 def format_number(value: float) -> str:
-    """Format with four significant digits, or as an integer from 1000 on: ``15770``, ``12.34``, ``0.05``."""
+    """Return a number with four significant digits, or as an integer from 1000 on: ``15770``, ``12.34``, ``0.05``."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def format_bound(column: str, bound: float, mean_text: str) -> str:
-    """Format a bound of an interval, with as many decimals as its mean if both have the same unit."""
+    """Return the bound of an interval as text.
+
+    If bound and mean are plain numbers without a unit, the bound has as many decimals as the mean.
+
+    Args:
+        column: the column's name.
+        bound: the bound.
+        mean_text: the mean of the interval as text.
+    """
     text = format_value(column, bound)
     has_no_unit = text == format_number(bound) and mean_text.replace(".", "", 1).lstrip("-").isdecimal()
     return f"{bound:.{len(mean_text.partition('.')[2])}f}" if has_no_unit else text
 
 
 def format_interval(text: str, low: str | None, high: str | None) -> str:
-    """Return ``1.31x [1.22, 1.40]``, or the text alone if there is no interval."""
+    """Return a text with its interval, such as ``1.31x [1.22, 1.40]``; the text alone if a bound is None."""
     return text if low is None or high is None else f"{text} [{low}, {high}]"
 
 
 def format_effect(effect: Effect | None, form: Callable[[float], str], unit: str = "") -> str:
-    """Format an effect with its interval, if it has one; the unit follows only the effect."""
+    """Return an effect with its interval, such as ``1.31x [1.22, 1.40]``; ``-`` if the effect is None.
+
+    Args:
+        effect: the effect; if it has no interval, none is written.
+        form: formats the effect's value and each bound.
+        unit: text to write after the value, but not after the bounds.
+    """
     if effect is None:
         return NOTHING
     bounds = (None if bound is None else form(bound) for bound in (effect.low, effect.high))
@@ -115,11 +138,11 @@ def format_effect(effect: Effect | None, form: Callable[[float], str], unit: str
 
 
 def format_factor(factor: float) -> str:
-    """Format a factor with three digits: ``1.31``, ``12.3``, ``482``."""
+    """Return a factor with two decimals below 10, one below 100 and none above: ``1.31``, ``12.3``, ``482``."""
     return f"{factor:.{2 if factor < 10 else 1 if factor < 100 else 0}f}"
 
 
 def format_points(share: float) -> str:
-    """Format a difference of shares in percentage points, with its sign: ``-0.004`` -> ``-0.4``."""
+    """Return a difference of shares in percentage points, with its sign and one decimal: ``-0.4`` for -0.004."""
     points = f"{share * 100:+.1f}"
     return "0.0" if points in ("+0.0", "-0.0") else points

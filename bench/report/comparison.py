@@ -1,4 +1,4 @@
-"""Compare every configuration with one baseline, with a verdict on speed and one on accuracy.
+"""Compare every configuration with one baseline, and give a verdict on the chosen metric and one on accuracy.
 
 The direction is always from baseline to candidate: a factor above 1 means that the candidate is better.
 """
@@ -45,15 +45,15 @@ ComparisonVerdict = Literal[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The comparison of a candidate with the baseline in one quantity.
+    """The result of comparing a candidate with the baseline in one quantity, such as speed or accuracy.
 
     Attributes:
-        effect: a factor by which the candidate is better, or a difference of accuracy as a share; None if either side
-            has no value.
-        p: the effect's p-value, adjusted for the number of candidates and targets.
+        effect: the factor by which the candidate is better or, for accuracy, the candidate's mean minus the baseline's,
+            as a share; None if either side has no value.
+        p: p-value of the effect, adjusted for the number of candidates and targets; None if it cannot be tested.
         verdict: the conclusion that the seeds allow.
-        held_back: True if the verdict is "unclear" because seeds missed the target or diverged; more seeds would not
-            change that.
+        held_back: True if the verdict is "unclear" because seeds missed the target or diverged, so that more seeds
+            would not make it clear.
     """
 
     effect: Effect | None = None
@@ -64,13 +64,15 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparedRow:
-    """One group of runs, compared with the baseline.
+    """One row of a comparison: a group of runs, and how it differs from the baseline.
 
     Attributes:
-        gain: finding in the metric of the comparison.
+        group: the runs of this row.
+        gain: finding in the metric of the comparison; for the first target, if the metric depends on one.
         accuracy: finding in test accuracy.
-        cpu: finding in CPU time per step, which other work on the machine affects less; only for speeds of a step.
-        further: findings in the metric for every target after the first.
+        cpu: finding in CPU time per step, which other programs on the machine affect less than the wall clock. It has
+            an effect only if the metric is the speed or the duration of a step.
+        further: findings in the metric for every target accuracy after the first.
     """
 
     group: RunGroup
@@ -81,23 +83,24 @@ class ComparedRow:
 
     @property
     def only_wall_clock_is_noisy(self) -> bool:
-        """True if CPU time allows a verdict but the wall clock does not."""
+        """True if CPU time per step allows a verdict, but the metric, which the wall clock measures, does not."""
         return self.gain.verdict == "unclear" and self.cpu.effect is not None and self.cpu.verdict != "unclear"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A baseline and the configurations compared with it.
+    """A baseline and the configurations that are compared with it.
 
     Attributes:
         metric: the column that the verdict is about.
-        by: the columns that runs are grouped by; empty for ``config_id``.
+        by: the columns that runs are grouped by; empty if they are grouped by ``config_id``.
         targets: accuracies to reach, at least one; the verdict is about the first.
         rows: the baseline first, then the candidates.
-        unfinished: runs that were stopped or are still running, if no other run of their seed finished. No row
-            contains them, unless no run finished at all.
-        repeated: runs that stand for several of the same seed.
-        ambiguity: a sentence for the user if several rows match ``--baseline``.
+        unfinished: runs that were stopped or are still running, if no other run of their configuration and seed
+            finished. No row contains them, unless no run finished at all.
+        repeated: runs that were chosen among several runs of one configuration and seed.
+        ambiguity: a sentence for the user if the choice of the baseline was not clear, for example because several rows
+            match ``--baseline``; otherwise None.
     """
 
     metric: Column
@@ -110,12 +113,12 @@ class Comparison:
 
     @property
     def groups(self) -> list[RunGroup]:
-        """The groups of runs of all rows."""
+        """The groups of runs of all rows, in the order of the rows."""
         return [row.group for row in self.rows]
 
     @property
     def baseline(self) -> RunGroup:
-        """The group that the others are compared with."""
+        """The group of runs that the candidates are compared with."""
         return self.rows[0].group
 
     @property
@@ -125,12 +128,12 @@ class Comparison:
 
     @property
     def is_about_speed(self) -> bool:
-        """True if the verdict is "faster" or "slower", not "better" or "worse"."""
+        """True if a clear verdict reads "faster" or "slower"; False if it reads "better" or "worse"."""
         return self.metric.unit in _SPEED_UNITS
 
     @property
     def is_to_target(self) -> bool:
-        """True if the metric is a time or a number of bytes until the target."""
+        """True if the metric is the time or the number of bytes until the target accuracy."""
         return self.metric.name in TO_TARGET
 
 
@@ -148,16 +151,19 @@ def compare(
 
     Args:
         rows: rows as returned by ``store.read``; not changed.
-        baseline: the name of the baseline (``choose_baseline``); None: the row without compression, or else the one in
-            bf16; for speeds bf16 comes first.
+        baseline: the name of the baseline, as `choose_baseline` reads it. None stands for the row without compression
+            or, if there is none, for the row that sends bf16; if the metric is a speed, bf16 is preferred.
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
         where: conditions that the runs must meet.
-        targets: accuracies to reach (``targets.find_target``); empty: the target that each run was given.
-        sort: the column that orders the candidates, the best first; None: order of appearance.
+        targets: accuracies to reach, as ``targets.find_target`` reads them; if empty, each run's own
+            ``--target-accuracy``.
+        sort: the column that orders the candidates, the best first; None keeps the order of appearance.
 
     Raises:
-        UsageError: a column is unknown, nothing matches the baseline or a condition, or no finished run has the metric.
+        UsageError: a column is unknown, no row matches the baseline, a target cannot be read, or no finished run has a
+            value of the metric.
+        NothingToCompare: no run meets the conditions.
     """
     column = find_metric(metric)
     by = [find_column(name).name for name in by]
@@ -198,17 +204,20 @@ def choose_baseline(
 ) -> tuple[RunGroup, str | None]:
     """Choose the baseline of a comparison.
 
-    If several rows match, those with a successful run come first, then those on the collective ``native``, then the
-    order of appearance decides.
+    If several rows match, a row with a successful run is preferred, then one with the collective ``native``, then the
+    one that appears first.
 
     Args:
         rows: the groups of runs, in order of appearance; at least one.
-        wanted: a compressor, ``compressor+collective``, a run's name or a label's value. An exact spec takes precedence
-            over a component's name without options. None: the first default that has a successful run.
-        defaults: compressors to choose from if ``wanted`` is None, the preferred one first.
+        wanted: the user's name for the baseline: a compressor, ``compressor+collective``, a run's name, or a value of a
+            row's label. A compressor with exactly these options takes precedence over the same compressor with others.
+            None stands for the first of ``defaults`` that a row with a successful run uses or, if there is none, for
+            the first row.
+        defaults: compressors, the preferred one first.
 
     Returns:
-        The baseline, and a sentence for the user if several rows match or no default does; otherwise None.
+        The baseline, and a sentence for the user. The sentence says which row is the baseline if several rows match, or
+        if no row uses a default; otherwise it is None.
 
     Raises:
         NoSuchBaseline: no row matches ``wanted``; the message lists the rows.
@@ -254,10 +263,15 @@ def _names(row: RunGroup) -> list[set[str]]:
 
 
 def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target) -> list[RunGroup]:
-    """Sort the candidates by a column, the best first, or ascending if the column has no better direction.
+    """Sort the candidates by a column.
 
-    Candidates without a value come last. Times and bytes to target are sorted by the share of seeds that missed the
-    target first.
+    The best come first, or the lowest if neither higher nor lower values are better. Candidates without a value come
+    last. If the column is the time or the bytes to target, the share of seeds that missed the target is compared first.
+
+    Args:
+        name: name of the column; None keeps the order.
+        candidates: groups of runs.
+        target: the accuracy to reach.
 
     Raises:
         UsageError: there is no such column.
@@ -311,7 +325,7 @@ def _compared(
 
 
 def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
-    """Return True if a larger share of the candidate's seeds diverged."""
+    """Return True if a larger share of seeds diverged for the candidate than for the baseline."""
     mine, theirs = ((len(each.diverged), len(each.ok) + len(each.diverged)) for each in (candidate, baseline))
     return mine[0] * theirs[1] > theirs[0] * mine[1]
 
@@ -319,7 +333,7 @@ def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
 def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int
 ) -> list[Finding]:
-    # In a metric other than accuracy; with several targets it is in as many tables.
+    # The metric is not accuracy. With several targets, ``tables`` is their number.
     words: tuple[ComparisonVerdict, ComparisonVerdict] = (
         ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     )
@@ -363,15 +377,16 @@ def _findings(
     tables: int = 1,
     forbids: Callable[[ComparisonVerdict, int], bool] = lambda verdict, number: False,
 ) -> list[Finding]:
-    """Return a finding for each candidate.
+    """Return one finding per candidate.
 
     Args:
-        candidates: the candidates.
-        effects: the effect of each.
-        same: the range of effects that make no practical difference.
-        words: the verdicts on a candidate that is better, and on one that is worse.
-        tables: the number of quantities in which the candidates are tested.
-        forbids: returns True if the candidate with this number must not get this verdict.
+        candidates: groups of runs.
+        effects: the effect of each candidate; None if it or the baseline has no value.
+        same: lowest and highest effect that make no practical difference.
+        words: the verdict on a better candidate, and the verdict on a worse one.
+        tables: number of targets for which the candidates are tested; p-values are adjusted for it.
+        forbids: called with a verdict and the index of a candidate; True if this candidate must not get this verdict,
+            which then is "unclear".
     """
     verdicts: dict[Significance, ComparisonVerdict] = {
         "above": words[0], "below": words[1], "same": "same", "unclear": "unclear",

@@ -1,6 +1,6 @@
 """Build the tables of a comparison: one with every column, and a short one for the terminal.
 
-A column is a pair of its heading and the function that makes its cell from a row.
+Each column is declared as a pair: its heading, and the function that makes its cell from a compared row.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ Declared = tuple[TableColumn, Callable[[ComparedRow], TableCell]]
 
 
 def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """Return the table with every column, one row per configuration, the baseline first.
+    """Return the table with every column; it has one row per configuration, the baseline first.
 
     Args:
-        comparison: what to show.
-        extra: further columns to show as means.
+        comparison: the comparison to show.
+        extra: names of further columns, of which the means are shown.
         cautions: warnings to show above the table.
     """
     metric, target = comparison.metric.name, comparison.targets[0]
@@ -105,11 +105,11 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
 
 
 def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions: Sequence[str] = ()) -> Table:
-    """Return the table for the terminal: at most 7 columns and the extra ones.
+    """Return the short table for the terminal: at most 7 columns, and the extra ones.
 
     Args:
-        comparison: what to show.
-        extra: further columns to show as means.
+        comparison: the comparison to show.
+        extra: names of further columns, of which the means are shown.
         cautions: warnings to show above the table.
     """
     metric, target, baseline = comparison.metric.name, comparison.targets[0], _baseline_word(comparison)
@@ -181,7 +181,7 @@ def _notes(comparison: Comparison, texts: Sequence[str]) -> list[str]:
 
 
 def shared_settings(comparison: Comparison) -> dict[str, str]:
-    """Return the most important settings that are the same in all rows."""
+    """Return the most important settings that are equal in all rows, as texts by the name of the setting."""
     shared = {}
     for name in _SHARED:
         values = {run[name] for group in comparison.groups for run in group.runs}
@@ -191,7 +191,7 @@ def shared_settings(comparison: Comparison) -> dict[str, str]:
 
 
 def _components_above(comparison: Comparison) -> dict[str, str]:
-    # If all rows have the same and differ only in settings; otherwise nothing.
+    # Return the components if all rows have the same ones and differ only in settings; otherwise nothing.
     labels, named_by = [group.label for group in comparison.groups], set(comparison.baseline.named_by or ())
     shared = {
         name: format_value(name, labels[0][name])
@@ -217,13 +217,13 @@ def _baseline_word(comparison: Comparison) -> str:
 
 
 def _mean(name: str, target: Target, priority: int = 1, *, heading: str = "", interval: bool = False) -> Declared:
-    # Of a column of metrics.csv over seeds, or of what they needed to a target.
+    # Declare a column with the mean over seeds of a column of metrics.csv, or of what seeds needed to a target.
     lines = [heading or _heading(name, target), *(["[95% CI]"] if interval else [])]
     return TableColumn("\n".join(lines), priority=priority), partial(_mean_cell, name, target, interval)
 
 
 def _mean_cell(name: str, target: Target, interval: bool, row: ComparedRow) -> TableCell:
-    # Over seeds; of what they needed to a target also how many reached it, unless all did.
+    # Show the mean over seeds; if it is of what they needed to a target, also how many reached it, unless all did.
     group, is_to_target, suffix = row.group, name in targets.TO_TARGET, _suffix(target)
     seeds = targets.needs(group, name, target) if is_to_target else []
     known = targets.mean_need(seeds) if is_to_target else group.estimate(name)
@@ -322,7 +322,7 @@ def _accuracy_cell(row: ComparedRow) -> TableCell:
 
 
 def _short_accuracy_cell(row: ComparedRow) -> TableCell:
-    # Such as ``97.2 (-1.0)``: the mean, and its difference from the baseline in percentage points.
+    # Show the mean, and its difference from the baseline in percentage points, such as ``97.2 (-1.0)``.
     known, effect = row.group.estimate("test_accuracy"), row.accuracy.effect
     if known is None:
         return TableCell()

@@ -1,4 +1,7 @@
-"""Check a comparison against the user's limits (``--fail-on``), which decide the exit code."""
+"""Check a comparison against the user's limits (option ``--fail-on``), and runs against a file of reference runs.
+
+The results decide the exit code of `bench compare`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bytes):\+?)([0-9]{1,9}(?:\.[0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gate:
-    """One limit.
+    """One limit that the user gave with ``--fail-on``, such as ``slower:5%``.
 
     Attributes:
-        kind: ``slower``: worse in the metric of the comparison; ``accuracy``: lower test accuracy; ``bytes``: more
-            payload bytes per step.
-        limit: the largest loss allowed, as a share of the baseline's value; for accuracy a difference of shares.
-        text: the text that the user wrote.
+        kind: the quantity that must not become worse. ``slower``: the metric of the comparison; ``accuracy``: the test
+            accuracy; ``bytes``: the payload bytes per step.
+        limit: the largest loss allowed. For speed and bytes it is a share of the baseline's value, such as 0.05 for 5%;
+            for accuracy it is a difference, such as 0.005 for 0.5 percentage points.
+        text: the limit as the user wrote it.
     """
 
     kind: GateKind
@@ -35,15 +39,19 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Read ``slower:5%`` or ``bytes:+1%`` (per cent) or ``accuracy:-0.5`` (percentage points).
+        """Return the limit that the text describes.
+
+        Args:
+            text: ``slower:5%`` or ``bytes:+1%`` (per cent), or ``accuracy:-0.5`` (percentage points).
 
         Raises:
-            UsageError: the text is none of these.
+            UsageError: the text has none of these forms, or the limit of ``slower`` is 100 % or more.
         """
         match = FORM.fullmatch(text.strip())
         if not match or (match[1] and float(match[4]) >= 100) or (match[2] and match[5]):
             raise UsageError(
-                f"'{text}' is not a gate; write slower:5% or bytes:+1% (per cent), or accuracy:-0.5 (percentage points)"
+                f"'{text}' is not a limit for --fail-on; write slower:5% or bytes:+1% (per cent), or accuracy:-0.5 "
+                "(percentage points)"
             )
         kind: GateKind = "slower" if match[1] else "accuracy" if match[2] else "bytes"
         return cls(kind=kind, limit=float(match[4]) / 100.0, text=text)
@@ -51,12 +59,14 @@ class Gate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """The results of all gates, one sentence per row and gate.
+    """The results of checking all limits: sentences for the user, one per compared row and limit.
 
     Attributes:
-        crossed: rows that are significantly worse than the limit allows.
-        undecided: rows that are beyond the limit, but within the noise or with one seed.
-        unmeasured: rows that cannot be judged, because they or the baseline have no finished run or no value.
+        crossed: sentences about rows that are significantly worse than a limit allows.
+        undecided: sentences about rows that are beyond a limit, but whose difference may be noise or comes from one
+            seed.
+        unmeasured: sentences about rows that cannot be judged, because the row or the baseline has no finished run or
+            no value.
     """
 
     crossed: list[str] = dataclasses.field(default_factory=list)
@@ -65,10 +75,12 @@ class GateResult:
 
 
 def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
-    """Check every candidate against every gate; a loss of speed or accuracy counts only if it is significant.
+    """Check every candidate against every limit.
+
+    A loss of speed or accuracy crosses a limit only if it is significant.
 
     Raises:
-        UsageError: a gate is about speed, but the metric of the comparison is accuracy.
+        UsageError: a limit is of kind ``slower``, but the metric of the comparison is accuracy.
     """
     result = GateResult()
     keys = comparison.by or ("config_id",)
@@ -82,7 +94,7 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
         missing.append(f": there is no row besides {comparison.baseline.title}")
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
-            raise UsageError(f"{gate.text} needs a factor, but --metric is test_accuracy; write accuracy:0.5 instead")
+            raise UsageError(f"{gate.text} limits a factor, but --metric is test_accuracy; write accuracy:-0.5 instead")
         result.unmeasured.extend(f"{gate.text} cannot be judged{reason}" for reason in missing)
         for row in comparison.candidates:
             _check_row(gate, comparison, row, result)
@@ -130,10 +142,12 @@ _SAME_ROUNDING = ("cpu", "torch_version", "device", "threads")
 
 
 def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult:
-    """Compare runs with the reference; of each name and seed the newest successful run counts.
+    """Compare the bytes and the accuracy of runs with those of reference runs that have the same name and seed.
+
+    If several runs have the same name and seed, the newest successful one counts.
 
     Returns:
-        Changes as ``crossed``, and runs that only one side has as ``unmeasured``.
+        Sentences about differences in ``crossed``, and about runs that only one side has in ``unmeasured``.
     """
     ours, theirs = (
         {
@@ -147,7 +161,7 @@ def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult
         crossed=[f"{key}: {change}" for key in theirs if key in ours for change in _changes(ours[key], theirs[key])],
         unmeasured=[
             *(f"{key} is in the reference, but no such run ended well" for key in theirs if key not in ours),
-            *(f"{key} is not in the reference; renew it" for key in ours if key not in theirs),
+            *(f"{key} is not in the reference; add it to the reference file" for key in ours if key not in theirs),
         ],
     )
 

@@ -1,4 +1,4 @@
-"""Choose runs (``--where``) and group them: by workload, or into the rows of a comparison."""
+"""Select runs by conditions (option ``--where``), and group them by workload or into the rows of a comparison."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ DENSE = ("none", "bf16", "fp16", "torch_bf16", "torch_fp16")  # compressors that
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunGroup:
-    """The runs of one row of a comparison: of one configuration, or of one group of ``--by``.
+    """The runs of one row of a comparison: of one configuration, or of one group of option ``--by``.
 
     Attributes:
-        label: the columns in which rows may differ, with this row's values.
-        named_by: the columns of the label that are needed to distinguish the rows; None: all.
-        short: the shortest unique name, such as ``topk``.
-        runs: one run per seed (``store.one_per_seed``).
+        label: value of each column in which the comparison's rows may differ, by the column's name.
+        named_by: names of the columns that suffice to distinguish the rows; `title` shows only these. None stands for
+            all columns of `label`.
+        short: the shortest name of this row that no other row has, such as ``topk``.
+        runs: the runs; if a run was repeated with the same seed, only the one that ``store.one_per_seed`` chooses.
     """
 
     label: dict[str, Any]
@@ -49,13 +50,13 @@ class RunGroup:
 
     @property
     def title(self) -> str:
-        """A text that distinguishes the row from the others, such as ``topk:ratio=0.01 + allgather, lr=0.1``."""
+        """A name that distinguishes this row from the others, such as ``topk:ratio=0.01 + allgather, lr=0.1``."""
         needed = self.named_by
         return name_of(self.label, self.label if needed is None or set(needed) - self.label.keys() else needed)
 
     @functools.cached_property
     def ok(self) -> list[Run]:
-        """The successful runs: only their figures count."""
+        """The successful runs; means, intervals and verdicts are computed from these only."""
         return [run for run in self.runs if run.ended_well]
 
     @functools.cached_property
@@ -65,14 +66,15 @@ class RunGroup:
 
     @property
     def is_dense(self) -> bool:
-        """True if all runs send every element in 16 or 32 bits."""
+        """True if no run compresses: all send every element of the gradients in 16 or 32 bits."""
         return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
     def values(self, column: str) -> list[float]:
-        """Return the known values of a column, one per successful run.
+        """Return the known values of a column, at most one per successful run.
 
-        An exposed exchange that is longer than its step is not known: two timers contradict each other, as in rows of
-        older versions.
+        In column ``exposed_s`` (the exchange that does not overlap with backward), a value above the run's
+        ``step_time_s`` counts as unknown, because the two timers contradict each other. Rows of older versions contain
+        such values.
         """
         known = [run for run in self.ok if run[column] is not None]
         if column == "exposed_s":
@@ -80,7 +82,7 @@ class RunGroup:
         return [float(run[column]) for run in known]
 
     def estimate(self, column: str) -> MeanEstimate | None:
-        """Return the mean over seeds with its interval, or None if no seed has a value."""
+        """Return the mean of a column over seeds with its 95 % interval, or None if no seed has a value."""
         return estimate(self.values(column))
 
     def distinct(self, column: str) -> list[Any]:
@@ -92,9 +94,10 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
     """Group runs into the rows of a comparison, in order of appearance.
 
     Args:
-        runs: one per configuration and seed.
-        by: columns to group by; empty: group by ``config_id`` and label by compressor, collective, the strategy if any
-            run has an unusual one, and every setting that differs between runs.
+        runs: one run per configuration and seed.
+        by: names of columns; runs with equal values in all of them form one group. If there are no names, runs with the
+            same ``config_id`` form one group, and its label has the compressor, the collective, the strategy if any run
+            uses another one than the default, and every setting that differs between runs.
     """
     groups = list(grouped(runs, lambda run: tuple(run[name] for name in by or ["config_id"])).values())
     names = by or _label_columns(runs, groups)
@@ -105,7 +108,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunGroup]:
 
 
 def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str]:
-    # Those that distinguish the groups; if settings are not enough, also the name or ``config_id``.
+    # Return the columns that distinguish the groups; if settings are not enough, also the name or ``config_id``.
     unusual = {run["strategy"] for run in runs} - {METRICS_BY_NAME["strategy"].absent, None}
     always = COMPONENTS if unusual else _ALWAYS
     names = [*always, *(name for name in SETTINGS if name not in always and len({run[name] for run in runs}) > 1)]
@@ -120,7 +123,7 @@ def _label_columns(runs: Sequence[Run], groups: Sequence[list[Run]]) -> list[str
 def _distinguishing(
     records: Sequence[Mapping[str, Any] | Run], names: Iterable[str], always: Collection[str] = ()
 ) -> list[str]:
-    # Those whose values distinguish records that earlier names do not, and those in ``always``.
+    # Return the names in ``always``, and those whose values distinguish records that earlier names do not.
     needed: list[str] = []
     num_apart = 1
     for name in names:
@@ -132,7 +135,13 @@ def _distinguishing(
 
 
 def name_of(label: Mapping[str, Any], names: Iterable[str], *, with_options: bool = True) -> str:
-    """Return the values of these columns of a label in one text."""
+    """Return a name made of a label's values, such as ``topk:ratio=0.01 + allgather, lr=0.1``.
+
+    Args:
+        label: value by the column's name.
+        names: the columns to include.
+        with_options: if False, components are named without their options, as in ``topk + allgather``.
+    """
     values = {name: format_value(name, label[name]) for name in names}
     specs = " + ".join(
         value if with_options else value.partition(":")[0] for name, value in values.items() if name in COMPONENTS
@@ -142,7 +151,7 @@ def name_of(label: Mapping[str, Any], names: Iterable[str], *, with_options: boo
 
 
 def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> list[str]:
-    # Each label's first unique name among: compressor, components, settings, or all of these.
+    # Return for each label the first of these names that is unique: compressor, components, settings, or all of them.
     settings = [name for name in needed if name not in COMPONENTS]
     components = [name for name in needed if name in COMPONENTS]
     varied = [name for name in components if len({label[name] for label in labels}) > 1]
@@ -156,10 +165,14 @@ def _short_names(labels: Sequence[Mapping[str, Any]], needed: Sequence[str]) -> 
 
 
 def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Return the rows of each workload, in order of appearance; a run belongs to the workload of its last row.
+    """Group rows by workload: by the settings in `WORKLOAD`, such as model, data set and links.
+
+    All rows of a run belong to the workload of its last row.
 
     Returns:
-        Pairs of the settings that distinguish the workload from the others, empty if it is the only one, and its rows.
+        For each workload, in order of appearance, a pair (label, rows). The label has the settings that distinguish
+        this workload from the others, such as ``dataset=digits, world_size=4``; it is empty if there is only one
+        workload.
     """
     runs = collect_runs(rows)
     workloads = grouped(runs, lambda run: tuple(run[name] for name in WORKLOAD)).values()
@@ -182,13 +195,15 @@ Condition = tuple[str, Any]
 
 
 def parse_conditions(text: str) -> list[Condition]:
-    """Read conditions such as ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``.
+    """Parse the text of ``--where``, such as ``dataset=digits,compressor=topk:ratio=0.01,skip=norm``.
 
-    A part that names no column is an option of the component before it, as is a part that names both a column and an
-    option of that component. To mean the column, write its condition before the component.
+    Commas separate conditions, and also the options of a component. A part between commas is an option of the component
+    before it if it names no column, or if it names both a column and an option of that component. To use such a name as
+    a column, write its condition before the component.
 
     Raises:
-        UsageError: a part names no column, or its value does not have the column's type.
+        UsageError: a part is not COLUMN=VALUE, names an unknown column, or has a value that is not of the column's
+            type.
     """
     parts: list[str] = []
     for part in text.split(","):
@@ -202,7 +217,7 @@ def parse_conditions(text: str) -> list[Condition]:
 
 
 def _options(condition: str) -> Collection[str]:
-    # Of the component in a condition like ``compressor=topk:ratio=0.01``; empty if unknown.
+    # Return the option names of the component in a condition such as ``compressor=topk:ratio=0.01``; empty if unknown.
     column, _, value = condition.partition("=")
     kinds = {each.singular: kind for kind, each in registry.KINDS.items()}
     kind, name = kinds.get(column.strip()), value.partition(":")[0].strip()
@@ -224,7 +239,7 @@ def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
     """Return the runs that meet every condition.
 
     Raises:
-        NothingToCompare: no run meets a condition; the message lists the values that exist.
+        NothingToCompare: no run meets all conditions; the message lists the values that the runs have in the column.
     """
     kept = list(runs)
     for column, wanted in conditions:
@@ -234,6 +249,6 @@ def select(runs: Sequence[Run], conditions: Sequence[Condition]) -> list[Run]:
         }
         if not fits:
             listing = ", ".join(format_value(column, value) for value in found)
-            raise NothingToCompare(f"no run has {column} {format_value(column, wanted)}; there are: {listing}")
+            raise NothingToCompare(f"no run has {column} {format_value(column, wanted)}; the runs have: {listing}")
         kept = [run for run in kept if run[column] in fits]
     return kept

@@ -32,15 +32,16 @@ _MACHINE = ("host", "cpu", "device", "threads", "torch_version", "kernels", "git
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """The contents of the report for one workload.
+    """The part of the report about one workload.
 
     Attributes:
-        label: the settings that distinguish the workload from others; empty if it is the only one.
+        label: the settings that distinguish the workload from the report's other workloads; empty if it is the only
+            one.
         answer: the verdict in one sentence.
-        evidence: a sentence for each row.
-        shared: settings that all rows share.
-        tables: one comparison per metric, that of the verdict first.
-        caveats: everything that weakens the verdict.
+        evidence: for each compared row, a sentence with its measured effects.
+        shared: settings that all rows have in common, as text by name.
+        tables: one comparison table per metric; the verdict is about the first one.
+        caveats: sentences about everything that weakens the verdict.
     """
 
     label: str
@@ -53,10 +54,19 @@ class Section:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """The contents of the report in the template's order. The template escapes all texts except the SVG elements.
+    """The contents of the report, for the template ``page.html.jinja``.
+
+    The template escapes all texts except the ``svg`` elements.
 
     Attributes:
-        figures: pairs of an ``svg`` element and how to read it.
+        question: the question that the report answers, in one sentence.
+        sections: one per workload.
+        figures: pairs of an ``svg`` element and a text that explains how to read it.
+        not_drawn: for each kind of picture that is missing, a sentence that says why.
+        caveats: sentences about everything that weakens the verdicts, and about files that could not be read.
+        machines: the machines and versions that the runs used, with the number of runs on each.
+        versions: the versions of system, Python and packages; one text per environment.
+        commands: the command lines that started the runs.
     """
 
     question: str
@@ -79,12 +89,12 @@ def page(
 
     Args:
         results: rows, layers and the name of the baseline.
-        environment_files: the ``environment.json`` files of the runs that have one.
-        left_out: sentences about files that could not be read, which are added to the caveats.
-        files: files that are no runs, each with its kind of picture.
+        environment_files: the runs' ``environment.json`` files that exist.
+        left_out: sentences about files that could not be read; they are added to the caveats.
+        files: pairs (kind of picture, file) of files to draw that do not belong to runs, such as predictions.
 
     Raises:
-        NoSuchBaseline: no row matches the baseline.
+        NoSuchBaseline: no row of any workload matches the baseline that the user named.
     """
     sections = _sections(results)
     figures, not_drawn = _figures(results, files)
@@ -121,7 +131,7 @@ def page(
 
 
 def to_html(content: Page) -> str:
-    """Return the report as HTML, with every text from rows and files escaped."""
+    """Return the report as one HTML page; all texts from rows and files are escaped."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -130,17 +140,19 @@ def to_html(content: Page) -> str:
 
 
 def _values(rows: Sequence[Row], name: str) -> str:
-    # In words; a range if there are many.
+    # Join the values in words; if there are many, give their range.
     values = [format_value(name, value) for value in sorted({row[name] for row in rows} - {None})]
     are_many = len(values) >= _FEW and METRICS_BY_NAME[name].unit
     return f"{values[0]} to {values[-1]}" if are_many else " and ".join(values)
 
 
 def _sections(results: Results) -> list[Section]:
-    """Compare the rows of each workload; a workload without the given baseline uses its default one.
+    """Return one section per workload.
+
+    A workload in which no row matches the baseline that the user named uses its default baseline.
 
     Raises:
-        NoSuchBaseline: no workload has the given baseline.
+        NoSuchBaseline: no row of any workload matches the baseline that the user named.
     """
     sections, errors = [], []
     for label, rows in by_workload(results.rows):

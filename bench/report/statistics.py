@@ -1,11 +1,12 @@
-"""Statistics over seeds: means and effects with intervals, and the verdicts that they allow.
+"""Statistics over seeds: means and effects with confidence intervals, and the verdicts that they allow.
 
 Source: B. L. Welch, "The generalization of 'Student's' problem when several different population variances are
 involved", Biometrika 34 (1947); S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian
 Journal of Statistics 6 (1979); D. J. Schuirmann on equivalence, J. Pharmacokinetics and Biopharmaceutics 15 (1987).
 
-The seed is the unit of replication: every value here belongs to one seed, never to one step. Intervals are Student's t
-for any number of seeds, because a bootstrap over a few values covers far less than its nominal level.
+The seed is the unit of replication: every value here is the result of one seed's whole run, never of one step.
+Intervals use Student's t distribution for any number of seeds, because 95 % intervals that are bootstrapped from a few
+values contain the true mean far less often than 95 % of the time.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ Significance = Literal["above", "below", "same", "unclear"]
 
 
 def two_sided_p(t: float, degrees: float) -> float:
-    """Return the probability that a value of Student's distribution is at least as far from zero as t."""
+    """Return the probability that a value of Student's t distribution is at least as far from zero as ``t``.
+
+    Args:
+        t: the distance from zero, of either sign.
+        degrees: degrees of freedom.
+    """
     return 2.0 * float(_scipy_special().stdtr(degrees, -abs(t)))
 
 
 def two_sided_quantile(p: float, degrees: float) -> float:
-    """Return the t > 0 with ``two_sided_p(t) == p``."""
+    """Return the t > 0 with ``two_sided_p(t, degrees) == p``."""
     return -float(_scipy_special().stdtrit(degrees, p / 2.0))
 
 
@@ -43,12 +49,12 @@ def _scipy_special() -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanEstimate:
-    """The mean of n values with its spread and interval.
+    """The mean of n values, their spread, and a confidence interval of the mean.
 
     Attributes:
         mean: arithmetic mean.
-        sd: sample standard deviation; None with one value.
-        low, high: the mean's 95 % t-interval; None with one value.
+        sd: sample standard deviation of the values; None if n is 1.
+        low, high: bounds of the mean's 95 % t-interval; None if n is 1.
         n: number of values, at least 1.
     """
 
@@ -61,12 +67,12 @@ class MeanEstimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The factor or difference between a candidate and a baseline.
+    """The factor or the difference between a candidate and a baseline, with its significance.
 
     Attributes:
-        value: a factor or a difference.
-        low, high: the 95 % interval; None if either side has one value.
-        p: two-sided p-value; None if either side has one value.
+        value: a factor (1 if there is no effect) or a difference (0 if there is none).
+        low, high: bounds of the 95 % interval; None if the values do not allow one, for example one value per side.
+        p: two-sided p-value; None if either side has only one value.
     """
 
     value: float
@@ -76,7 +82,7 @@ class Effect:
 
 
 def estimate(values: Sequence[float]) -> MeanEstimate | None:
-    """Return mean, spread and t-interval of one value per seed, or None without values."""
+    """Return the mean, standard deviation and t-interval of values, one per seed; None if there are no values."""
     n = len(values)
     if n < 2:
         return MeanEstimate(mean=values[0], sd=None, low=None, high=None, n=1) if n else None
@@ -89,15 +95,16 @@ def estimate(values: Sequence[float]) -> MeanEstimate | None:
 def difference(
     baseline: Sequence[float], candidate: Sequence[float], *, paired: bool = False, counted: bool = False
 ) -> Effect | None:
-    """Return the candidate's mean minus the baseline's.
+    """Return the mean of the candidate's values minus the mean of the baseline's values, with interval and p-value.
 
     Args:
         baseline: one value per seed.
         candidate: one value per seed.
-        paired: values at the same index belong to the same seed, so the interval is Student's over their differences;
-            otherwise it is Welch's.
-        counted: the values are counts that do not depend on the seed. For other values a spread of zero over a few
-            seeds is a coincidence, or due to the coarse steps of accuracy.
+        paired: values at the same index belong to the same seed, so the interval is Student's, over the differences of
+            these pairs; otherwise it is Welch's.
+        counted: the values are counts that do not depend on the seed, so a difference without any spread has a p-value
+            of 0. For other values, a spread of zero over a few seeds is a coincidence or due to the coarse steps of
+            accuracy; the p-value is then the probability that random values are in this order.
 
     Returns:
         None if a side has no value.
@@ -140,11 +147,18 @@ def improvement(
 ) -> Effect | None:
     """Return the factor by which the candidate is better than the baseline, above 1 if it is better.
 
-    The factor is the ratio of geometric means. Its interval is that of ``difference`` on the logarithms, so exchanging
-    baseline and candidate gives exactly the inverse.
+    The factor is the ratio of the geometric means. Its interval is that of `difference` applied to logarithms, so
+    exchanging baseline and candidate gives exactly the inverse.
+
+    Args:
+        baseline: one value per seed.
+        candidate: one value per seed.
+        higher_is_better: if False, the side with the lower mean is better.
+        paired: as for `difference`.
+        counted: as for `difference`.
 
     Returns:
-        None if a side has no value or any value is not positive.
+        None if a side has no value, or if any value is zero or negative.
     """
     if min((*baseline, *candidate), default=0.0) <= 0.0:
         return None
@@ -157,11 +171,13 @@ def improvement(
 
 
 def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | None]:
-    """Return Holm's adjusted p-values, for several candidates that are tested against one baseline.
+    """Return p-values adjusted by Holm's method for several candidates that are tested against one baseline.
 
     Args:
-        p_values: one per candidate; None (not testable) stays None and does not count.
-        tables: number of quantities in which the candidates are tested (Bonferroni).
+        p_values: one p-value per candidate; None if a candidate cannot be tested. Such an entry stays None and does not
+            count as a test.
+        tables: number of quantities, each with a table of its own, in which the candidates are tested. The p-values are
+            multiplied by it (Bonferroni).
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -173,16 +189,17 @@ def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | N
 
 
 def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Significance:
-    """Return the verdict that an effect allows.
+    """Return the conclusion that an effect allows.
 
     Args:
-        effect: a factor or difference with its interval.
-        same: the range of effects that make no practical difference.
-        p: the effect's p-value, adjusted for the number of comparisons; None: not testable.
+        effect: a factor or a difference, with its interval.
+        same: lowest and highest effect that make no practical difference.
+        p: the effect's p-value, adjusted for the number of comparisons; None if it cannot be tested.
 
     Returns:
-        "above" or "below" if the effect is outside the range and significant; "same" if the whole interval is in the
-        range; otherwise "unclear", and always if a side has one value.
+        "above" or "below" if the effect lies outside the range ``same`` and is significant; "same" if its whole
+        interval lies inside the range; otherwise "unclear". The result is always "unclear" if the effect has no
+        interval.
     """
     if effect.low is None or effect.high is None or p is None:
         return "unclear"
@@ -194,16 +211,18 @@ def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Sign
 
 
 def seeds_needed(effect: Effect, *, half_width: float, n: int, comparisons: int = 1) -> int | None:
-    """Return how many seeds per side would shrink an interval to plus or minus ``half_width``, at the same spread.
+    """Return how many seeds per side would shrink an effect's interval to plus or minus ``half_width``.
+
+    The values are expected to keep their present spread.
 
     Args:
-        effect: an effect with its interval.
-        half_width: the wanted half width, in the effect's unit.
-        n: number of seeds of the smaller side.
-        comparisons: number of comparisons to adjust for (Bonferroni, like the first step of Holm).
+        effect: the effect with its present interval.
+        half_width: the wanted half width of the interval, in the effect's unit.
+        n: present number of seeds, of the side with fewer seeds.
+        comparisons: number of comparisons to adjust for (Bonferroni, like the first step of Holm's method).
 
     Returns:
-        At least ``n + 1``; None if even ``MOST_SEEDS`` are too few.
+        At least ``n + 1``; `FEWEST_SEEDS` if the effect has no interval; None if even `MOST_SEEDS` are too few.
     """
     if effect.low is None or effect.high is None:
         return FEWEST_SEEDS

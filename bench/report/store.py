@@ -37,21 +37,24 @@ def read(
     keep_going: bool = False,
     warn: Warn = warn_on_stderr,
 ) -> list[Row]:
-    """Return all readable rows below the given paths without duplicates, in the order of files and of writing.
+    """Return all readable rows of the metrics files at and below the given paths, without duplicates.
+
+    Files are in the order of the paths, and the rows of each run are in order of writing.
 
     Args:
         paths: run folders, folders of run folders, CSV files, or glob patterns of these.
         without: files to skip.
-        keep_going: skip, with a warning, what would otherwise be an error: a path that does not exist, or a named file
-            that cannot be read or is not a metrics file.
-        warn: receives one sentence for everything that is skipped; by default it prints to stderr.
+        keep_going: warn about a path that does not exist or a file that cannot be used, and skip it; otherwise it is an
+            error.
+        warn: called with one sentence for everything that is skipped; by default it prints to stderr.
 
     Returns:
-        One dictionary per CSV row with every column of the schema; missing columns have the schema's default or None.
+        One dictionary per CSV row, with a value for every column of `METRICS`. For a column that the file lacks, the
+        value is the column's ``absent``: the default that is assumed for older files, or None.
 
     Raises:
-        UsageError: a named file lacks a required column, or any file has a column twice.
-        NothingToCompare: a path does not exist, a file cannot be read, or no path holds a readable row.
+        UsageError: a file that the user named lacks a required column, or any file has the same column twice.
+        NothingToCompare: a path does not exist, a file cannot be read, or no path leads to a readable row.
     """
     left_out = {path.absolute() for path in without}
     rows: dict[tuple[Any, ...], Row] = {}
@@ -73,7 +76,7 @@ def read(
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return the items by key, in order of appearance."""
+    """Group the items by key; the keys, and the items of each key, are in order of appearance."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -87,15 +90,15 @@ def _left_out_if(keep_going: bool, warn: Warn) -> Iterator[None]:
     except BenchError as error:
         if not keep_going:
             raise
-        warn(f"{error}; it is left out")
+        warn(f"left out: {error}")
 
 
 def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> list[Row]:
-    """Return the rows of every layers.csv next to the files that ``read`` reads.
+    """Return the rows of every ``layers.csv`` in the folders from which `read` reads metrics.
 
     Args:
-        paths: the same paths as for ``read``.
-        warn: receives one sentence for every line that is skipped.
+        paths: the same paths as for `read`.
+        warn: called with one sentence for every line or file that is skipped.
     """
     rows: list[Row] = []
     for file in beside(paths, "layers.csv"):
@@ -107,7 +110,12 @@ def read_layers(paths: Sequence[str | Path], *, warn: Warn = warn_on_stderr) -> 
 
 
 def beside(paths: Sequence[str | Path], name: str) -> list[Path]:
-    """Return the files of this name in the folders that ``read`` reads metrics from, in the same order."""
+    """Return the existing files of this name in the folders from which `read` reads metrics.
+
+    Args:
+        paths: the same paths as for `read`; the files are in their order.
+        name: the name of the files, such as ``environment.json``.
+    """
     folders = dict.fromkeys(file.parent for file in _files(paths, False, lambda sentence: None))
     return [folder / name for folder in folders if (folder / name).is_file()]
 
@@ -131,7 +139,7 @@ def _files(paths: Sequence[str | Path], keep_going: bool, warn: Warn) -> dict[Pa
 
 
 def matching(path: str | Path) -> list[Path]:
-    """Return the path if it exists, or else what it matches as a glob pattern, sorted."""
+    """Return the path itself if it exists; otherwise the existing paths that match it as a glob pattern, sorted."""
     found = [str(path)] if Path(path).exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (absolute ones)
     return list(map(Path, found))
 
@@ -152,7 +160,7 @@ def _rows(file: Path, is_named: bool, warn: Warn) -> list[Row]:
     except RepeatedColumns as error:
         raise UsageError(f"{file}: {error}; remove all but one of them") from None
     if not rows:
-        warn(f"{file} is left out: it is empty, or no row of it can be read")
+        warn(f"{file} is left out: it is empty, or none of its rows can be read")
     for row in rows:
         row |= {name: _ABSENT[name] for name in _IN_EVERY_ROW if row.get(name) is None}
         if row["compressor"]:
@@ -166,10 +174,12 @@ _ENDINGS = {"running": "is still running, or was killed", "interrupted": "was in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run; ``run["samples_per_s"]`` is the last known value of a column.
+    """One training run and its rows of metrics.csv.
+
+    ``run["samples_per_s"]`` is the last known value of that column.
 
     Attributes:
-        rows: the run's evaluations in the order of the file, at least one.
+        rows: the run's rows in order of writing, at least one; each is an evaluation or the end of the run.
     """
 
     rows: list[Row]
@@ -179,7 +189,11 @@ class Run:
 
     @functools.cached_property
     def last_known(self) -> Row:
-        """The last known value of each column: the last row after a failure has no speed, for example."""
+        """The last known value of each column.
+
+        The value of a measured column may come from an earlier row than the last one: the row of a failure, for
+        example, has no speed.
+        """
         newest = self.rows[::-1]
         known = {name: next((row[name] for row in newest if row[name] is not None), None) for name in _MEASURED}
         return newest[0] | known
@@ -191,30 +205,35 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """The way the run ended, as a predicate: ``was interrupted``."""
+        """A predicate that says how the run ended, such as ``was interrupted``."""
         return _ENDINGS.get(self["status"], str(self["status"]))
 
     @property
     def ended_well(self) -> bool:
-        """True if the run was successful, so that its figures count."""
+        """True if the run was successful; means and verdicts use only such runs."""
         return bool(self["status"] == "ok")
 
     @property
     def diverged(self) -> bool:
-        """True if the run failed because its training diverged, which repeating it would not change."""
+        """True if the run failed because its training diverged; it would diverge again if it was repeated."""
         return self["status"] == "failed" and "has diverged" in (self["error"] or "")
 
     @property
     def in_sync(self) -> bool | None:
-        """True if the ranks had equal parameters at every evaluation; None: not known."""
+        """True if all ranks had equal parameters at every evaluation; None if no evaluation recorded this."""
         known = [row["replicas_in_sync"] for row in self.rows if row["replicas_in_sync"] is not None]
         return all(known) if known else None
 
 
 def interval_steps(rows: Sequence[Row]) -> list[int | None]:
-    """Return the steps from one evaluation of a run to the next.
+    """Return the number of optimizer steps between consecutive evaluations of a run.
 
-    None stands where a count is not known, or where a resume with other ranks restarted it.
+    Args:
+        rows: the rows of the run, in order of writing.
+
+    Returns:
+        For each row, the steps since the row before it, or since the start for the first row. None where the number is
+        unknown, or where the run was resumed with another number of ranks, which restarts the count of steps.
     """
     ranks = [row["world_size"] for row in (*rows[:1], *rows)]
     steps = [0, *(row["step"] for row in rows)]
@@ -225,23 +244,25 @@ def interval_steps(rows: Sequence[Row]) -> list[int | None]:
 
 
 def collect_runs(rows: Sequence[Row]) -> list[Run]:
-    """Return the runs that the rows belong to, in order of appearance.
+    """Group rows into runs, in order of appearance.
 
-    A run that was resumed with other ranks has rows of both configurations and belongs to the last one.
+    A run that was resumed with another number of ranks has rows of two configurations; it counts as a run of the last
+    one.
     """
     runs = grouped(rows, lambda row: (row["run_id"] or row["config_id"], row["seed"]))
     return [Run(rows=evaluations) for evaluations in runs.values()]
 
 
 def one_per_seed(runs: Sequence[Run], keys: Sequence[str] = ("config_id",)) -> tuple[list[Run], list[Run]]:
-    """Keep for each configuration and seed the newest successful run, or else the newest run.
+    """Choose for each configuration and seed the newest successful run, or the newest run if none was successful.
 
     Args:
         runs: any runs.
-        keys: columns that distinguish configurations; runs that differ in one of them are never repeats.
+        keys: columns that identify a configuration; runs that differ in any of them are not repeats of each other.
 
     Returns:
-        The runs that count, in the order given, and those of them that stand for several runs of one seed.
+        The chosen runs in the order of ``runs``, and those of them that were chosen among several runs of one
+        configuration and seed.
     """
     alike = grouped(runs, lambda run: tuple(run[key] for key in (*keys, "seed"))).values()
     newest = [sorted(same, key=lambda run: (run.ended_well, run["started_at"] or ""))[-1] for same in alike]

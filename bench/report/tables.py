@@ -1,7 +1,7 @@
-"""Write one table to the terminal or as Markdown, LaTeX, CSV or JSON.
+"""Write one table to the terminal, or as Markdown, LaTeX, CSV or JSON.
 
-A cell has a text for people and raw numbers for programs. The terminal, Markdown and LaTeX show the texts; CSV and JSON
-contain the raw numbers in base units (seconds, bytes, shares).
+A cell has a text for people and raw values for programs. The terminal, Markdown and LaTeX show the texts; CSV and JSON
+contain the raw values in base units (seconds, bytes, shares).
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ Raw = str | int | float | bool | None
 
 @dataclasses.dataclass(frozen=True)
 class TableColumn:
-    """One column.
+    """The heading and layout of one column.
 
     Attributes:
-        heading: the heading; only the terminal shows its line breaks.
+        heading: the heading; its line breaks appear only in the terminal.
         align: "right" for numbers, "left" for texts.
-        priority: 0 for columns that name the row, which every block of a split table repeats. If not all columns fit
-            side by side, those with lower numbers come first.
+        priority: 0 for columns that name the row; if the table is split into blocks, every block repeats them. The
+            other columns are shown in the order of their priorities, the lowest number first, if they do not all fit
+            side by side.
     """
 
     heading: str
@@ -55,8 +56,9 @@ class TableCell:
 
     Attributes:
         text: the text for people; ``-`` if there is no value.
-        raw: the values for programs, by name, in base units; a mean with an interval has three.
-        style: a Rich style for the terminal.
+        raw: the values for programs by name, in base units: several if the cell shows, for example, a mean with its
+            interval.
+        style: style of the text in the terminal, as Rich writes it, such as ``bold red``.
     """
 
     text: str = NOTHING
@@ -73,6 +75,8 @@ class Table:
         answer: the verdict in a few sentences.
         title: the subject of the table.
         subtitle: the settings that all rows share.
+        columns: the headings.
+        rows: the cells of each row, one per column.
         notes: explanations of how to read the table.
     """
 
@@ -85,7 +89,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def without_empty_columns(self) -> Table:
-        """Return the table without the columns that have no text in any row."""
+        """Return the table without the columns whose cells are all ``-``."""
         kept = [i for i in range(len(self.columns)) if any(row[i].text != NOTHING for row in self.rows)]
         return dataclasses.replace(
             self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
@@ -95,13 +99,19 @@ class Table:
 def table_of(
     declared: Sequence[tuple[TableColumn, Callable[[T], TableCell]]], items: Sequence[T], **texts: Any
 ) -> Table:
-    """Return a table with a row for each item, whose cells the functions beside the columns make."""
+    """Return a table with one row per item.
+
+    Args:
+        declared: for each column, its heading and the function that makes its cell from an item.
+        items: the items.
+        texts: values for the other fields of `Table`, such as ``title``.
+    """
     rows = [[cell_of(item) for _, cell_of in declared] for item in items]
     return Table(columns=[column for column, _ in declared], rows=rows, **texts)
 
 
 def to_csv(table: Table) -> str:
-    """Return the raw values as CSV, with empty cells for None."""
+    """Return the raw values as CSV; a missing value is an empty cell."""
     records = _records(table)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in records for k in r)), lineterminator="\n")
@@ -111,12 +121,17 @@ def to_csv(table: Table) -> str:
 
 
 def to_json(table: Table, **more: object) -> str:
-    """Return the raw values as ``{"title": ..., "rows": [{...}]}``; ``more`` adds keys before the rows."""
+    """Return the raw values as JSON of the form ``{"title": ..., "rows": [{...}]}``.
+
+    Args:
+        table: the table.
+        more: further keys and values, which come between the title and the rows.
+    """
     return json.dumps({"title": table.title, **more, "rows": _records(table)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def to_markdown(table: Table) -> str:
-    """Return the texts as a Markdown table with title and notes."""
+    """Return the texts as a Markdown table, with the title, cautions and answer above it and the notes below it."""
     shown = table.without_empty_columns()
     return "\n".join(
         [
@@ -139,7 +154,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """Return the texts as a LaTeX table for the package booktabs."""
+    """Return the texts as LaTeX source of a table, which needs the package booktabs."""
     shown = table.without_empty_columns()
     above = [shown.title, shown.subtitle, *(f"Caution: {caution}" for caution in shown.cautions)]
     return "\n".join(
@@ -169,15 +184,16 @@ def _latex(text: str) -> str:
 
 
 def to_text(table: Table, width: int = 120) -> str:
-    """Return the output of ``print_rich`` without colours."""
+    """Return what `print_rich` prints on a terminal with ``width`` columns, as plain text without colours."""
     buffer = io.StringIO()
     print_rich(table, Console(file=buffer, width=width, color_system=None))
     return buffer.getvalue()
 
 
 def print_rich(table: Table, console: Console) -> None:
-    """Print for a terminal, in one block if a row's numbers fit side by side; long names are printed above their rows.
+    """Print the table on a terminal.
 
+    If a row's numbers fit side by side, the table is one block, in which a long name is printed above its row.
     Otherwise the columns are split into several blocks, each of which repeats the columns that name the row. No cell is
     ever cut.
     """

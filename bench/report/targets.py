@@ -3,9 +3,10 @@
 Source: P. Royston and M. K. B. Parmar, "Restricted mean survival time: an alternative to the hazard ratio", BMC Medical
 Research Methodology 13 (2013).
 
-A missed target is censored at the run's budget: all the seconds or bytes that the run spent. Two sides are compared up
-to a common budget, the smallest of any of their seeds. Up to there the need of every seed is known, so Kaplan-Meier's
-restricted mean is the plain mean of the needs, each at most the budget.
+A run that missed the target is censored at its budget: all the seconds or bytes that it spent. Baseline and candidate
+are compared up to a common budget, the smallest budget of any of their seeds. Up to that budget, it is known how much
+every seed needed. Kaplan-Meier's restricted mean is therefore the plain mean of these amounts, each limited to the
+common budget.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _BELOW_BEST = re.compile(r"best-([0-9]+(?:\.[0-9]+)?)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """An accuracy to reach.
+    """A test accuracy to reach.
 
     Attributes:
-        accuracy: the accuracy as a share; None: the target that each run was given.
-        meaning: a sentence that explains a relative target; empty for others.
+        accuracy: the accuracy, from 0 to 1; None stands for each run's own ``--target-accuracy``.
+        meaning: for a target relative to the baseline, such as ``best-1``, a sentence that explains it; otherwise
+            empty.
     """
 
     accuracy: float | None = None
@@ -43,29 +45,33 @@ class Target:
 
     @property
     def title(self) -> str:
-        """The title in tables: ``target``, or ``97.5 %``."""
+        """The target as headings of tables show it: ``97.5 %``, or ``target`` if each run has its own."""
         return "target" if self.accuracy is None else f"{format_number(self.accuracy * 100)} %"
 
 
 def find_target(text: str, baseline: RunGroup) -> Target:
-    """Read ``0.9``, or ``best-1``, which is one point below the mean final accuracy of the baseline.
+    """Return the target that the user wrote: ``0.9``, or ``best-1``.
+
+    ``best-1`` is one percentage point below the mean final accuracy of the baseline.
 
     Raises:
-        UsageError: the text is neither, or the baseline has no accuracy.
+        UsageError: the text has neither form, the accuracy is not between 0 and 1, or the text is relative to the
+            baseline, which has no final accuracy.
     """
     if match := _BELOW_BEST.fullmatch(text):
         best = baseline.estimate("test_accuracy")
         if best is None:
             raise UsageError(
-                f"--target {text} needs an accuracy of the baseline, but {baseline.title} has none; give a number"
+                f"--target {text} is relative to the accuracy of the baseline, but {baseline.title} has none; give a "
+                "number such as 0.9"
             )
         accuracy = best.mean - float(match[1]) / 100.0
         meaning = (
             f"{text} is {accuracy:.2%}: {match[1]} {'point' if match[1] == '1' else 'points'} below the mean final "
-            f"accuracy of {baseline.title}, {best.mean:.2%} of {best.n} seeds"
+            f"accuracy of {baseline.title}, {best.mean:.2%} over {best.n} seeds"
         )
         if accuracy <= 0.0:
-            raise UsageError(f"--target {meaning}, which every run has from the start; take fewer points")
+            raise UsageError(f"--target {meaning}; no training is needed to reach that, so subtract fewer points")
         return Target(accuracy=accuracy, meaning=meaning)
     try:
         accuracy = float(text)
@@ -73,18 +79,19 @@ def find_target(text: str, baseline: RunGroup) -> Target:
         accuracy = math.nan
     if not 0.0 < accuracy <= 1.0:
         raise UsageError(
-            f"'{text}' is not a target; write a share such as 0.9, or best-1: one point below the baseline"
+            f"'{text}' is not a target; write an accuracy such as 0.9, or best-1: one point below the baseline"
         )
     return Target(accuracy=accuracy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-    """The seconds or bytes that one seed needed to reach its target.
+    """The seconds or bytes that one seed needed to reach the target accuracy.
 
     Attributes:
-        amount: seconds or bytes; None: the target was missed.
-        budget: seconds or bytes that the whole run spent; None: not known.
+        seed: the seed of the run.
+        amount: seconds of training or bytes sent until the target; None if the run missed the target.
+        budget: seconds or bytes that the whole run spent; infinite for a diverged run; None if unknown.
     """
 
     seed: int
@@ -93,13 +100,14 @@ class Need:
 
 
 def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
-    """Return the need of each run that succeeded or diverged, if it had a target and its spending is known.
+    """Return what the runs of a group needed to reach the target, with one `Need` per run.
 
-    A diverged run has an infinite budget, because it would have missed its target with any.
+    Runs are left out if they neither succeeded nor diverged, if they have no target, or if it is unknown what they
+    spent. A diverged run has an infinite budget, because it would have missed the target with any budget.
 
     Args:
         group: the runs.
-        metric: ``TIME`` or ``BYTES``.
+        metric: `TIME` for seconds of training, or `BYTES` for bytes sent.
         target: the accuracy to reach.
     """
     found = []
@@ -117,9 +125,13 @@ def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
 
 
 def bytes_sent(rows: Sequence[Row]) -> list[float | None]:
-    """Return the bytes of gradients and optimizer state that a rank had sent at each of a run's evaluations.
+    """Return the bytes of gradients and optimizer state that a rank had sent by each evaluation of a run.
 
-    All values are None if any is unknown, for example after a resume with other ranks, which restarts the step count.
+    All values are None if any is unknown, for example after a resume with another number of ranks, which restarts the
+    count of steps.
+
+    Args:
+        rows: the rows of the run, in order of writing.
     """
     numbers = interval_steps(rows)
     if None in numbers or any(row["payload_bytes_per_step"] is None for row in rows):
@@ -134,14 +146,18 @@ def bytes_sent(rows: Sequence[Row]) -> list[float | None]:
 
 
 def num_reached(seeds: Sequence[Need], budget: float = math.inf) -> int:
-    """Return how many seeds reached the target within this budget."""
+    """Return how many seeds reached the target with at most this budget in seconds or bytes."""
     return sum(need.amount is not None and need.amount <= budget for need in seeds)
 
 
 def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
-    """Return the mean over seeds; seeds that missed the target count with their budget.
+    """Return the mean over seeds of the seconds or bytes to target.
 
-    If a seed missed, the mean is a lower bound and has no interval. A diverged seed counts as the longest of all.
+    A seed that missed the target counts with its budget. A diverged seed, whose budget is infinite, counts with the
+    largest finite amount of all seeds. If any seed missed the target, the mean is a lower bound and has no interval.
+
+    Returns:
+        None if there is no seed, if all seeds diverged, or if what a seed spent is unknown.
     """
     spent = [need.budget if need.amount is None else need.amount for need in seeds]
     longest = max((amount for amount in spent if amount is not None and amount < math.inf), default=None)
@@ -153,17 +169,20 @@ def mean_need(seeds: Sequence[Need]) -> MeanEstimate | None:
 
 
 def common_budget(baseline: Sequence[Need], candidate: Sequence[Need]) -> float:
-    """Return the smallest budget of both sides; infinite if all seeds reached the target."""
+    """Return the smallest budget of any seed, in seconds or bytes; infinity if all seeds reached the target."""
     both = (*baseline, *candidate)
     has_missed = num_reached(both) < len(both)
     return min((need.budget for need in both if has_missed and need.budget is not None), default=math.inf)
 
 
 def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
-    """Return the factor by which the candidate needs less than the baseline, up to the common budget, paired by seed.
+    """Return the factor by which the candidate needs fewer seconds or bytes to target than the baseline.
+
+    Each seed's need is limited to the common budget. Needs are compared in pairs if both sides have the same seeds.
 
     Returns:
-        None if no seed of either side reached the target within the budget, or if a need is unknown.
+        None if no seed of either side reached the target within the common budget, or if a seed that missed the target
+        has an unknown budget.
     """
     budget = common_budget(baseline, candidate)
     sides = [sorted(side, key=lambda need: need.seed) for side in (baseline, candidate)]

@@ -1,4 +1,4 @@
-"""Say the verdict of a comparison: in one to three lines above its table, and in the sentences of a report."""
+"""State the verdict of a comparison: in one to three lines above its table, and in the sentences of a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _FAILED = "No run ended well"
 
 
 def in_lines(comparison: Comparison) -> list[str]:
-    """Return at most three lines: rows that are better without a loss of accuracy, rows with one, and the others."""
+    """Return the verdict in at most three lines, such as ``Faster, no less accurate: topk 1.31x``.
+
+    Rows with the same kind of result share a line. Better rows come first, before equal, worse and unclear rows; the
+    third line joins all kinds that are left. If the rows did not do the same work, the first line says so.
+    """
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
     better, *others = _words(comparison)
@@ -93,7 +97,7 @@ _GAINS = {
 
 
 def in_sentences(comparison: Comparison) -> list[str]:
-    """Return the answer to whether compression pays, then one sentence for each row."""
+    """Return a sentence that answers whether compression pays, and then one sentence for each compared row."""
     return [_answer(comparison), *map(_evidence, comparison.candidates)]
 
 

@@ -101,7 +101,7 @@ def test_options_that_contradict_or_cannot_be_met(runs: Path) -> None:
         bench_compare(runs, "--baseline", "qsgd")
     with pytest.raises(UsageError, match="did you mean 'step_time_s'"):
         bench_compare(runs, "--metric", "steptime_s")
-    with pytest.raises(UsageError, match="is not a gate"):
+    with pytest.raises(UsageError, match="is not a limit for --fail-on"):
         bench_compare(runs, "--fail-on", "slow")
     assert bench_compare(runs, "--format", "xml").code == 2
 

@@ -60,7 +60,7 @@ def test_each_method_has_a_plan_and_seeds_are_outermost(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (("--compressor", "none,topkk"), "compressor = topkk: there is no compressor 'topkk' (did you mean 'topk'?)"),
-        (("--compressor", "topk,topk:ratio=0.01"), "names one method twice; each is run once per seed"),
+        (("--compressor", "topk,topk:ratio=0.01"), "names one method twice; name each method once"),
         (("--compressor", "none", "--compressor", "none"), "--compressor none,none names one method twice"),
         (("--compressor", ","), "',' names no component"),
         (

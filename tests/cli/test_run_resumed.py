@@ -76,9 +76,18 @@ def test_a_resumed_run_takes_nothing_else(arguments: tuple[str, ...], sentence: 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--world-size", "3"), "had 2 ranks, each with residuals that it had not sent; add --resume-residuals sum to"),
-        (("--resume-residuals", "sum"), "is for another number of ranks than the run's 2; give --world-size"),
-        (("--world-size", "2", "--resume-residuals", "drop"), "is for another number of ranks than the run's 2"),
+        (
+            ("--world-size", "3"),
+            "had 2 ranks, each with residuals that it had not sent; choose one: --resume-residuals sum",
+        ),
+        (
+            ("--resume-residuals", "sum"),
+            "is for a run that resumes with another number of ranks than its 2; give another --world-size",
+        ),
+        (
+            ("--world-size", "2", "--resume-residuals", "drop"),
+            "is for a run that resumes with another number of ranks than its 2",
+        ),
     ],
 )
 def test_another_number_of_ranks_must_say_what_becomes_of_what_waits(

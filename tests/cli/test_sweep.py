@@ -143,7 +143,7 @@ def test_a_run_that_is_not_in_the_plan_is_refused(file: Path, tmp_path: Path) ->
     both = plan(file, tmp_path, "--only", "1", "--slurm")
     assert (both.code, "--slurm submits all runs" in both.error) == (2, True)
     answer = plan(file, tmp_path, "--only", "4")
-    assert (answer.code, answer.error) == (2, "--only 4 is none of the 4 runs; they count from 0")
+    assert (answer.code, answer.error) == (2, "--only 4 is not the number of a run; the 4 runs are numbered from 0")
 
 
 def test_brackets_in_what_is_said_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_what_is_left_open_has_defaults(
     [
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
-        (("x.toml", "--lr", "0.1"), "x.toml contains all options; write the other options there"),
+        (("x.toml", "--lr", "0.1"), "x.toml must contain all options; write the other options there"),
     ],
 )
 def test_refusals(arguments: tuple[str, ...], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""Draw test accuracy against what it costs: as curves over the training, and at its end with the Pareto front."""
+"""Draw test accuracy against its cost: as curves over the training, and as points at its end with the Pareto front."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 
 def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.Picture:
-    """Draw the mean test accuracy against a cost, in a band from the lowest seed to the highest.
+    """Draw one curve per configuration: its mean test accuracy over seeds against a cost.
+
+    A band reaches from the lowest seed to the highest.
 
     Args:
         results: the runs.
-        cost: ``train_time_s``, ``epoch``, or ``bytes_sent``, whose axis is logarithmic if the values differ much.
+        cost: column of `Results.evaluations` with the cost: ``train_time_s``, ``epoch``, or ``bytes_sent``, whose axis
+            is logarithmic if the values span a wide range.
         what: the cost in words.
-        unit_of: the column of metrics.csv that has the unit of the cost, and must be known.
+        unit_of: the column of metrics.csv that has the same unit as the cost.
+
+    Raises:
+        NotDrawable: no finished run has both the accuracy and the cost.
     """
     curves = results.drawable(
         results.configurations,
@@ -58,7 +64,13 @@ def _curve(results: Results, group: RunGroup, cost: str) -> pd.DataFrame:
 
 
 def draw_pareto(results: Results) -> style.Picture:
-    """Draw accuracy against time and against bytes; filled markers are on the Pareto front of all three."""
+    """Draw the final test accuracy against training time and against bytes sent, with one point per configuration.
+
+    Filled markers are on the Pareto front of accuracy, time and bytes.
+
+    Raises:
+        NotDrawable: fewer than two configurations have values of all three.
+    """
     needs = (
         "the Pareto front needs two configurations with values in test_accuracy, train_time_s and "
         "payload_bytes_per_step"
@@ -95,7 +107,14 @@ def draw_pareto(results: Results) -> style.Picture:
 
 
 def pareto_front(costs: Mapping[str, tuple[float, ...]]) -> list[str]:
-    """Return the names whose costs no other's beat, being at most as high in all quantities and lower in one."""
+    """Return the names on the Pareto front.
+
+    A name is on the front unless another name has costs that are at most as high in every quantity and lower in at
+    least one.
+
+    Args:
+        costs: for each name, its cost in each quantity; lower is better.
+    """
     return [
         name
         for name, ours in costs.items()

@@ -1,7 +1,7 @@
 """List every kind of picture with its name, its subject and how to read it.
 
-Extensions and third parties add kinds by entry point (group ``bench.plots``): a `PictureKind`, which draws rows of
-runs, or a `FileKind`, which draws a file of their own.
+Extensions and third parties add kinds by entry points of the group ``bench.plots``: a `PictureKind` draws the rows of
+runs, and a `FileKind` draws a file of another format.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bench.report.store import matching
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PictureKind:
-    """One kind of picture.
+    """One kind of picture that is drawn from the rows of runs.
 
     Attributes:
         name: the name on the command line.
         shows: the subject, in one line.
         reading: sentences that explain how to read the picture.
-        function: draws the picture, or raises ``NotDrawable``.
+        function: draws the picture; it raises ``NotDrawable`` if the rows lack what the picture shows.
     """
 
     name: str
@@ -39,10 +39,10 @@ class PictureKind:
     function: Callable[[Results], style.Picture]
 
     def draw(self, results: Results) -> style.Picture:
-        """Draw the picture in the common style.
+        """Draw the picture in the style that all pictures share.
 
         Raises:
-            NotDrawable: the rows lack what the picture shows; the message says what.
+            NotDrawable: the rows lack what the picture shows; the message says what is needed.
         """
         with style.applied():
             return self.function(results)
@@ -50,15 +50,16 @@ class PictureKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileKind:
-    """One kind of picture that is drawn from one file, which is no run.
+    """One kind of picture that is drawn from a single file that does not belong to a run, such as a prediction.
 
     Attributes:
         name: the name on the command line.
         shows: the subject, in one line.
         reading: sentences that explain how to read the picture.
-        made_by: the command that writes such files, for messages.
+        made_by: the command that writes such files; error messages name it.
         keys: a file is of this kind if its JSON, or the first line of its CSV, has all of these keys.
-        function: draws a file with the looks of methods in other pictures, or raises ``NotDrawable``.
+        function: draws the file, with the colours that the given `style.Methods` has for methods; it raises
+            ``NotDrawable`` if the file lacks what the picture shows.
     """
 
     name: str
@@ -69,14 +70,15 @@ class FileKind:
     function: Callable[[Path, style.Methods], style.Picture]
 
     def draw(self, path: Path, methods: style.Methods | None = None) -> style.Picture:
-        """Draw the picture in the common style.
+        """Draw the picture in the style that all pictures share.
 
         Args:
             path: the file.
-            methods: the looks of methods in other pictures of the same page.
+            methods: colours and line styles of methods in other pictures of the same page; None if there are no other
+                pictures.
 
         Raises:
-            NotDrawable: the file is not of this kind, or damaged.
+            NotDrawable: the file is not of this kind, or it is damaged.
         """
         try:
             with style.applied():
@@ -169,14 +171,17 @@ KINDS: Mapping[str, PictureKind] = {
 
 @functools.cache
 def kinds() -> dict[str, PictureKind]:
-    """Return the kinds of pictures of rows by name; built-in ones win over added ones of the same name."""
+    """Return all kinds of pictures of runs by name.
+
+    A built-in kind takes precedence over an added one of the same name.
+    """
     added = [kind for kind in _added() if isinstance(kind, PictureKind) and kind.name not in KINDS]
     return {**KINDS, **{kind.name: kind for kind in added}}
 
 
 @functools.cache
 def file_kinds() -> dict[str, FileKind]:
-    """Return the kinds of pictures of files by name."""
+    """Return all kinds of pictures of files by name."""
     return {kind.name: kind for kind in _added() if isinstance(kind, FileKind)}
 
 
@@ -195,10 +200,11 @@ _RUN_FILE = "config.json"  # a folder with this file is a run folder
 
 
 def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:
-    """Return every file that can be drawn, with its kind of picture, in the order of the kinds.
+    """Return pairs (kind, file) for every file that can be drawn, in the order of `file_kinds`.
 
     Args:
-        paths: files, folders to search recursively, or glob patterns of these; other files are ignored silently.
+        paths: files, folders to search recursively, or glob patterns of these; files that cannot be drawn are ignored
+            without a warning.
     """
     if not file_kinds():
         return []

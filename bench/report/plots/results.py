@@ -1,4 +1,4 @@
-"""Prepare rows for pictures, grouped and labelled as in `bench compare`."""
+"""Prepare rows for pictures: group and label them as `bench compare` does."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _METHOD = ("compressor", "collective", "optimizer", "strategy")
 
 
 class NotDrawable(NothingToCompare):
-    """The rows lack what a picture shows; the message says what."""
+    """The rows lack what a picture shows; the message says what is needed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
-    """The rows that pictures are drawn from.
+    """The rows from which pictures are drawn.
 
     Attributes:
         rows: rows as returned by ``store.read``.
         layers: rows as returned by ``store.read_layers``.
-        baseline: the name of the baseline of a speed-up (``baseline.choose``); None: the default of `bench compare` for
-            speeds.
+        baseline: the name of the baseline of speed-ups, as ``comparison.choose_baseline`` reads it; None stands for the
+            default of `bench compare` for speeds.
     """
 
     rows: list[Row]
@@ -51,7 +51,11 @@ class Results:
         return shortly_labelled([group for group in group_runs(self.runs) if group.ok])
 
     def across(self, *varied: str) -> list[RunGroup]:
-        """Return configurations whose runs may differ in the varied columns, which a picture has on its axis."""
+        """Return groups of runs that have all settings in common except the varied columns.
+
+        Args:
+            varied: names of the columns that a picture has on its axis, such as ``uplink_bps``.
+        """
         runs, _ = one_per_seed(self.runs, SETTINGS)  # other versions of the code gave them another config_id
         kept = [name for name in SETTINGS if name not in varied]
         alike = list(grouped(runs, lambda run: tuple(run[name] for name in kept)).values())
@@ -68,25 +72,34 @@ class Results:
         return shortly_labelled([group for group in groups if group.ok])
 
     def evaluations(self, group: RunGroup) -> pd.DataFrame:
-        """Return the rows of a configuration's successful runs, with ``bytes_sent`` per rank since the start."""
+        """Return the rows of a configuration's successful runs as a data frame.
+
+        An added column ``bytes_sent`` holds the bytes that one rank has sent since the start of its run; NaN if
+        unknown.
+        """
         ours = to_frame([row for run in group.ok for row in run.rows])
         sent = [math.nan if each is None else each for run in group.ok for each in bytes_sent(run.rows)]
         return ours.assign(step=ours["step"].astype(float), bytes_sent=sent)
 
     @functools.cached_property
     def methods(self) -> Methods:
-        """The looks of all methods, so that each has the same colour in every picture of these rows."""
+        """The colours and line styles of all methods, which are the same in every picture of these rows."""
         return Methods(map(_method, self.runs))
 
     def looks(self, groups: Sequence[RunGroup]) -> dict[str, Look]:
-        """Return the look of each group of a picture, by its title."""
+        """Return the look (colour, line style and marker) of each group of one picture, by the group's title."""
         return self.methods.looks({group.title: _method(group.runs[0]) for group in groups})
 
     def drawable(self, groups: Sequence[RunGroup], data_of: Callable[[RunGroup], T], needs: str) -> list[Drawable[T]]:
-        """Return title, look and data of each group of a picture that has data.
+        """Return a tuple (title, look, data) for each group of a picture that has data.
+
+        Args:
+            groups: the groups of the picture.
+            data_of: returns what to draw for a group, which is empty if the group has no data.
+            needs: the message of the error; it says what the picture needs.
 
         Raises:
-            NotDrawable: no group has; ``needs`` says what the picture needs.
+            NotDrawable: no group has data.
         """
         looks = self.looks(groups)
         found = [(group.title, looks[group.title], data) for group in groups if len(data := data_of(group))]
@@ -96,7 +109,7 @@ class Results:
 
     @functools.cached_property
     def runs(self) -> list[Run]:
-        """The run that counts of each configuration and seed."""
+        """One run per configuration and seed, chosen by ``store.one_per_seed``."""
         return one_per_seed(collect_runs(self.rows))[0]
 
 
@@ -105,8 +118,9 @@ def _method(run: Run) -> tuple[str, ...]:
 
 
 def shortly_labelled(groups: list[RunGroup]) -> list[RunGroup]:
-    """Return the groups with labels short enough for a legend, without shared values and redundant columns.
+    """Return the groups with labels that are short enough for a legend.
 
+    A label loses the columns that are the same in all groups and those that have the same values as an earlier column.
     The compressor always stays, and a single group keeps its whole label.
     """
     if len(groups) < 2:
@@ -122,7 +136,12 @@ def shortly_labelled(groups: list[RunGroup]) -> list[RunGroup]:
 
 
 def last_known(group: RunGroup, *, diverged: bool = False) -> pd.DataFrame:
-    """Return one row of last known values per successful run, and with ``diverged`` also per diverged run."""
+    """Return a data frame with one row per successful run: the last known value of each column.
+
+    Args:
+        group: the runs.
+        diverged: also include the runs whose training diverged.
+    """
     return to_frame([run.last_known for run in (*group.ok, *(group.diverged if diverged else ()))])
 
 
@@ -131,7 +150,7 @@ _DTYPES = {int: "Int64", float: "float64", bool: "boolean", str: "object"}
 
 
 def to_frame(rows: Sequence[Row], schema: Sequence[Column] = METRICS) -> pd.DataFrame:
-    """Return the rows as a data frame with the schema's columns, order and types."""
+    """Return rows as a data frame with the columns of the schema, in its order and with its types."""
     import pandas as pd
 
     return pd.DataFrame(

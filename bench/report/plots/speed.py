@@ -1,4 +1,4 @@
-"""Draw how speed depends on the link, with break-even points, and on the number of ranks."""
+"""Draw how speed depends on the bandwidth of the links, with break-even points, and on the number of ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ _MARGIN = 1.6  # the y axis ends at this factor beyond the points, because inter
 
 
 def draw_over_bandwidth(results: Results) -> style.Picture:
-    """Draw one curve per configuration; its break-even points are in the legend and on the line of no speed-up."""
+    """Draw the speed-up over the baseline against the bandwidth of the link, with one curve per configuration.
+
+    The legend names the bandwidths at which a configuration breaks even, and a ring marks each on the line of factor 1.
+
+    Raises:
+        NotDrawable: there are fewer than two configurations or two bandwidths, or no link on which the baseline and
+            another configuration ran.
+    """
     groups = results.across("uplink_bps", "downlink_bps")
     bandwidths = sorted({value for group in groups for value in group.values("uplink_bps")})
     if len(groups) < 2 or len(bandwidths) < 2:
@@ -35,7 +42,9 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
     gains = {title: each for title, each in gains.items() if each}
     beside = " / ".join(dict.fromkeys(baseline.title for _, baseline in baselines_of))
     if not gains:
-        raise NotDrawable(f"speed-up against bandwidth needs links on which both {beside} and another ran")
+        raise NotDrawable(
+            f"speed-up against bandwidth needs a link on which both {beside} and another configuration ran"
+        )
     from matplotlib.ticker import LogLocator
 
     figure, (axes,) = style.new_figure(title=f"Speed-up over {style.wrapped(beside, 60)}")
@@ -78,7 +87,11 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
 
 
 def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the bandwidths at which the speed-up is 1, interpolated linearly in the logarithms."""
+    """Return the bandwidths at which the speed-up is 1, interpolated linearly between logarithms.
+
+    Args:
+        points: pairs of a bandwidth in bit/s and the speed-up there as a factor, the lowest bandwidth first.
+    """
     crossings = []
     for (left, gain_left), (right, gain_right) in itertools.pairwise(points):
         above, below = math.log(gain_left), math.log(gain_right)
@@ -88,10 +101,12 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[RunGroup, RunGroup]]:
-    """Return each configuration with the baseline of its workload, ignoring the links.
+    """Return pairs of a configuration and the baseline of its workload; workloads without a baseline are left out.
+
+    Configurations that differ only in the links have the same workload.
 
     Raises:
-        UsageError: no row matches the wanted baseline.
+        UsageError: no configuration matches the wanted baseline.
     """
     choose_baseline(groups, wanted, BASELINES_OF_SPEED)
     found = []
@@ -103,7 +118,10 @@ def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[Run
 
 
 def _gains(baseline: RunGroup, group: RunGroup) -> list[tuple[float, Effect]]:
-    """Return the bandwidth in bit/s and the speed-up over each link, the slowest link first."""
+    """Return pairs of a link's bandwidth in bit/s and the speed-up over the baseline there, the slowest link first.
+
+    Links on which one of the two has no measured speed are left out.
+    """
     ours, theirs = (
         grouped([run for run in each.ok if run["samples_per_s"]], lambda run: (run["uplink_bps"], run["downlink_bps"]))
         for each in (group, baseline)
@@ -117,7 +135,13 @@ def _gains(baseline: RunGroup, group: RunGroup) -> list[tuple[float, Effect]]:
 
 
 def draw_over_ranks(results: Results) -> style.Picture:
-    """Draw one curve per configuration, and the line of perfect scaling."""
+    """Draw samples per second against the number of ranks, with one curve per configuration.
+
+    A grey line shows perfect scaling of the first configuration: speed in proportion to the ranks.
+
+    Raises:
+        NotDrawable: no configuration ran with two numbers of ranks.
+    """
     groups = results.across("world_size", "hosts", "ranks_per_host", "replicas", "threads")
     curves = results.drawable(groups, _speeds, "scaling needs a configuration that ran with two values of --world-size")
     figure, (axes,) = style.new_figure(title="Samples per second against the number of ranks")
@@ -147,7 +171,7 @@ def draw_over_ranks(results: Results) -> style.Picture:
 
 
 def _speeds(group: RunGroup) -> dict[float, list[float]]:
-    # Of every seed, by world size; nothing if there is only one size.
+    # Return samples per second of every seed, by world size; empty if there is only one world size.
     known = last_known(group).dropna(subset=["world_size", "samples_per_s"])
     by_size = known.astype({"world_size": float}).groupby("world_size")["samples_per_s"]
     speeds = {cast("float", size): each.tolist() for size, each in by_size}

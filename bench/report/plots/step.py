@@ -1,4 +1,4 @@
-"""Draw what a step consists of: the parts of its time, and the share of each layer that is sent."""
+"""Draw what a training step consists of: the parts of its time, and the share of each layer that is sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _PARTS: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 def draw_time(results: Results) -> style.Picture:
-    """Draw two bars per configuration: the parts of the step, and below it those of the exchange."""
+    """Draw two bars per configuration: the parts of the time of a step and, below it, those of its exchange.
+
+    Raises:
+        NotDrawable: no finished run has measured the parts of a step.
+    """
     from matplotlib.patches import Patch
 
     shown = results.drawable(
@@ -73,7 +77,10 @@ def draw_time(results: Results) -> style.Picture:
 
 
 def parts_of_step(group: RunGroup) -> dict[str, float]:
-    """Return the seconds of each part of a step, and of the exchange if the backend reports it; means over seeds."""
+    """Return the mean seconds over seeds of each part of a step, by name; empty if they were not measured.
+
+    Encoding and exchanging are included only if the backend reports their times.
+    """
     if not group.values("forward_backward_s"):
         return {}
     runs = last_known(group)
@@ -90,9 +97,12 @@ _LAYER_IN = 0.13
 
 
 def draw_density(results: Results) -> style.Picture:
-    """Draw the share of each layer that was sent, from evaluation to evaluation.
+    """Draw heat maps of the share of each layer that was sent.
 
-    There is one panel per configuration that is not dense, with a row per layer and a cell per evaluation.
+    Each configuration that did not send every entry has one heat map, with a row per layer and a cell per evaluation.
+
+    Raises:
+        NotDrawable: no finished run has a ``layers.csv`` with a share below 1.
     """
     from matplotlib.colors import LogNorm
 
@@ -134,9 +144,11 @@ def draw_density(results: Results) -> style.Picture:
 
 
 def _densities(results: Results, group: RunGroup) -> pd.DataFrame:
-    """Return the mean density over seeds, with a row per layer in the model's order and a column per evaluation.
+    """Return the share of each layer's entries that was sent, as a mean over seeds.
 
-    There are no rows if every entry of every layer was sent.
+    Returns:
+        A table with a row per layer, in the model's order, and a column per evaluated step; without rows if every entry
+        of every layer was sent.
     """
     runs = {run["run_id"] for run in group.ok}
     layers = to_frame([row for row in results.layers if row["run_id"] in runs], LAYERS)

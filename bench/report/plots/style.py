@@ -1,7 +1,9 @@
-"""The common style of all pictures, which are readable in print, in grey and by colour-blind people, and their files.
+"""Define the common style of all pictures, and write pictures to files.
 
-Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that can be
-distinguished with any kind of colour vision.
+The pictures are readable in print, in grey and by colour-blind people.
+
+Source: M. Okabe and K. Ito, "Color Universal Design" (2008): eight colours that can be distinguished with any kind of
+colour vision.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 def applied() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which pictures have this style, whatever the user's matplotlibrc contains."""
+    """Return a context manager with which matplotlib uses the common style, regardless of the user's matplotlibrc."""
     os.environ["MPLBACKEND"] = "agg"  # with an unknown backend, such as that of Jupyter, the import would fail
     os.environ.pop("SOURCE_DATE_EPOCH", None)  # pictures have no date, and an invalid value would be an error
     import matplotlib.style
@@ -82,12 +84,12 @@ def applied() -> contextlib.AbstractContextManager[None]:
 def new_figure(
     *, height: float = 3.4, rows: int = 1, columns: int = 1, title: str = "", **more: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of the text's width, and its axes row by row.
+    """Return a figure as wide as the text of a printed page, and its axes row by row.
 
     Args:
-        height: inches without the legend, which adds its own height.
-        rows: rows of axes.
-        columns: columns of axes.
+        height: height in inches without the legend, which `with_legend` adds.
+        rows: number of rows of axes.
+        columns: number of columns of axes.
         title: the title, above the first axes.
         more: further arguments of ``Figure.subplots``.
     """
@@ -103,32 +105,45 @@ Look = tuple[int, int]  # index of a method, which decides its colour, and index
 
 
 def line(index: int, curve: int = 0) -> dict[str, Any]:
-    """Return colour, line style and marker of a method's curve."""
+    """Return matplotlib's arguments for a curve: its colour, line style and marker.
+
+    Args:
+        index: index of the method, which decides the colour.
+        curve: index of the curve among those of the method in the picture; it varies line style and marker.
+    """
     return {"linestyle": _LINES[(index + curve) % len(_LINES)], **marker(index, curve)}
 
 
 def marker(index: int, curve: int = 0) -> dict[str, Any]:
-    """Return colour and marker of a method's points."""
+    """Return matplotlib's arguments for points: their colour and marker.
+
+    Args:
+        index: index of the method, which decides the colour.
+        curve: index of the curve among those of the method in the picture; it varies the marker.
+    """
     return {"color": color(index), "marker": _MARKERS[(index + curve) % len(_MARKERS)]}
 
 
 def color(index: int, _: int = 0) -> str:
-    """Return a method's colour."""
+    """Return the colour of the method with this index, such as ``#d55e00``.
+
+    The second argument is ignored; it allows the call ``color(*look)`` with a `Look`.
+    """
     return PALETTE[index % len(PALETTE)]
 
 
 class Methods:
-    """Give each method a look, the same in all pictures that are drawn with this object.
+    """The colours of methods, which are the same in all pictures drawn with one such object.
 
     Args:
-        known: compressor, collective and other settings that distinguish methods, in the order of their colours.
+        known: methods in the order of their colours; each is a tuple of compressor, collective and other settings.
     """
 
     def __init__(self, known: Iterable[tuple[str, ...]] = ()) -> None:
         self._known = list(dict.fromkeys(known))
 
     def index(self, *method: str) -> int:
-        """Return the index of the first method that begins with these settings; add the method if there is none."""
+        """Return the index of the first known method that begins with these settings, or add a new method."""
         for index, known in enumerate(self._known):
             if known[: len(method)] == method:
                 return index
@@ -136,20 +151,29 @@ class Methods:
         return len(self._known) - 1
 
     def looks(self, methods: Mapping[str, tuple[str, ...]]) -> dict[str, Look]:
-        """Return the look of each curve, by its title."""
+        """Return the look of each curve of one picture, by the curve's title.
+
+        Args:
+            methods: the settings of each curve's method, by the curve's title.
+        """
         indices = [self.index(*method) for method in methods.values()]
         numbered = zip(methods, enumerate(indices), strict=True)
         return {title: (index, indices[:number].count(index)) for title, (number, index) in numbered}
 
 
 def tooltips(artist: Any, *texts: str) -> None:
-    """Add tooltips to an artist in SVG files: one text for all of it, or one for each of its points."""
+    """Add tooltips to an artist of matplotlib, which browsers show in SVG files.
+
+    Args:
+        artist: a curve, bar, mesh or other artist.
+        texts: one text for the whole artist, or one for each of its points.
+    """
     artist.set_gid(f"tooltip-{len(_TOOLTIPS_OF.setdefault(artist.figure, []))}")
     _TOOLTIPS_OF[artist.figure].append(texts)
 
 
 def accuracy_axis(axes: Axes) -> None:
-    """End a y axis of accuracies at 100 % and label it; call this after everything is drawn."""
+    """Label the y axis as test accuracy and end it at 100 %; call this after everything is drawn."""
     low = float(axes.dataLim.intervaly[0])
     margin = 0.05 * (1.0 - low) or 0.01
     axes.set_ylim(low - margin, 1.0 + margin / 2)
@@ -157,10 +181,12 @@ def accuracy_axis(axes: Axes) -> None:
 
 
 def whiskers(intervals: Sequence[tuple[float, float | None, float | None]]) -> list[list[float]]:
-    """Return the distances of low and high from each value, in the form that ``errorbar`` takes.
+    """Return the lengths of the lower and of the upper error bars, as matplotlib's ``errorbar`` takes them.
 
-    They are at least 0, although the mean of equal values may differ from them in the last digit. A bound of None has
-    no whisker.
+    A length is at least 0, although rounding may place the mean of equal values slightly outside of their range.
+
+    Args:
+        intervals: one tuple (value, low, high) per point; a bound of None has an error bar of length 0.
     """
     return [
         [0.0 if low is None else max(0.0, value - low) for value, low, _ in intervals],
@@ -169,12 +195,20 @@ def whiskers(intervals: Sequence[tuple[float, float | None, float | None]]) -> l
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap the text, which may also break between the options of a component."""
+    """Break the text into lines of at most ``width`` characters, if necessary also between a component's options."""
     return textwrap.fill(re.sub(r",(?! )", ", ", text), width)
 
 
 def with_legend(figure: Figure, entries: Mapping[str, Any], alt: str) -> Picture:
-    """Return the picture with a legend below all axes, in as many columns as fit; the figure grows by its height."""
+    """Add a legend below all axes, and return the picture.
+
+    The legend has as many columns as fit, and the figure grows by the height of the legend.
+
+    Args:
+        figure: the figure.
+        entries: for each text in the legend, the artist that it explains.
+        alt: text for people who cannot see the picture.
+    """
     names = [wrapped(name, _WRAP) for name in entries]
     columns = max(1, min(3, _WRAP // (max(map(len, names)) + 7)))
     figure.legend(list(entries.values()), names, loc="outside lower left", ncols=columns)
@@ -184,9 +218,10 @@ def with_legend(figure: Figure, entries: Mapping[str, Any], alt: str) -> Picture
 
 
 def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | None, *, log: bool = False) -> None:
-    """Label an axis with its quantity and the unit of a column, scaled to the largest number.
+    """Label an axis with its quantity and unit, and write its ticks in this unit.
 
-    Call this after everything is drawn, because ticks are written in that unit.
+    The unit is scaled to the largest number, for example to ms or MB. Call this after everything is drawn, because the
+    unit depends on the numbers.
 
     Args:
         axes: the axes.
@@ -208,7 +243,7 @@ def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | Non
 
 
 def write_ticks(axes: Axes, which: Literal["x", "y"], factor: float = 1.0) -> None:
-    """Write an axis's ticks as plain numbers, in units of ``factor``."""
+    """Write the ticks of an axis as plain numbers, divided by ``factor``."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -228,14 +263,16 @@ SUFFIXES = tuple(f".{name}" for name in _UNDATED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure, and a text for people who cannot see it."""
+    """A figure, and a text (``alt``) for people who cannot see it."""
 
     figure: Figure
     alt: str
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write a picture as PNG, SVG or PDF, by the path's suffix, with its text as the file's description.
+    """Write a picture as PNG, SVG or PDF, depending on the suffix of the path.
+
+    The picture's ``alt`` text becomes the description in the file's metadata.
 
     Raises:
         UsageError: the file cannot be written.
@@ -250,7 +287,10 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def inline_svg(picture: Picture, name: str) -> str:
-    """Return an ``svg`` element to embed in a page, labelled with the text; all its ids begin with ``name``."""
+    """Return an ``svg`` element to embed in a page, with the picture's ``alt`` text as its label.
+
+    All ids in the element begin with ``name``, so that ids of several pictures on one page differ.
+    """
     svg = re.sub(r"<!--.*?-->", "", _svg(picture, metadata=_UNDATED["svg"], transparent=True), flags=re.DOTALL)
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg[svg.index("<svg") :])
     return element.replace("<svg", f'<svg role="img" aria-label="{html.escape(picture.alt)}"', 1)

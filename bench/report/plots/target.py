@@ -1,4 +1,6 @@
-"""Draw how soon the target accuracy is reached: by seeds (Kaplan-Meier), and by methods over many workloads.
+"""Draw how soon runs reach the target accuracy: a configuration's seeds, and methods over many workloads.
+
+The pictures are Kaplan-Meier curves and a performance profile.
 
 Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", Journal of the American
 Statistical Association 53 (1958); E. D. Dolan and J. J. More, "Benchmarking optimization software with performance
@@ -22,7 +24,13 @@ _SHIFT = 0.008  # share of the height by which curves are shifted, so that equal
 
 
 def draw_kaplan_meier(results: Results) -> style.Picture:
-    """Draw one rising curve per configuration, with a mark where a seed's training ended before its target."""
+    """Draw the share of seeds that have reached the target against optimizer steps, with one curve per configuration.
+
+    A mark shows where the training of a seed ended before it reached its target.
+
+    Raises:
+        NotDrawable: no finished run has a target accuracy.
+    """
     last = float(max(row["step"] or 0 for row in results.rows))
     groups = [group for group in group_runs(results.runs) if group.ok or group.diverged]
     seeds = results.drawable(
@@ -59,9 +67,14 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
 
 
 def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
-    """Return for each seed with a target the step that reached it and True, or its last step and False.
+    """Return a pair (step, reached) for each successful or diverged run that has a target accuracy.
 
-    A diverged seed would have missed it with any number of steps, so it counts up to ``last``, the last step of all.
+    If the run reached the target, ``step`` is the first evaluated step at which it had. Otherwise ``step`` is the last
+    step of the run, or ``last`` if the run diverged, because it would have missed the target with any number of steps.
+
+    Args:
+        group: the runs.
+        last: the last step of all runs in the picture.
     """
     seeds = []
     for run in (run for run in (*group.ok, *group.diverged) if run["target_accuracy"] is not None):
@@ -72,7 +85,14 @@ def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
 
 
 def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
-    """Return Kaplan and Meier's estimate of the share of seeds that has not reached the target by a step."""
+    """Return the Kaplan-Meier estimate of the share of seeds that have not reached the target by a given step.
+
+    Args:
+        seeds: pairs as returned by `steps_to_target`.
+
+    Returns:
+        SciPy's ``EmpiricalDistributionFunction``, a function of the step.
+    """
     from scipy import stats
 
     steps, hits = zip(*seeds, strict=True)
@@ -80,9 +100,12 @@ def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
 
 
 def draw_profile(results: Results) -> style.Picture:
-    """Draw for each method the share of workloads on which it is within a factor of the fastest one.
+    """Draw for each method the share of workloads on which its time to target is within a factor of the best time.
 
-    Each seed of a workload counts as a workload; a missed target is within no factor.
+    Each seed of a workload counts as a workload. A missed target is within no factor.
+
+    Raises:
+        NotDrawable: fewer than two methods ran with a target on the same two workloads.
     """
     factors = slow_downs(_times(results))
     looks = results.looks(results.across(*WORKLOAD))
@@ -108,10 +131,14 @@ def draw_profile(results: Results) -> style.Picture:
 
 
 def slow_downs(times: pd.DataFrame) -> pd.DataFrame:
-    """Return the time of each method (column) over the best time of the workload (row).
+    """Return the time of each method divided by the best time on the same workload.
 
     Args:
-        times: seconds to target, infinite if it was missed. Rows in which every method missed are dropped.
+        times: seconds to target, with a row per workload and a column per method; infinite if the target was missed.
+
+    Returns:
+        Factors of at least 1, with the same rows and columns, but without the workloads on which every method missed
+        the target.
     """
     best = times.min(axis=1)
     return times[best < math.inf].div(best[best < math.inf], axis=0)

@@ -64,7 +64,7 @@ def test_repeats_of_a_seed_count_once_and_are_named(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, again])
     assert cells(comparison, 0)["seeds"] == "3/3 ok"
     assert sorted(comparison.baseline.values("samples_per_s")) == [1000.0, 1190.0, 1221.0]
-    assert any("none seed 1; only the newest run" in sentence for sentence in caveats(comparison))
+    assert any("none seed 1; of each, only the newest successful run" in sentence for sentence in caveats(comparison))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_repeats_of_a_seed_count_once_and_are_named(tmp_path: Path) -> None:
         ({"world_size": 8, "config_id": "x"}, "differ in world_size (2 / 8)"),
         ({"epochs": 9, "config_id": "x"}, "differ in epochs (2 / 9)"),
         ({"link_warnings": "host1 reached half of it"}, "the links were not as configured: host1 reached half of it"),
-        ({"status": "running"}, "not finished: topk:ratio=0.01 + allgather, seed 1, is still running, or was killed"),
-        ({"status": "interrupted"}, "not finished: topk:ratio=0.01 + allgather, seed 1, was interrupted"),
+        ({"status": "running"}, "did not finish: topk:ratio=0.01 + allgather, seed 1, is still running, or was killed"),
+        ({"status": "interrupted"}, "did not finish: topk:ratio=0.01 + allgather, seed 1, was interrupted"),
     ],
 )
 def test_what_weakens_a_comparison_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:

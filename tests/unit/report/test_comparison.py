@@ -173,7 +173,7 @@ def test_a_run_that_was_stopped_is_listed_below_the_table_and_changes_nothing_in
     assert comparison_table(comparison) == comparison_table(without)
     (sentence,) = [text for text in caveats(comparison) if text not in caveats(without)]
     how = {"interrupted": "was interrupted", "running": "is still running, or was killed"}[status]
-    assert sentence == f"not in the table, since not finished: none + native, seed 1, {how} (stopped)"
+    assert sentence == f"not in the table, because they did not finish: none + native, seed 1, {how} (stopped)"
 
 
 def test_runs_of_which_none_was_finished_are_shown_all_the_same(tmp_path: Path) -> None:

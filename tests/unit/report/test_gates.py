@@ -34,7 +34,7 @@ def test_gates_are_read(text: str, kind: str, limit: float) -> None:
     "text", ["slower", "faster:5%", "slower:x", "slower:-1%", "slower:100%", "accuracy", "accuracy:1%", "bytes:-1%", ""]
 )
 def test_malformed_gates_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a gate; write slower:5%"):
+    with pytest.raises(UsageError, match="is not a limit for --fail-on; write slower:5%"):
         Gate.parse(text)
 
 
@@ -67,7 +67,7 @@ def test_the_gate_on_bytes_needs_no_seeds_for_what_is_counted(tmp_path: Path) ->
 
 def test_a_gate_on_speed_needs_a_factor(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*DENSE, *TOPK], metric="test_accuracy")
-    with pytest.raises(UsageError, match="slower:5% needs a factor"):
+    with pytest.raises(UsageError, match="slower:5% limits a factor"):
         check(comparison, [Gate.parse("slower:5%")])
 
 
@@ -138,6 +138,6 @@ def test_rounding_of_another_machine_is_allowed(tmp_path: Path) -> None:
 def test_what_stands_on_one_side_only_cannot_be_judged(tmp_path: Path) -> None:
     held = check_reference(runs(tmp_path, name="new"), runs(tmp_path))
     assert held.unmeasured[0] == "ci-topk seed 1 is in the reference, but no such run ended well"
-    assert held.unmeasured[-1] == "new seed 2 is not in the reference; renew it"
+    assert held.unmeasured[-1] == "new seed 2 is not in the reference; add it to the reference file"
     failed = check_reference(runs(tmp_path, status="failed"), runs(tmp_path))
     assert len(failed.unmeasured) == 2

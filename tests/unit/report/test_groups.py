@@ -44,7 +44,7 @@ def test_only_what_fits_takes_part_and_a_bare_name_fits_any_options(tmp_path: Pa
     runs = collect_runs(stored(tmp_path, rows))
     assert [run["run_id"] for run in select(runs, parse_conditions("compressor=topk"))] == ["b"]
     assert [run["run_id"] for run in select(runs, parse_conditions("seed=1,compressor=none"))] == ["a"]
-    with pytest.raises(NothingToCompare, match="no run has seed 7; there are: 1, 2"):
+    with pytest.raises(NothingToCompare, match="no run has seed 7; the runs have: 1, 2"):
         select(runs, parse_conditions("seed=7"))
 
 

@@ -173,7 +173,7 @@ def test_several_targets_stand_side_by_side(tmp_path: Path) -> None:
     assert cells["speed-up vs none [95% CI] to 96 %"] == "unclear"
     assert cells["bytes to 80 %"] == "~20 MB"  # by formula
     assert any(
-        note == "best-1 is 96.00%: 1 point below the mean final accuracy of none + native, 97.00% of 3 seeds"
+        note == "best-1 is 96.00%: 1 point below the mean final accuracy of none + native, 97.00% over 3 seeds"
         for note in comparison_table(comparison).notes
     )
     alone = compare(stored(tmp_path, rows), metric=TIME, targets=["0.8"])
@@ -189,7 +189,7 @@ def test_one_evaluation_says_little_of_the_time_to_another_target(tmp_path: Path
 
 @pytest.mark.parametrize("text", ["", "worst", "0", "1.1", "nan", "best", "best-"])
 def test_what_is_no_target_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"is not a target; write a share such as 0\.9, or best-1"):
+    with pytest.raises(UsageError, match=r"is not a target; write an accuracy such as 0\.9, or best-1"):
         find_target(text, group(tmp_path, fake_row()))
 
 
@@ -257,7 +257,7 @@ def test_every_target_has_its_time_whatever_the_metric(tmp_path: Path) -> None:
 
 
 def test_a_target_that_everybody_has_from_the_start_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="every run has from the start; take fewer points"):
+    with pytest.raises(UsageError, match="no training is needed to reach that, so subtract fewer points"):
         compare(stored(tmp_path, fake_seeds([1.0, 2.0])), metric=TIME, targets=["best-99.5"])
 
 
