@@ -91,6 +91,7 @@ class SocketReceive(MovedMessage):
     def __init__(self, peer: int, wait: Wait, room: int, tensor: torch.Tensor | None = None) -> None:
         super().__init__(peer, wait)
         self._tensor = tensor
+        self._memory = np.empty(0, dtype=np.uint8)
         self._room = room
         self._length = bytearray(_LENGTH.size)
         self.left = memoryview(self._length)
@@ -98,7 +99,7 @@ class SocketReceive(MovedMessage):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return the buffer that was given, or else the allocated one (uint8 1-D), once the length is known."""
+        """Return the given buffer, or else the allocated one: uint8 1-D, empty until the length is known."""
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
     @property
