@@ -1,7 +1,8 @@
 """All-gather: every rank sends its packed payload to all others, and each adds them. Supports all payloads.
 
 All messages are sent at once, so it takes one latency, but its volume grows with the number of ranks. The result is a
-list of terms in rank order. The own payload is included as the other ranks see it, so that all ranks add the same bits.
+list of terms in rank order. It includes this rank's own payload in encoded form, as the other ranks receive it, so that
+all ranks add the same bits.
 
 Bytes: (n-1) times the packed payload per rank.
 """

@@ -60,7 +60,8 @@ class Hierarchical(Collective):
             raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
         if part.recodes or part.keeps_residuals:
             raise OptionError(
-                f"hierarchical: {role}={name} is not possible; use downlink=dense or union without error feedback"
+                f"hierarchical: {role}={name} is not possible; "
+                "use downlink=dense or downlink=union without error feedback"
             )
         return part
 

@@ -155,7 +155,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Options:
-    """Base class of every component: checks its fields on construction, and describes them.
+    """Base class of every component, such as a collective: it checks its options when it is created.
 
     Raises:
         OptionError: a value does not fit its declared type or range, e.g. "topk: ratio=2 is not possible: Input should

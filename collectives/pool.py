@@ -137,9 +137,10 @@ class BoundPool(BoundCollective):
         self._rounds_of_buffers.clear()
 
     def _map(self, slot_bytes: int, num_sets: int, smaller: str) -> PoolRounds:
-        """Map memory regions for `num_sets` sets of slots. Every rank must call this method.
+        """Map memory regions for `num_sets` sets of slots, and return the `PoolRounds` that use them.
 
-        `smaller` names what the user should decrease, for the error message if there is not enough memory.
+        Every rank must call this method. `smaller` names what the user should choose, for the error message if there is
+        not enough memory.
         """
         transport, options = self.transport, self.options
         n, num_regions = transport.world_size, options.regions
@@ -187,7 +188,7 @@ class PoolRounds:
         self._round = 0
 
     def slot(self, round_: int, rank: int, nbytes: int) -> torch.Tensor:
-        """Return the slot of `rank` in this round, uint8 [nbytes]; that of rank `world_size` is for the result."""
+        """Return the first `nbytes` bytes of a rank's slot in this round; rank `world_size` stands for the result."""
         number = round_ % self._num_sets * (self._transport.world_size + 1) + rank
         index, region = divmod(number, len(self._memories))
         return self._memories[region].data[index * self._slot_bytes :][:nbytes]

@@ -231,7 +231,7 @@ class BoundServer(BoundCollective):
         if self._downlink is None:
             raise OptionError(
                 "server: downlink=recode and error_feedback=true need the layers of a training run; use downlink=dense "
-                "or union without error feedback"
+                "or downlink=union without error feedback"
             )
         numels = [self._downlink.numel(layer_id) for layer_id in layout.key]
         if sum(numels) != layout.numel:
@@ -256,7 +256,9 @@ class BoundServer(BoundCollective):
         elif self._downlink is not None:
             answer = self._downlink.encode(total, shard.key)
         else:
-            raise OptionError("server: downlink=recode needs the run's compressor; use downlink=dense or union")
+            raise OptionError(
+                "server: downlink=recode needs the run's compressor; use downlink=dense or downlink=union"
+            )
         if shard.keeps_loss:
             answer.subtract_from_(total)
             self._residuals.propose(total, shard.stretches)

@@ -46,7 +46,9 @@ class Library:
 
 
 def kernels_in_use(device: str = "cpu") -> Kernels:
-    """Return the implementation that is in use for tensors on a torch device type ("cpu" or "cuda").
+    """Return the implementation of loops for tensors on a torch device type ("cpu" or "cuda").
+
+    "native" is C code, "triton" GPU kernels, and "reference" plain torch and numpy.
 
     Raises:
         OptionError: GRADWIRE_KERNELS has an unknown value.
@@ -76,7 +78,7 @@ def found() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """Return the library in `folder` that suits this processor best, or the reason why there is none."""
+    """Return the library in `folder` that suits this processor best; without one, the result says why."""
     refused = []
     for processor in reversed(suitable_processors() or ["none"]):
         found = open_library(folder / library_name(processor), sources(), f"compiled for {processor}")
@@ -87,7 +89,7 @@ def load(folder: Path) -> Library:
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
-    """Open the library at `path`, or say why it cannot be used.
+    """Open a library of native loops; if it cannot be used, the result says why.
 
     Args:
         path: path of the library.

@@ -72,7 +72,7 @@ class Loop:
         return self._function(*arguments)
 
     def serves(self, *tensors: torch.Tensor) -> bool:
-        """Return True if native loops are in use and all of these tensors lie on the CPU, so that it may be called."""
+        """Return True if native loops are in use and all of these tensors lie on the CPU, so that the loop may run."""
         return library() is not None and all(tensor.is_cpu for tensor in tensors)
 
     @functools.cached_property

@@ -63,7 +63,7 @@ class ControlMessage:
     clock_end: ClockEnd = _NO_CLOCK
 
     def pack(self) -> torch.Tensor:
-        """Return the message as uint8 [24]."""
+        """Return the message in packed form, uint8 [24]."""
         end = self.clock_end
         return _bytes(self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr))
 
@@ -97,7 +97,7 @@ class RemoteServer(ServerClient):
         numels: number of elements of every layer, in the order of their ids, which count from 0.
 
     Raises:
-        PayloadError: there are more layers (2^16) than a payload's header can number.
+        PayloadError: there are more than 2^16 layers, which a payload's header cannot number.
     """
 
     @override

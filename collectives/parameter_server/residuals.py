@@ -44,8 +44,9 @@ def stretches_between(layers: Sequence[tuple[int, int]], start: int, stop: int) 
 
 
 class AnswerResiduals:
-    """The residuals of the stretches that this rank serves: accepted ones, and those proposed in the current step.
+    """The residuals (errors of the sums that a server sends back) of the stretches of layers that this rank serves.
 
+    Residuals are proposed in a step, and used in later steps once they are accepted.
     All ranks know which rank keeps the residual of which stretch. When DDP rebuilds its buckets, a layer may get
     another server or be cut at other elements; its residuals then move to the ranks that serve it now.
     """
@@ -97,7 +98,12 @@ class AnswerResiduals:
         self._keepers |= changed
 
     def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add the accepted residuals of these stretches to `total` (mutated), fp32 [elements of all stretches]."""
+        """Add the accepted residuals of these stretches to `total` (mutated).
+
+        Args:
+            total: fp32 [elements of all stretches].
+            stretches: the stretches, in the order in which they lie in `total`.
+        """
         for stretch, part in zip(stretches, _cut(total, stretches), strict=True):
             if stretch in self._kept:
                 part.add_(self._kept[stretch])
@@ -112,12 +118,12 @@ class AnswerResiduals:
         self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
 
     def commit(self) -> None:
-        """Accept the proposed residuals."""
+        """Accept the residuals that were proposed since the last `commit` or `drop`."""
         self._kept |= self._proposed
         self._proposed = {}
 
     def drop(self) -> None:
-        """Discard the proposed residuals."""
+        """Discard the residuals that were proposed since the last `commit` or `drop`."""
         self._proposed = {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -47,17 +47,20 @@ class KeepLost(Protocol):
     """A callback that receives the rounding error of a sum; error feedback adds it to this rank's next gradient."""
 
     def __call__(self, start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        """Keep a rounding error: the exact sum minus the rounded sum.
+        """Keep rounding errors: for each of some elements, the exact sum minus the rounded sum.
 
         Args:
-            start: element that `values` or `positions` are counted from.
-            values: fp32 [n], the errors.
-            positions: int64 [n], the element of each error, counted from `start`; None: consecutive elements.
+            start: element of the tensor at which `values` begin, or from which `positions` are counted.
+            values: the errors, fp32 [n].
+            positions: the element of each error, counted from `start`, int64 [n]; None for consecutive elements.
         """
 
 
 def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
-    """Return the callback for a part that begins at element `offset`."""
+    """Return a callback for errors in the part of a tensor that begins at element `offset`.
+
+    It calls `keep_lost`, the callback for the whole tensor. Return None if `keep_lost` is None.
+    """
     if keep_lost is None or not offset:
         return keep_lost
 
@@ -71,12 +74,12 @@ class Received(NamedTuple):
     """A packed payload whose header and numbers have been read and checked.
 
     Attributes:
-        numel: elements of the dense tensor.
-        num_entries: elements that are sent, at most `numel`.
-        dtype: value type, one of the kind's.
-        form: number of the form, below the kind's `num_forms`.
-        numbers: the values of the kind's `fixed` fields.
-        body: reads the fields that follow.
+        numel: number of elements of the dense tensor.
+        num_entries: number of elements that are sent, at most `numel`.
+        dtype: dtype of the values, one of the kind's `dtypes`.
+        form: number of the format in which the fields are written, below the kind's `num_forms`.
+        numbers: the kind's `fixed` numbers, which follow the header.
+        body: reads the fields that follow these numbers.
     """
 
     numel: int
@@ -88,24 +91,26 @@ class Received(NamedTuple):
 
 
 class Payload(abc.ABC):
-    """One tensor in encoded form.
+    """A tensor in encoded form, which can be sent. Each subclass is a kind of payload.
 
     A kind defines `fields`, `from_wire`, `add_to_` and `_cut`, and `_add` if it is addable; all else has a default.
 
     Class attributes:
         code: the kind's number in the header; 0 for kinds that are never sent.
-        fixed: numbers that follow the header on the wire.
-        num_forms: number of forms in which the fields may lie; the header's flags say which.
-        dtypes: value types that the kind supports.
-        elementwise: adding wire tensors element by element adds the values, so any dense all-reduce can sum them. For
-            a bundle this depends on its members, so read it from the payload, not from its class.
-        addable: `a.add(b)` is exact up to rounding to the value type. The sum may be of a wider kind (GroupSparse ->
-            Sparse -> Dense), never of a narrower one.
-        splits_blocks: `slice` may also cut inside a block of `alignment` elements; the part may be of a wider kind.
+        fixed: format of the numbers that follow the header in a message.
+        num_forms: number of formats in which the fields can be written; the header's flags say which one is used.
+        dtypes: dtypes of values that the kind supports.
+        elementwise: True if adding the sent tensors (`wire`) element by element adds the payloads, so that any dense
+            all-reduce can sum them. For a bundle this depends on its members, so read it from the payload, not from its
+            class.
+        addable: True if payloads can be added (`a.add(b)`), exactly up to rounding to the values' dtype. The sum may be
+            of a more general kind (GroupSparse -> Sparse -> Dense), never of a more special one.
+        splits_blocks: True if `slice` may also cut inside a block of `alignment` elements; the result may then be of a
+            more general kind.
 
     Attributes:
-        numel: elements of the dense tensor it stands for.
-        values: the values that are sent, in their type; the wire tensor of elementwise kinds.
+        numel: number of elements of the dense tensor that the payload stands for.
+        values: the values that are sent, in their dtype; for element-wise kinds, the tensor `wire`.
         tensor_id: a number that the sender may choose, 0..65535; sent in the header.
         keep_lost: callback of the sender, not sent: a collective that rounds partial sums to 16 bits calls it with the
             rounding error on this rank. None: the sender keeps no residual.
@@ -132,34 +137,37 @@ class Payload(abc.ABC):
 
     @property
     def device(self) -> torch.device:
-        """Return the device of its tensors."""
+        """Return the device of the payload's tensors."""
         return self.values.device
 
     @property
     def num_entries(self) -> int:
-        """Return how many elements are sent, stored zeros included; `numel` for dense kinds, 0 if all are zero."""
+        """Return the number of elements that are sent, including zeros among them.
+
+        This is `numel` for kinds that send every element, and 0 for a payload that sends none because all are zero.
+        """
         return self.values.numel()
 
     @abc.abstractmethod
     def fields(self) -> list[Field]:
-        """Return what `pack` concatenates: the result of `_header`, then tensors, wider types first."""
+        """Return the fields that `pack` concatenates: the result of `_header`, then tensors, wider dtypes first."""
 
     @classmethod
     @abc.abstractmethod
     def from_wire(cls, wire: Received) -> Payload:
-        """Decode and validate what `pack` returned; tensors of the result may be views of it.
+        """Return the payload of this kind that a message holds; its tensors may be views of the message.
 
         Raises:
-            PayloadError: the message is not the result of `pack`.
+            PayloadError: the message cannot be the result of `pack`.
         """
 
     @property
     def nbytes(self) -> int:
-        """Return the length of `pack()`, header included, without packing where possible."""
+        """Return the length of `pack()` in bytes, header included, without packing where possible."""
         return sum(map(field_nbytes, self.fields()))
 
     def pack(self) -> torch.Tensor:
-        """Return uint8 [nbytes] on `device`: the header, then the fields without padding, wider types first."""
+        """Return the packed payload, uint8 [nbytes] on `device`: the header, then the fields without padding."""
         return lay_out(self.fields(), self.device)
 
     @abc.abstractmethod
@@ -167,16 +175,16 @@ class Payload(abc.ABC):
         """Add self / divisor to `dense`, floating [numel] (mutated), in the dtype of `dense`."""
 
     def subtract_from_(self, dense: torch.Tensor) -> None:
-        """Subtract self from `dense`, floating [numel] (mutated): a compensated gradient becomes the residual."""
+        """Subtract self from `dense`, floating [numel] (mutated), for example to get the residual of a gradient."""
         self.add_to_(dense, divisor=-1.0)
 
     def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
         """Add (self + others) / divisor to `dense` in one pass.
 
         Args:
-            others: added after this one, in their order, in fp32.
+            others: payloads of the same length, added after this one, in their order, in fp32.
             dense: floating [numel], mutated.
-            divisor: applied to the sum.
+            divisor: the sum is divided by this number.
 
         Returns:
             False, with `dense` unchanged, if this kind cannot do it in one pass.
@@ -187,9 +195,9 @@ class Payload(abc.ABC):
         """Write (self + others) / divisor into `parts` in one pass, bit for bit as if added to zeros.
 
         Args:
-            parts: floating, 1-D, `numel` elements together; overwritten.
-            divisor: applied to the sum.
-            others: as for `add_all_to_`.
+            parts: tensors with `numel` elements in total, floating and 1-D; overwritten.
+            divisor: the sum is divided by this number.
+            others: payloads of the same length, added after this one, in their order, in fp32.
 
         Returns:
             False, with `parts` unchanged, if this kind cannot do it in one pass.
@@ -197,18 +205,18 @@ class Payload(abc.ABC):
         return False
 
     def clear_in_(self, dense: torch.Tensor) -> None:
-        """Zero the elements of `dense` [numel] (mutated) that this payload sends."""
+        """Set the elements of `dense` [numel] (mutated) that this payload sends to zero."""
         if self.num_entries:
             dense.zero_()
 
     def to_dense(self) -> torch.Tensor:
-        """Return a new tensor, fp32 [numel]."""
+        """Return the decoded tensor as a new one, fp32 [numel]."""
         dense = torch.zeros(self.numel, dtype=torch.float32, device=self.device)
         self.add_to_(dense)
         return dense
 
     def slice(self, start: int, stop: int) -> Payload:
-        """Return the payload of elements start..stop-1, numbered from 0.
+        """Return a payload of the elements start..stop-1 only, which are numbered from 0 there.
 
         Args:
             start: first element; a multiple of `alignment`, or `numel`, unless the kind `splits_blocks`.
@@ -228,46 +236,54 @@ class Payload(abc.ABC):
 
     @abc.abstractmethod
     def _cut(self, start: int, stop: int) -> Payload:
-        """Do `slice` between two borders at which the kind can be cut."""
+        """Return the result of `slice`, given borders at which this kind can be cut."""
 
     @property
     def alignment(self) -> int:
-        """Return the block length (group, row, block of codes); `slice` cuts best, or only, between blocks."""
+        """Return the number of elements in a block, such as a group, a matrix row or the codes of one byte.
+
+        `slice` cuts best between blocks, or only there unless the kind `splits_blocks`.
+        """
         return 1
 
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Return how many elements are sent in each interval borders[i]..borders[i+1]-1."""
+        """Return the number of elements that are sent in each interval borders[i]..borders[i+1]-1."""
         return [stop - start if self.num_entries else 0 for start, stop in itertools.pairwise(borders)]
 
     def borders(self, num_parts: int) -> list[int]:
-        """Return num_parts + 1 borders of a balanced partition, where `slice` may cut; equal for equal layouts."""
+        """Return num_parts + 1 borders of a balanced partition of the elements, at which `slice` may cut.
+
+        Payloads with the same sizes and kinds have the same borders.
+        """
         return borders_of_blocks([(self.numel, self.alignment, self.splits_blocks)], num_parts)
 
     def split(self, num_parts: int) -> list[Payload]:
-        """Return `num_parts` consecutive payloads, cut at `borders`."""
+        """Return the `num_parts` payloads into which this one is cut, at `borders(num_parts)`."""
         return [self.slice(start, stop) for start, stop in itertools.pairwise(self.borders(num_parts))]
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum as a payload; values are added in fp32 and rounded once to the value type.
+        """Return the sum of this payload and another; values are added in fp32 and rounded once to their dtype.
 
         Args:
             other: a payload with the same number of elements.
-            keep_lost: called with the rounding error of 16-bit sums; None: the error is dropped.
+            keep_lost: called with the rounding errors of 16-bit sums; None if the errors are not needed.
 
         Raises:
-            PayloadError: the kind is not addable, or the two payloads do not fit together.
+            PayloadError: the kind is not addable, or the two payloads differ in length, kind or parameters.
         """
         if other.numel != self.numel:
             raise PayloadError(f"payloads of {self.numel} and {other.numel} elements cannot be added")
         return self._add(other, keep_lost)
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        """Do `add` for a payload of the same length."""
+        """Return the result of `add`, given a payload with the same number of elements."""
         raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
     @property
     def wire(self) -> torch.Tensor:
-        """Return the tensor that elementwise kinds send: 1-D, any dtype; shared, except for a bundle, which copies.
+        """Return the tensor that an element-wise payload sends: 1-D, any dtype.
+
+        It shares memory with the payload, except for a bundle, which copies its members.
 
         Raises:
             PayloadError: the kind is not elementwise.
@@ -277,7 +293,10 @@ class Payload(abc.ABC):
         return self.values
 
     def with_wire(self, wire: torch.Tensor) -> Payload:
-        """Return this payload with another wire tensor of the same shape and dtype (a partial or complete sum).
+        """Return a payload like this one that sends another tensor, for example a sum over ranks.
+
+        Args:
+            wire: of the same shape and dtype as this payload's `wire`.
 
         Raises:
             PayloadError: the kind is not elementwise.
@@ -285,10 +304,10 @@ class Payload(abc.ABC):
         raise PayloadError(f"{type(self).__name__} has no element-wise wire tensor")
 
     def _header(self, dtype: torch.dtype, *numbers: float, form: int = 0) -> bytes:
-        """Return the 16 header bytes, followed by the `fixed` numbers.
+        """Return the header of a message (16 bytes), followed by the kind's `fixed` numbers.
 
         Raises:
-            PayloadError: more elements than the header can count, or a value type that the kind does not support.
+            PayloadError: there are more elements than the header can count, or the kind does not support the dtype.
         """
         if dtype not in self.dtypes:
             raise PayloadError(f"{type(self).__name__} cannot carry {dtype}, only {', '.join(map(str, self.dtypes))}")
@@ -301,7 +320,7 @@ class Payload(abc.ABC):
         return header + self.fixed.pack(*numbers)
 
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        """Return dense values [numel] + this payload as a new tensor in the wider type, rounded once.
+        """Return `values` [numel] + self as a new tensor in the wider of both dtypes, rounded once.
 
         Raises:
             PayloadError: the kind is not addable.
@@ -310,9 +329,10 @@ class Payload(abc.ABC):
 
 
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
-    """Return num_parts + 1 borders that divide 0..numel into whole blocks of `alignment`; longer parts come first.
+    """Return num_parts + 1 borders that divide `numel` elements into parts of nearly equal length.
 
-    Example: 10 elements in 3 parts -> [0, 4, 7, 10]. Parts may be empty.
+    Parts consist of whole blocks of `alignment` elements; longer parts come first, and parts may be empty. Example: 10
+    elements in 3 parts -> [0, 4, 7, 10].
     """
     quotient, remainder = divmod(-(-numel // alignment), num_parts)
     blocks_before = [part * quotient + min(part, remainder) for part in range(num_parts + 1)]
@@ -323,7 +343,7 @@ Blocks = tuple[int, int, bool]  # (number of elements, elements per block, wheth
 
 
 def borders_of_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
-    """Return num_parts + 1 borders of a balanced partition of consecutive ranges of blocks.
+    """Return num_parts + 1 borders that divide consecutive ranges of blocks into parts of nearly equal length.
 
     A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
     possible cut nearest to an even partition. If a part would be more than 10 % longer than the mean, blocks that may
@@ -354,7 +374,7 @@ def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int
 
 
 def unpack(buffer: torch.Tensor) -> Payload:
-    """Decode one packed payload.
+    """Return the payload that a buffer holds in packed form.
 
     Args:
         buffer: uint8, 1-D, contiguous; may be longer than the payload (a receive buffer of the longest possible size).

@@ -37,10 +37,10 @@ from collectives.payloads.fields import FLOAT_DTYPES, Field, field_nbytes
 
 @dataclasses.dataclass(eq=False)
 class Bundle(Payload):
-    """Sends several payloads that stand for consecutive parts of one tensor.
+    """A payload that sends several payloads, its members, which stand for consecutive parts of one tensor.
 
     Attributes:
-        payloads: the members in order, at least one; a bundle among them is replaced by its members.
+        payloads: the members in order, at least one; a bundle among them is replaced with its members.
 
     Raises:
         PayloadError: there are no members.
@@ -73,7 +73,7 @@ class Bundle(Payload):
 
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
-        """Return the length of a packed bundle whose packed members have these lengths."""
+        """Return the bytes of a packed bundle whose packed members have these numbers of bytes."""
         return HEADER_BYTES + _padded(4 + 4 * len(lengths)) + sum(map(_padded, lengths))
 
     @property
@@ -134,9 +134,10 @@ class Bundle(Payload):
 
     @property
     def alignment(self) -> int:
-        """Return the common multiple of the members' alignments if every member starts at one, else `numel`.
+        """Return the least common multiple of the members' alignments if every member starts at a multiple of it.
 
-        `borders` also finds the other cuts that an irregular bundle allows.
+        Otherwise return `numel`, or 1 for a bundle without elements. `borders` also finds the other cuts that such a
+        bundle allows.
         """
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
@@ -192,7 +193,10 @@ class Bundle(Payload):
         return Bundle([member.with_wire(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[Payload, int, int]]:
-        """Yield (member, begin, end) for members with elements in this range; the numbers count from the member."""
+        """Yield (member, begin, end) for each member that has elements in start..stop-1.
+
+        These are the elements begin..end-1 of the member.
+        """
         for member, offset in zip(self.payloads, self._offsets, strict=False):
             begin, end = max(start - offset, 0), min(stop - offset, member.numel)
             if begin < end:
@@ -200,17 +204,17 @@ class Bundle(Payload):
 
 
 def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
-    """Cut the sum of a message into one payload per unit.
+    """Cut a payload, such as the sum of a bucket of layers, into one payload per part (such as a layer).
 
     Args:
         total: the result of a collective: a bundle, any other payload, or an unreduced sum of these.
-        numels: elements of each unit, in the order of the message.
+        numels: number of elements of each part, in order.
 
     Raises:
-        PayloadError: the lengths do not add up to `total.numel`, or a payload cannot be cut between two units.
+        PayloadError: `numels` do not add up to `total.numel`, or the payload cannot be cut between two parts.
     """
     if sum(numels) != total.numel:
-        raise PayloadError(f"units of {sum(numels)} elements cannot be cut from a total of {total.numel}")
+        raise PayloadError(f"parts of {sum(numels)} elements cannot be cut from a payload of {total.numel}")
     if len(numels) == 1:
         return [total]
     if isinstance(total, UnreducedSum):
@@ -222,7 +226,7 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
 
 
 def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int]) -> KeepLost:
-    """Return a callback that passes each rounding error to the member's own callback."""
+    """Return a callback for a bundle that passes each rounding error to the `keep_lost` of the member it lies in."""
 
     def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
         index = bisect.bisect_right(offsets, start) - 1
@@ -238,10 +242,10 @@ def _padded(nbytes: int) -> int:
 
 @dataclasses.dataclass(eq=False)
 class UnreducedSum(Payload):
-    """Holds one payload per rank and stands for their sum in rank order; it is never sent.
+    """A payload that holds one payload per rank and stands for their sum in rank order; it is never sent.
 
     Attributes:
-        terms: payloads of equal `numel`, by rank; at least one.
+        terms: the payloads in rank order, at least one; all have the same `numel`.
 
     Raises:
         PayloadError: there are no terms, or they have different lengths.
@@ -284,7 +288,7 @@ class UnreducedSum(Payload):
         raise PayloadError("an unreduced sum is never sent")
 
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        """Add (term 0 + term 1 + ...) / divisor to `dense` (mutated): summed in rank order in fp32 or wider."""
+        """Add (term 0 + term 1 + ...) / divisor to `dense` (mutated); the sum is computed in fp32 or wider."""
         first, *others = self.terms
         if others and first.add_all_to_(others, dense, divisor=divisor):
             return
@@ -324,7 +328,10 @@ class UnreducedSum(Payload):
         return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
 
     def merged(self, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum as one payload, added in rank order: of the terms' kind if addable, else dense fp32."""
+        """Return the sum of the terms in rank order as one payload: of their kind if addable, otherwise dense fp32.
+
+        `keep_lost` is called with the rounding errors of 16-bit sums if the terms are addable.
+        """
         if all(term.addable for term in self.terms):
             return functools.reduce(lambda total, term: total.add(term, keep_lost), self.terms)
         return Dense(self.to_dense())

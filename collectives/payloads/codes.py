@@ -33,13 +33,14 @@ from collectives.payloads.fields import FLOAT_DTYPES, Field, with_room
 
 
 class CodedElements(Payload):
-    """A payload with a code of `bits` bits for every element; a table says what the codes of a byte stand for.
+    """A payload with a code of `bits` bits for every element; a table has the values that codes stand for.
 
     Attributes:
-        numel: elements of the dense tensor.
-        bits: width of a code.
-        packed: uint8 [ceil(numel * bits / 8)], the packed codes; empty if all elements are zero.
-        scales: floating [1], or one per `block_numel` elements; what the table's values are multiplied by.
+        numel: number of elements of the dense tensor.
+        bits: bits per code.
+        packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all elements are zero.
+        scales: factors of the table's values, floating [1], or one per `block_numel` elements.
+        block_numel: elements per scale; 0 for one scale for all elements.
     """
 
     bits: int
@@ -65,12 +66,12 @@ class CodedElements(Payload):
     @property
     @abc.abstractmethod
     def table(self) -> torch.Tensor:
-        """Return the values of each byte of packed codes: fp32 [256, 8 / bits]."""
+        """Return the values, before scaling, of the codes in each of the 256 possible bytes: fp32 [256, 8 / bits]."""
 
     @property
     @abc.abstractmethod
     def table_id(self) -> Hashable:
-        """Return what determines the table and the blocks; payloads that agree in it are added in one pass."""
+        """Return a key of the table and the block length; payloads with equal keys can be added in one pass."""
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
@@ -94,7 +95,10 @@ class CodedElements(Payload):
         return max(1, self.block_numel or self.numel)
 
     def _terms(self, others: Sequence[Payload]) -> list[Term] | None:
-        """Return the codes and scales of the payloads that are not zero; None if one pass cannot add them all."""
+        """Return (packed codes, scales) of this payload and the others, without those that are zero.
+
+        Return None if the payloads cannot all be added in one pass.
+        """
         payloads = [self, *(other for other in others if isinstance(other, CodedElements))]
         if len(payloads) < 1 + len(others) or len({payload.table_id for payload in payloads}) > 1:
             return None
@@ -103,18 +107,18 @@ class CodedElements(Payload):
 
 @dataclasses.dataclass(eq=False)
 class Codes(CodedElements):
-    """Sends a code of 1 to 8 bits for every element, whose value is scale * codebook[code].
+    """A payload that sends a code of 1 to 8 bits for every element, whose value is scale * codebook[code].
 
     Attributes:
-        numel: elements of the dense tensor.
+        numel: number of elements of the dense tensor.
         codebook: name of the codebook: sign, ternary, levels, natural, or one that was registered.
-        bits: width of a code, one of the codebook's.
-        packed: uint8 [ceil(numel * bits / 8)], the packed codes; empty if all scales are zero.
-        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; replaced by an empty tensor if all are zero.
-        block_numel: elements per scale; 0 for one scale for all.
+        bits: bits per code, one of the codebook's `widths`.
+        packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all scales are zero.
+        scales: fp32, fp16 or bf16 [1], or [ceil(numel / block_numel)]; an empty tensor is stored if all are zero.
+        block_numel: elements per scale; 0 for one scale for all elements.
 
     Raises:
-        PayloadError: the lengths do not fit together, or the codebook does not exist at this width.
+        PayloadError: the tensors do not have the lengths above, or the codebook has no codes of `bits` bits.
     """
 
     code = 6
@@ -145,14 +149,14 @@ class Codes(CodedElements):
     def from_codes(
         cls, codes: torch.Tensor, *, codebook: str, bits: int, scales: torch.Tensor, block_numel: int = 0
     ) -> Self:
-        """Pack codes; the other arguments are the attributes.
+        """Return a payload of codes that are not packed yet.
 
         Args:
-            codes: integer or bool [numel]; only the low `bits` bits are used, so levels may be negative.
+            codes: integer or bool [numel]; only the low `bits` bits of each are used, so codes may be negative.
             codebook: name of the codebook.
-            bits: width of a code.
-            scales: one scale, or one per block.
-            block_numel: elements per scale; 0 for one scale for all.
+            bits: bits per code.
+            scales: one scale, or one per block: floating [1] or [ceil(numel / block_numel)].
+            block_numel: elements per scale; 0 for one scale for all elements.
         """
         packed = pack_bits(codes, bits, first=find_codebook(codebook).first)
         return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
@@ -161,7 +165,7 @@ class Codes(CodedElements):
     def room(
         cls, numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> torch.Tensor:
-        """Return uninitialised packed codes, uint8 [ceil(numel * bits / 8)], that `pack` need not copy."""
+        """Return an uninitialised tensor for `packed`, uint8 [ceil(numel * bits / 8)], that `pack` need not copy."""
         nbytes = packed_nbytes(numel, bits)
         return with_room(cls.packed_nbytes(numel, bits, scale_dtype, block_numel) - nbytes, nbytes, torch.uint8, device)
 
@@ -169,7 +173,7 @@ class Codes(CodedElements):
     def packed_nbytes(
         cls, numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> int:
-        """Return the length of a packed payload whose scales are not all zero."""
+        """Return the bytes of a packed payload whose scales are not all zero."""
         scales = num_scales(numel, block_numel) * scale_dtype.itemsize
         return HEADER_BYTES + cls.fixed.size + scales + packed_nbytes(numel, bits)
 
@@ -214,21 +218,24 @@ class Codes(CodedElements):
 
 
 def num_scales(numel: int, block_numel: int) -> int:
-    """Return how many scales `numel` elements need: one if `block_numel` is 0, none for no elements."""
+    """Return the number of scales for `numel` elements: one per block, or one for all if `block_numel` is 0.
+
+    Without elements there are no scales.
+    """
     return -(-numel // block_numel) if block_numel else min(numel, 1)
 
 
 @dataclasses.dataclass(eq=False)
 class TwoMeans(CodedElements):
-    """Sends two values and one bit per element, which selects `high` (1) or `low` (0).
+    """A payload that sends two values and one bit per element, which selects `high` (1) or `low` (0).
 
     Attributes:
-        numel: elements of the dense tensor.
+        numel: number of elements of the dense tensor.
         low, high: the two values, in fp32 precision.
-        packed: uint8 [ceil(numel / 8)], the bits; replaced by an empty tensor if both values are zero.
+        packed: the bits, uint8 [ceil(numel / 8)]; an empty tensor is stored if both values are zero.
 
     Raises:
-        PayloadError: `packed` has another length.
+        PayloadError: `packed` does not have ceil(numel / 8) bytes.
     """
 
     code = 10
@@ -251,12 +258,12 @@ class TwoMeans(CodedElements):
 
     @classmethod
     def room(cls, numel: int, device: torch.device) -> torch.Tensor:
-        """Return uninitialised bits, uint8 [ceil(numel / 8)], that `pack` need not copy."""
+        """Return an uninitialised tensor for `packed`, uint8 [ceil(numel / 8)], that `pack` does not need to copy."""
         return with_room(HEADER_BYTES + cls.fixed.size, packed_nbytes(numel, 1), torch.uint8, device)
 
     @classmethod
     def packed_nbytes(cls, numel: int) -> int:
-        """Return the length of a packed payload that is not zero."""
+        """Return the bytes of a packed payload whose two values are not both zero."""
         return HEADER_BYTES + cls.fixed.size + packed_nbytes(numel, 1)
 
     @property

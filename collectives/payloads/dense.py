@@ -14,7 +14,7 @@ from collectives.payloads.fields import VALUE_DTYPES, Field, with_room
 
 @dataclasses.dataclass(eq=False)
 class Dense(Payload):
-    """Sends every element of a tensor.
+    """A payload that sends every element of a tensor.
 
     Integer values make sums exact (for example of levels on a shared scale). They wrap on overflow, so choose a type
     that can hold the sum.
@@ -42,7 +42,7 @@ class Dense(Payload):
 
     @staticmethod
     def room(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return uninitialised values, `dtype` [numel], that `pack` need not copy."""
+        """Return an uninitialised tensor for `values`, `dtype` [numel], that `pack` does not need to copy."""
         return with_room(HEADER_BYTES, numel, dtype, device)
 
     @override
@@ -53,7 +53,7 @@ class Dense(Payload):
     @classmethod
     def from_wire(cls, wire: Received) -> Self:
         if wire.num_entries != wire.numel:
-            raise PayloadError("a dense payload sends every element")
+            raise PayloadError("a dense payload must have as many entries as elements")
         return cls(wire.body.tensor(wire.numel, wire.dtype))
 
     @override

@@ -1,4 +1,4 @@
-"""The byte format of packed payloads: header, numbers of value types, writing of fields, reading with checked lengths.
+"""The byte format of packed payloads: header, numbers of value dtypes, and how fields are written and safely read.
 
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
 """
@@ -12,7 +12,7 @@ import torch
 
 
 class PayloadError(ValueError):
-    """A buffer is not a valid packed payload, or payloads do not fit together."""
+    """A buffer is not a valid packed payload, tensors cannot form a payload, or payloads cannot be combined."""
 
 
 MAGIC = 0x4757  # "WG" on the wire
@@ -39,15 +39,16 @@ MEMORY = "memory_of_the_message"  # attribute of tensors that `with_room` return
 
 
 def field_nbytes(field: Field) -> int:
-    """Return the bytes that a field takes on the wire."""
+    """Return the number of bytes that a field of a payload takes in a message."""
     return len(field) if isinstance(field, bytes) else field.numel() * field.element_size()
 
 
 def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return an uninitialised last field, `dtype` [count], with free memory in front of it for the other fields.
+    """Return an uninitialised tensor, `dtype` [count], with `nbytes_before` bytes of free memory in front of it.
 
-    `lay_out` writes the other fields there, so that the long field is not copied. Views of the field are copied like
-    any field, because they may belong to other payloads, which must not write into this memory.
+    The tensor is meant as the last field of a payload: `lay_out` writes the other fields into the free memory, so that
+    the long field is not copied. Views of the tensor are copied like any field, because they may belong to other
+    payloads, which must not write into this memory.
     """
     memory = torch.empty(nbytes_before + count * dtype.itemsize, dtype=torch.uint8, device=device)
     field = memory[nbytes_before:].view(dtype)
@@ -56,7 +57,7 @@ def with_room(nbytes_before: int, count: int, dtype: torch.dtype, device: torch.
 
 
 def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
-    """Concatenate fields into uint8 [sum of lengths] on `device`; a last field made by `with_room` is not copied."""
+    """Return the concatenated bytes of the fields, uint8 on `device`; a last field from `with_room` is not copied."""
     starts = list(itertools.accumulate(map(field_nbytes, fields), initial=0))
     out = getattr(fields[-1], MEMORY, None) if fields else None
     if out is not None and out.numel() == starts[-1]:
@@ -75,15 +76,15 @@ def lay_out(fields: Sequence[Field], device: torch.device) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a tensor as uint8, 1-D; shared if the tensor is contiguous."""
+    """Return a tensor's elements as bytes, uint8 1-D: a view if the tensor is contiguous, otherwise a copy."""
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 class Reader:
-    """Reads one field of a message after another, and raises PayloadError if the message is too short.
+    """Read the fields of a message one after another; every method raises PayloadError if the message is too short.
 
     Args:
-        body: uint8 [any], contiguous.
+        body: the message, uint8 [any], contiguous.
     """
 
     def __init__(self, body: torch.Tensor) -> None:
@@ -91,7 +92,7 @@ class Reader:
         self._offset = 0
 
     def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """Read fixed fields; their padding must be zero."""
+        """Return the next numbers of the message, packed in the format `layout`; its padding bytes must be zero."""
         part = self._next(layout.size)
         raw = (self._body.numpy()[part] if self._body.is_cpu else self._body[part].cpu().numpy()).tobytes()
         numbers = layout.unpack(raw)
@@ -100,9 +101,10 @@ class Reader:
         return numbers
 
     def tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Read the next `count` elements, 1-D: a view of the message if it is aligned for the type, else a copy.
+        """Return the next `count` elements of the message, `dtype` [count].
 
-        Nothing is allocated if the message ends before them.
+        The result is a view of the message if it is aligned for the dtype, otherwise a copy. Nothing is allocated if
+        the message is too short.
         """
         raw = self._body[self._next(count * dtype.itemsize)]
         if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
@@ -110,7 +112,7 @@ class Reader:
         return raw.view(dtype)
 
     def rest(self) -> torch.Tensor:
-        """Return the bytes that have not been read: uint8 [any], a view of the message."""
+        """Return the bytes that have not been read, uint8 [any], as a view of the message."""
         return self._body[self._offset :]
 
     def _next(self, nbytes: int) -> slice:

@@ -45,20 +45,21 @@ _ADD_GROUP_STARTS = Loop("add_group_starts", LongArray, Int, Int, Int, returns=I
 
 @dataclasses.dataclass(eq=False)
 class GroupSparse(IndexedValues):
-    """Sends k values per group of `group_size` consecutive elements; a shorter last group may have fewer.
+    """A payload that sends k values per group of `group_size` consecutive elements.
 
-    A sum is `Sparse` or `Dense`, because its groups can have different numbers of entries.
+    The last group may have fewer elements and then fewer values. A sum is `Sparse` or `Dense`, because its groups can
+    have different numbers of entries.
 
     Attributes:
-        numel: elements of the dense tensor.
-        group_size: elements per group.
-        k: entries per group, 1..group_size.
+        numel: number of elements of the dense tensor.
+        group_size: number of elements per group.
+        k: number of entries per group, 1..group_size.
         values: floating [z] with z = (num_groups - 1) * k + last_k, group after group; -0.0 becomes +0.0, and if all
             are zero, none is stored.
-        indices: integer [z], index within the group, ascending within each group.
+        indices: index of each value within its group, integer [z], ascending within each group.
 
     Raises:
-        PayloadError: the counts do not fit together.
+        PayloadError: `k` is out of range, or there are not as many values and indices as above.
     """
 
     code = 3
@@ -91,13 +92,13 @@ class GroupSparse(IndexedValues):
 
     @classmethod
     def packed_nbytes(cls, numel: int, group_size: int, num_entries: int, dtype: torch.dtype) -> int:
-        """Return the length of a packed payload with this many entries, not all of them zero."""
+        """Return the bytes of a packed payload with this many entries, not all of them zero."""
         indices = min(packed_nbytes(num_entries, bits_for(min(group_size, numel))), packed_nbytes(numel, 1))
         return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize + indices
 
     @property
     def num_groups(self) -> int:
-        """Return the number of groups, a shorter last one included."""
+        """Return the number of groups, including a shorter last group."""
         return -(-self.numel // self.group_size)
 
     @property
@@ -155,7 +156,15 @@ class GroupSparse(IndexedValues):
 def _unpack_groups(
     packed: torch.Tensor, count: int, bits: int, group_size: int, k: int, numel: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices within their groups, integer [count], and flat positions, int64 [count].
+    """Return the entries' indices within their groups, integer [count], and in the flat tensor, int64 [count].
+
+    Args:
+        packed: the packed indices, uint8 [ceil(count * bits / 8)].
+        count: number of entries.
+        bits: bits per index.
+        group_size: number of elements per group.
+        k: number of entries per group.
+        numel: number of elements of the flat tensor.
 
     Raises:
         PayloadError: an index lies outside its group or `numel`, or the positions do not ascend.
@@ -171,7 +180,7 @@ def _unpack_groups(
 
 
 def _positions(indices: torch.Tensor, group_size: int, k: int) -> torch.Tensor:
-    """Return the flat positions, int64 [count], of integer indices [count] within their groups.
+    """Return the entries' positions in the flat tensor, int64 [count], given their indices within their groups.
 
     Raises:
         PayloadError: an index lies outside its group.
@@ -194,16 +203,16 @@ def _group_starts(count: int, group_size: int, k: int, device: torch.device) -> 
 
 @dataclasses.dataclass(eq=False)
 class RowSparse(Payload):
-    """Sends some rows of a matrix [num_rows, row_numel] (embedding rows, filters of a convolution).
+    """A payload that sends some rows of a matrix [num_rows, row_numel] (embedding rows, filters of a convolution).
 
     Attributes:
-        numel: elements of the matrix, a multiple of row_numel.
-        rows: integer [kept], strictly ascending row numbers; stored as int64.
-        values: floating [kept, row_numel], in the type that is sent; -0.0 becomes +0.0, and if all are zero, no row
-            is stored.
+        numel: number of elements of the matrix, a multiple of row_numel.
+        rows: numbers of the rows that are sent, integer [kept], strictly ascending; stored as int64.
+        values: the rows, floating [kept, row_numel], in the dtype that is sent; -0.0 becomes +0.0, and if all are zero,
+            no row is stored.
 
     Raises:
-        PayloadError: the shapes do not fit together.
+        PayloadError: `rows` and `values` do not have these shapes, or `numel` is no multiple of row_numel.
     """
 
     code = 4
@@ -227,13 +236,13 @@ class RowSparse(Payload):
 
     @classmethod
     def packed_nbytes(cls, numel: int, row_numel: int, num_kept: int, dtype: torch.dtype) -> int:
-        """Return the length of a packed payload with this many rows, not all of them zero."""
+        """Return the bytes of a packed payload with this many rows, not all of them zero."""
         values = num_kept * row_numel * dtype.itemsize
         return HEADER_BYTES + cls.fixed.size + values + index_set_nbytes(num_kept, numel // row_numel)
 
     @property
     def row_numel(self) -> int:
-        """Return the elements per row."""
+        """Return the number of elements per row."""
         return self.values.shape[1]
 
     @property
@@ -272,7 +281,10 @@ class RowSparse(Payload):
         self._matrix(dense).index_fill_(0, self.rows, 0)
 
     def entries_between(self, borders: list[int]) -> list[int]:
-        """Return how many elements of stored rows lie in each interval; borders may lie inside rows."""
+        """Return the number of elements of stored rows in each interval borders[i]..borders[i+1]-1.
+
+        Borders may lie inside rows.
+        """
         limits = torch.tensor(borders, device=self.device)
         row, column = limits // self.row_numel, limits % self.row_numel
         before, upto = torch.searchsorted(self.rows, row), torch.searchsorted(self.rows, row, right=True)

@@ -64,10 +64,14 @@ class IndexedValues(Payload):
     @property
     @abc.abstractmethod
     def positions(self) -> torch.Tensor:
-        """Return the flat positions, int64 [num_entries], strictly ascending."""
+        """Return the index of each value in the flat tensor, int64 [num_entries], strictly ascending."""
 
     def knowing(self, positions: torch.Tensor) -> Self:
-        """Return self after storing its positions, int64 [at least num_entries], which then need not be computed."""
+        """Store the payload's positions, so that they need not be computed, and return the payload itself.
+
+        Args:
+            positions: int64, strictly ascending; elements after the first `num_entries` are ignored.
+        """
         self.__dict__["positions"] = positions if len(positions) == self.num_entries else positions[: self.num_entries]
         return self
 
@@ -135,12 +139,12 @@ def canonical_values(values: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(eq=False)
 class Sparse(IndexedValues):
-    """Sends the index and the value of each stored element.
+    """A payload that sends the index and the value of each stored element.
 
     Attributes:
-        numel: elements of the dense tensor.
+        numel: number of elements of the dense tensor.
         indices: integer [z], strictly ascending, below `numel`; stored as int64.
-        values: floating [z], in the type that is sent; -0.0 becomes +0.0, and if all are zero, none is stored.
+        values: floating [z], in the dtype that is sent; -0.0 becomes +0.0, and if all are zero, none is stored.
 
     Raises:
         PayloadError: `indices` and `values` are not 1-D and equally long.
@@ -163,7 +167,7 @@ class Sparse(IndexedValues):
 
     @staticmethod
     def packed_nbytes(numel: int, num_entries: int, dtype: torch.dtype) -> int:
-        """Return the length of a packed payload with this many entries, not all of them zero."""
+        """Return the bytes of a packed payload with this many entries, not all of them zero."""
         sparse = num_entries * dtype.itemsize + index_set_nbytes(num_entries, numel)
         return HEADER_BYTES + min(sparse, numel * dtype.itemsize)
 
@@ -179,7 +183,7 @@ class Sparse(IndexedValues):
 
     @property
     def is_wide(self) -> bool:
-        """Return True if the dense form takes no more bytes."""
+        """Return True if the payload would take no more bytes as `Dense`."""
         return self.num_entries > 0 and self.nbytes == HEADER_BYTES + self.numel * self.values.element_size()
 
     def _widened(self) -> Dense:
@@ -232,16 +236,17 @@ LARGEST = torch.finfo(torch.float32).max
 
 @dataclasses.dataclass(eq=False)
 class SparseLevels(IndexedValues):
-    """Sends indices, and for each the value low * ratio^j or -low * ratio^j as a 4-bit code, j = 0..7.
+    """A payload that sends indices, and for each a 4-bit code of the value low * ratio^j or -low * ratio^j, j = 0..7.
 
     Attributes:
-        numel: elements of the dense tensor.
+        numel: number of elements of the dense tensor.
         indices: int64 [z], strictly ascending, below `numel`.
-        low, ratio: in fp32 precision, low > 0 and ratio >= 1; 0 if there are no entries.
-        packed: uint8 [ceil(z / 2)], the codes: j, plus 8 if negative, low bits first.
+        low: the smallest magnitude, above 0, in fp32 precision; 0 if there are no entries.
+        ratio: factor from each magnitude to the next, at least 1, in fp32 precision; 0 if there are no entries.
+        packed: the codes, uint8 [ceil(z / 2)], low bits first; a code is j, plus 8 if the value is negative.
 
     Raises:
-        PayloadError: the counts do not fit together, or `low` or `ratio` is out of range.
+        PayloadError: `indices` and `packed` do not have these lengths, or `low` or `ratio` is out of range.
     """
 
     code = 11
@@ -265,7 +270,7 @@ class SparseLevels(IndexedValues):
 
     @classmethod
     def packed_nbytes(cls, numel: int, num_entries: int) -> int:
-        """Return the length of a packed payload with this many entries."""
+        """Return the bytes of a packed payload with this many entries."""
         return HEADER_BYTES + cls.fixed.size + index_set_nbytes(num_entries, numel) + packed_nbytes(num_entries, BITS)
 
     @property
@@ -322,7 +327,10 @@ class SparseLevels(IndexedValues):
 
 
 def levels(low: float, ratio: float) -> list[float]:
-    """Return the eight magnitudes, multiplied one after another in fp64 so that all machines agree."""
+    """Return the eight magnitudes low * ratio^j, j = 0..7, each at most the largest fp32 number.
+
+    They are multiplied one after another in fp64, so that all machines agree.
+    """
     row = [low]
     while len(row) < NUM_LEVELS:
         row.append(min(row[-1] * ratio, LARGEST))
@@ -331,15 +339,17 @@ def levels(low: float, ratio: float) -> list[float]:
 
 @dataclasses.dataclass(eq=False)
 class Seeded(IndexedValues):
-    """Sends values at random positions that every rank computes from one seed, `seeded_positions(numel, z, seed)`.
+    """A payload that sends a seed, and values at the random positions that it determines.
+
+    Every rank computes the positions as `seeded_positions(numel, z, seed)`.
 
     Attributes:
-        numel: elements of the dense tensor.
+        numel: number of elements of the dense tensor.
         seed: 0..2^64 - 1, equal on all ranks of a sum.
-        values: floating [z], in the type that is sent, in order of their positions.
+        values: floating [z], in the dtype that is sent, in order of their positions.
 
     Raises:
-        PayloadError: more values than elements, or a seed that does not fit.
+        PayloadError: there are more values than elements, or the seed is out of range.
     """
 
     code = 5
@@ -359,12 +369,12 @@ class Seeded(IndexedValues):
 
     @classmethod
     def packed_nbytes(cls, num_entries: int, dtype: torch.dtype) -> int:
-        """Return the length of a packed payload with this many entries."""
+        """Return the bytes of a packed payload with this many entries."""
         return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize
 
     @classmethod
     def room(cls, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return uninitialised values, `dtype` [count], that `pack` need not copy."""
+        """Return an uninitialised tensor for `values`, `dtype` [count], that `pack` does not need to copy."""
         return with_room(HEADER_BYTES + cls.fixed.size, count, dtype, device)
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 """Payloads of symmetric matrices (lower triangle or Cholesky factor), and the function that encodes a matrix as one.
 
-The triangle needs a symmetric matrix, the factor a positive definite one. `encode_symmetric` checks that and falls
-back to a form that the matrix allows; its result says so.
+The triangle needs a symmetric matrix, the factor a positive definite one. `encode_symmetric` checks that, and otherwise
+uses a form that the matrix allows; its result says which.
 
 Both forms have (d + 1) / 2d of the elements of the whole matrix. The triangle costs no arithmetic, is exact and can be
 summed elementwise. The factor is for receivers that solve linear systems with the matrix; even if L is rounded to
@@ -28,14 +28,14 @@ from collectives.payloads.fields import Field
 
 @dataclasses.dataclass(eq=False)
 class Triangular(Payload):
-    """A payload of a symmetric d x d matrix that sends d (d + 1) / 2 values.
+    """A payload that sends a symmetric d x d matrix as d (d + 1) / 2 values.
 
     Attributes:
-        size: d.
-        values: floating [d (d + 1) / 2], a lower triangle row by row, in the type that is sent.
+        size: d, the number of rows of the matrix.
+        values: a lower triangle row by row, floating [d (d + 1) / 2], in the dtype that is sent.
 
     Raises:
-        PayloadError: `values` has another length.
+        PayloadError: `values` does not have this shape.
     """
 
     addable = True
@@ -54,7 +54,7 @@ class Triangular(Payload):
     @property
     @abc.abstractmethod
     def matrix(self) -> torch.Tensor:
-        """Return the symmetric matrix [d, d] as a new tensor."""
+        """Return the decoded symmetric matrix [d, d] as a new tensor."""
 
     @override
     @classmethod
@@ -89,7 +89,7 @@ def _triangle_numel(size: int) -> int:  # the diagonal included
 
 
 def _pack_triangle(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the lower triangle of a matrix [d, d] row by row, [d (d + 1) / 2].
+    """Return the lower triangle of a matrix [d, d], diagonal included, row by row: [d (d + 1) / 2].
 
     Raises:
         PayloadError: the matrix is not square.
@@ -112,10 +112,10 @@ def _unpack_triangle(values: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _row_blocks(size: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Divide the rows of a matrix [size, size] into blocks of about `cache_blocks` length.
+    """Divide the rows of a matrix [size, size] into blocks, on a CPU short enough for its cache.
 
     Yields:
-        The rows of a block, and the part of the packed triangle that holds them.
+        Two slices for each block: its rows, and the part of the packed lower triangle that holds these rows.
     """
     for elements in cache_blocks(size**2, device, multiple_of=max(1, size)):
         rows = slice(elements.start // size, elements.stop // size)
@@ -129,14 +129,14 @@ def _kept(block: torch.Tensor, rows: slice) -> torch.Tensor:
 
 @dataclasses.dataclass(eq=False)
 class Triangle(Triangular):
-    """Sends the lower triangle of a symmetric d x d matrix."""
+    """A payload that sends the lower triangle of a symmetric d x d matrix."""
 
     code = 7
     elementwise = True
 
     @classmethod
     def from_matrix(cls, matrix: torch.Tensor) -> Self:
-        """Take the lower triangle of a symmetric matrix [d, d]; elements above the diagonal are ignored."""
+        """Return the payload of a symmetric matrix [d, d]; its elements above the diagonal are ignored."""
         return cls(matrix.shape[0], _pack_triangle(matrix))
 
     @property
@@ -166,15 +166,18 @@ class Triangle(Triangular):
 
 @dataclasses.dataclass(eq=False)
 class CholeskyFactor(Triangular):
-    """Sends the Cholesky factor L of a symmetric d x d matrix, which is L L^T - damping I.
+    """A payload that sends a symmetric d x d matrix as its damping and the Cholesky factor L of matrix + damping I.
+
+    The matrix is decoded as L L^T - damping I.
 
     Attributes:
-        size: d.
-        values: floating [d (d + 1) / 2], the lower triangle of L row by row, in the type that is sent.
+        size: d, the number of rows of the matrix.
+        values: the lower triangle of L row by row, floating [d (d + 1) / 2], in the dtype that is sent.
         damping: number added to the diagonal before factoring, in fp32 precision; a sum has the sum of the dampings.
 
     Raises:
-        PayloadError: `values` has another length, a value is not finite, or the damping is negative or not finite.
+        PayloadError: `values` does not have this shape, a value is not finite, or the damping is negative or not
+            finite.
     """
 
     code = 8
@@ -192,7 +195,7 @@ class CholeskyFactor(Triangular):
 
     @classmethod
     def from_factor(cls, factor: torch.Tensor, damping: float = 0.0) -> Self:
-        """Take L [d, d], zero above the diagonal.
+        """Return the payload of a Cholesky factor L [d, d], which is zero above the diagonal.
 
         Raises:
             PayloadError: L is not lower triangular, or not finite.
@@ -229,7 +232,7 @@ class CholeskyFactor(Triangular):
 
 
 def _lower_factor(matrix: torch.Tensor) -> torch.Tensor:
-    """Return L with L L^T = A^T A for a matrix A [n, d], by QR, with a non-negative diagonal."""
+    """Return the lower triangular L [d, d] with L L^T = A^T A and a non-negative diagonal, for a matrix A [n, d]."""
     upper: torch.Tensor = torch.linalg.qr(matrix, mode="r").R
     return (torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)[:, None] * upper).T
 
@@ -245,7 +248,7 @@ SHARE_OF_DIAGONAL = 1e-3
 
 
 class Fallback(enum.IntEnum):
-    """The compromise of an encoding, from none to the largest."""
+    """The difference between the requested and the actual form of an encoded matrix, from none to the largest."""
 
     NONE = 0
     DAMPING = 1  # a factor with more damping than requested
@@ -258,8 +261,8 @@ class EncodedMatrix:
     """The result of `encode_symmetric`.
 
     Attributes:
-        payload: the matrix to send.
-        fallback: whether the payload has the requested form.
+        payload: the encoded matrix.
+        fallback: NONE if the payload has the requested form, otherwise the difference from that form.
     """
 
     payload: CholeskyFactor | Triangle | Dense
@@ -269,13 +272,16 @@ class EncodedMatrix:
 def encode_symmetric(
     matrix: torch.Tensor, form: MatrixForm, *, dtype: torch.dtype = torch.float32, damping: float = 0.0
 ) -> EncodedMatrix:
-    """Encode a matrix in the requested form, or in the next one that it allows.
+    """Encode a symmetric matrix as a payload in the requested form.
+
+    If the matrix does not allow that form, use the next possible one: "cholesky" with up to 1000 times the damping,
+    "triangle", "dense".
 
     Args:
         matrix: floating [d, d].
-        form: cholesky factors matrix + damping I.
-        dtype: value type that is sent; values beyond the range of fp16 become its largest value.
-        damping: for cholesky; sent with the factor and subtracted again by the payload's `matrix`.
+        form: "cholesky" sends a factor of matrix + damping I, "triangle" the lower triangle, "dense" every element.
+        dtype: dtype in which values are sent; values beyond the range of fp16 become its largest value.
+        damping: number added to the diagonal for "cholesky"; sent with the factor and subtracted again on decoding.
 
     Raises:
         PayloadError: the matrix is not square, or not finite.
@@ -299,7 +305,10 @@ def encode_symmetric(
 
 
 def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
-    """Return L with L L^T = matrix + damping I, computed in fp64 if the matrix's type fails; None if both fail."""
+    """Return the Cholesky factor L with L L^T = matrix + damping I, or None if the matrix cannot be factored.
+
+    It is computed in the matrix's dtype, or in fp64 if that fails.
+    """
     for dtype in (matrix.dtype, torch.float64):
         damped = matrix.to(dtype, copy=True)
         damped.diagonal().add_(damping)
@@ -310,11 +319,13 @@ def cholesky(matrix: torch.Tensor, damping: float) -> torch.Tensor | None:
 
 
 def positive_factor(matrix: torch.Tensor, floor: float) -> torch.Tensor:
-    """Return L with L L^T = the symmetric matrix after raising its eigenvalues to at least `floor`; never fails.
+    """Return a lower triangular L such that L L^T is the matrix with its eigenvalues raised to at least `floor`.
+
+    Unlike `cholesky`, this also works for matrices that are not positive definite.
 
     Args:
-        matrix: floating [d, d].
-        floor: above 0.
+        matrix: symmetric, floating [d, d].
+        floor: smallest eigenvalue of L L^T, above 0.
     """
     eigenvalues, vectors = torch.linalg.eigh(matrix.double())
     return _lower_factor((vectors * eigenvalues.clamp(min=floor).sqrt()).T).to(matrix.dtype)

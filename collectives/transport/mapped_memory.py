@@ -221,7 +221,7 @@ def map_together(
         data_nbytes: length of the data in bytes; the data is not initialised.
         coherent: True if ranks see each other's stores without flushing caches. None: the same, but a DAX device is
             refused.
-        smaller: what the user should decrease, for the error message if there is not enough memory.
+        smaller: what the user should choose, for the error message if there is not enough memory.
 
     Raises:
         OptionError: there is not enough memory, the path does not exist, or memory is not coherent and caches cannot be

@@ -140,7 +140,7 @@ def reserve(path: Path, nbytes: int, smaller: str, sysfs: Path = SYSFS) -> Exten
         path: a folder, in which a file is created (without a name if possible, so that no file remains when ranks are
             killed); the name of a new file; or a DAX device.
         nbytes: length of the region in bytes.
-        smaller: what the user should decrease, for the error message if there is not enough memory.
+        smaller: what the user should choose, for the error message if there is not enough memory.
         sysfs: folder in which the kernel describes devices.
 
     Returns:

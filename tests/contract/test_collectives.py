@@ -429,7 +429,7 @@ def test_what_every_rank_was_given_of_residuals_stays_where_it_is_served() -> No
 def test_a_server_that_keeps_residuals_asks_for_the_layers() -> None:
     def rank(transport: MemoryTransport) -> None:
         server = Server(downlink="recode").bind(transport)
-        with pytest.raises(OptionError, match="downlink=dense or union without error feedback"):
+        with pytest.raises(OptionError, match="downlink=dense or downlink=union without error feedback"):
             server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
 
     run_threads(rank, 2)
@@ -439,7 +439,7 @@ def test_a_server_asks_for_what_encodes_its_answer() -> None:
     def rank(transport: MemoryTransport) -> None:
         server = Server(downlink="recode", error_feedback=False).bind(transport)
         if transport.rank == 0:
-            with pytest.raises(OptionError, match="downlink=dense or union"):
+            with pytest.raises(OptionError, match="downlink=dense or downlink=union"):
                 server.sum(Sparse(4, torch.tensor([2]), torch.tensor([1.0])), (7,))
         else:
             with pytest.raises(TransportError):  # rank 0 does not answer

@@ -1,1 +1,1 @@
-"""Encoding of the fields of packed payloads: bits, index sets, codebooks, values, random numbers."""
+"""Encode the fields of packed payloads: bits, index sets, codebooks and values; generate random numbers."""

@@ -46,12 +46,13 @@ def bits_for(num_values: int) -> int:
 
 
 def pack_bits(codes: torch.Tensor, bits: int, *, first: First = "low") -> torch.Tensor:
-    """Pack codes without gaps.
+    """Pack codes of a few bits into bytes, without gaps.
 
     Args:
         codes: integer or bool [count]; only the low `bits` bits of each are used.
-        bits: width of one code, 0..32.
-        first: whether a byte's first code lies in its low or its high bits (high: MXNet's 2-bit compression).
+        bits: bits per code, 0..32.
+        first: "low" if a byte's first code lies in its low bits, "high" if in its high bits (as in MXNet's 2-bit
+            compression).
 
     Returns:
         uint8 [ceil(count * bits / 8)] on the same device; unused bits of the last byte are 0.
@@ -67,16 +68,16 @@ def pack_bits(codes: torch.Tensor, bits: int, *, first: First = "low") -> torch.
 
 
 def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "low") -> torch.Tensor:
-    """Unpack what `pack_bits` returned.
+    """Unpack codes that `pack_bits` packed.
 
     Args:
         packed: uint8 [>= ceil(count * bits / 8)], contiguous.
         count: number of codes.
-        bits: width of one code, 0..32.
+        bits: bits per code, 0..32.
         first: same as for `pack_bits`.
 
     Returns:
-        int64 [count].
+        The codes, int64 [count], 0..2^bits - 1.
     """
     if first == "low" and _UNPACK.serves(packed):
         codes = torch.empty(count, dtype=torch.int64)
@@ -94,14 +95,14 @@ def _places(bits: int, first: First, device: torch.device) -> torch.Tensor:  # b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codebook:
-    """The values of b-bit codes, in units of a scale.
+    """A table of the values that codes of a few bits stand for, before they are multiplied by a scale.
 
     Attributes:
-        name: name in `Codes.codebook`.
-        number: number in packed payloads, 0..255.
+        name: name of the codebook, as in `Codes.codebook`.
+        number: number of the codebook in packed payloads, 0..255.
         widths: supported bits per code; each divides 8.
-        values: (bits) -> fp32 [2^bits], the value of each code.
-        first: whether a byte's first code lies in its low or its high bits.
+        values: (bits) -> fp32 [2^bits]: returns the value of each code.
+        first: "low" if a byte's first code lies in its low bits, "high" if in its high bits.
     """
 
     name: str
@@ -132,7 +133,7 @@ def find_codebook(key: str | int) -> Codebook:
     """Return the codebook of this name or number.
 
     Raises:
-        PayloadError: there is none.
+        PayloadError: no codebook has this name or number.
     """
     if key not in _CODEBOOKS:
         names = ", ".join(name for name in _CODEBOOKS if isinstance(name, str))
@@ -142,7 +143,7 @@ def find_codebook(key: str | int) -> Codebook:
 
 @functools.cache
 def byte_table(codebook: Codebook, bits: int, device: torch.device) -> torch.Tensor:
-    """Return the values of each byte of packed codes, in order: fp32 [256, 8 / bits]."""
+    """Return the values of the codes in each of the 256 possible bytes, in packing order: fp32 [256, 8 / bits]."""
     codes = unpack_bits(torch.arange(256).to(torch.uint8), 256 * 8 // bits, bits, first=codebook.first)
     return codebook.values(bits)[codes].view(256, 8 // bits).to(device)
 
@@ -176,14 +177,14 @@ Term = tuple[torch.Tensor, torch.Tensor]
 def add_codes_(
     dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, *, block_numel: int, divisor: float
 ) -> None:
-    """Add (term 0 + term 1 + ...) / divisor to `dense` in one pass.
+    """Add (term 0 + term 1 + ...) / divisor to `dense` in one pass, where each term is a tensor of packed codes.
 
     Args:
         dense: floating [numel], mutated.
-        terms: added in their order, in fp32.
-        table: fp32 [256, 8 / bits], contiguous: the result of `byte_table`.
+        terms: (packed codes, scales) of each term; terms are added in their order, in fp32.
+        table: the result of `byte_table`, fp32 [256, 8 / bits], contiguous.
         block_numel: elements per scale, at least 1.
-        divisor: applied to the sum; may be negative.
+        divisor: the sum is divided by this number, which may be negative.
 
     Raises:
         PayloadError: `dense` is longer than the codes.
@@ -197,7 +198,7 @@ def add_codes_(
 def add_codes_to_floats_(
     dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float
 ) -> None:
-    """Do `add_codes_` for contiguous tensors and fp32 `dense`."""
+    """Do the same as `add_codes_`, for contiguous tensors, fp32 `dense` and fp32 scales."""
     if not _ADD.serves(dense, *(tensor for term in terms for tensor in term)):
         _add_decoded(dense, terms, table, block_numel, divisor)
         return
@@ -211,14 +212,16 @@ def add_codes_to_floats_(
 def write_codes_(
     parts: Sequence[torch.Tensor], terms: Sequence[Term], table: torch.Tensor, *, block_numel: int, divisor: float
 ) -> bool:
-    """Write (term 0 + term 1 + ...) / divisor into `parts` in one pass; bit for bit as `add_codes_` to zeros.
+    """Write (term 0 + term 1 + ...) / divisor into `parts` in one pass, where each term is a tensor of packed codes.
+
+    The result has the same bits as that of `add_codes_` with a `dense` of zeros.
 
     Args:
-        parts: floating and 1-D, consecutive parts of the result; overwritten.
+        parts: tensors for consecutive parts of the result, floating and 1-D; overwritten.
         terms: as for `add_codes_`; without terms the parts become zeros.
         table: as for `add_codes_`.
         block_numel: elements per scale, at least 1.
-        divisor: applied to the sum.
+        divisor: the sum is divided by this number.
 
     Returns:
         False, with `parts` unchanged, if no native loop supports these tensors.
@@ -240,16 +243,16 @@ def write_codes_(
 
 
 def _readable(terms: Sequence[Term], table: torch.Tensor, block_numel: int, numel: int) -> list[Term]:
-    """Return the terms contiguous and with fp32 scales, as the loops need them.
+    """Return the terms with contiguous codes and contiguous fp32 scales, as the native loops need them.
 
     Raises:
-        PayloadError: a term is shorter than `numel`.
+        PayloadError: a term has fewer than `numel` elements.
     """
     readable = [(packed.contiguous(), scales.float().contiguous()) for packed, scales in terms]
     for packed, scales in readable:
         held = min(len(packed) * table.shape[1], len(scales) * block_numel)
         if numel > held:
-            raise PayloadError(f"codes of {held} elements cannot be added to {numel}")
+            raise PayloadError(f"codes of {held} elements cannot be added to a tensor of {numel}")
     return readable
 
 

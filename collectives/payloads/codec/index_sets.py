@@ -1,4 +1,4 @@
-"""Sets of strictly ascending indices: their coding on the wire, and sums of values at such indices.
+"""Sets of strictly ascending indices: their coding in messages, and sums of values at such indices.
 
 There are three codings of z indices below m. The shortest is used; it depends on z and m alone, so sizes are known
 without encoding:
@@ -35,7 +35,7 @@ _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
-    """Return the bytes that a coding takes for `count` indices below `universe`."""
+    """Return the bytes that `count` indices below `universe` take in this coding."""
     if count == 0:
         return 0
     match coding:
@@ -50,7 +50,7 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def cheapest_coding(count: int, universe: int) -> Coding:
-    """Return the coding with the fewest bytes; the simpler one if two are equal."""
+    """Return the coding that takes the fewest bytes for `count` indices below `universe`; of two equal, the simpler."""
     return min(CODINGS, key=lambda coding: coding_nbytes(coding, count, universe))
 
 
@@ -61,7 +61,7 @@ def index_set_nbytes(count: int, universe: int) -> int:
 
 
 def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list[Field]:
-    """Encode indices as payload fields.
+    """Return indices in this coding, as fields of a payload.
 
     Args:
         indices: int64 [z], strictly ascending, below `universe`.
@@ -83,7 +83,7 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
 
 
 def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) -> torch.Tensor:
-    """Read what `encode_indices` wrote: int64 [count].
+    """Read indices that `encode_indices` wrote, and return them, int64 [count].
 
     Raises:
         PayloadError: the fields are cut short, or the indices do not ascend strictly below `universe`.
@@ -125,18 +125,20 @@ def add_index_sets(
     values_b: torch.Tensor,
     keep_lost: Callable[..., None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the union of two index sets with values, which are added (and rounded once) where both have an entry.
+    """Return the sum of two sparse tensors, each given by its indices and values.
+
+    Where both have an entry, the values are added in fp32 or wider and rounded once.
 
     Args:
         indices_a: int64 [a], strictly ascending.
         values_a: floating [a] or [a, width].
         indices_b: int64 [b], strictly ascending.
         values_b: floating [b] or [b, width].
-        keep_lost: called with 0, the rounding errors of 16-bit sums, fp32, and their indices.
+        keep_lost: called with 0, the rounding errors of 16-bit sums (fp32), and their indices.
 
     Returns:
-        indices int64 [u], strictly ascending, and values [u] or [u, width] in the wider type of both; new tensors
-        unless one set is empty.
+        The union of the indices, int64 [u], strictly ascending, and the values, [u] or [u, width], in the wider of both
+        dtypes; these are new tensors unless one set is empty.
     """
     dtype = torch.promote_types(values_a.dtype, values_b.dtype)
     if indices_a.numel() == 0:
@@ -163,14 +165,17 @@ def add_index_sets(
 def add_at(
     values: torch.Tensor, indices: torch.Tensor, addends: torch.Tensor, keep_lost: Callable[..., None] | None
 ) -> torch.Tensor:
-    """Return a new tensor, `values` [n, ...] + `addends` [z, ...] at these indices, in the wider type, rounded once."""
+    """Return a copy of `values` [n, ...] with `addends` [z, ...] added at these indices [z].
+
+    The sums are in the wider of both dtypes, rounded once; `keep_lost` is called as in `add_values`.
+    """
     total = values.to(torch.promote_types(values.dtype, addends.dtype), copy=True)
     sums = add_values(total.index_select(0, indices), addends, keep_lost, indices)
     return total.index_copy_(0, indices, sums)
 
 
 def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the union of two ascending sets, and the index in it of each element of a, then of b."""
+    """Return the union of two ascending sets, and the index in the union of each element of a, then of b."""
     both = torch.cat([a, b])
     if both.device.type == "cpu":  # numpy's stable sort merges the two ascending runs, in a third of the time
         order = torch.from_numpy(np.argsort(both.numpy(), kind="stable"))
@@ -188,13 +193,13 @@ def _union(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def write_sum_(
     values: Sequence[torch.Tensor], positions: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, divisor: float
 ) -> bool:
-    """Write (term 0 + term 1 + ...) / divisor into `parts`; bit for bit as if added to zeros.
+    """Write the sum of sparse terms, divided by `divisor`, into `parts`; bit for bit as if added to zeros.
 
     Args:
-        values: floating [n] of each term; at least one term.
-        positions: int64 [n] of each term, ascending.
-        parts: 1-D, `numel` elements together; overwritten.
-        divisor: applied to the sum.
+        values: values of each term, floating [n]; at least one term.
+        positions: positions of each term's values, int64 [n], ascending.
+        parts: tensors for consecutive parts of the result, 1-D; overwritten.
+        divisor: the sum is divided by this number.
 
     Returns:
         False, with `parts` unchanged, if no native loop supports these tensors.
@@ -241,7 +246,7 @@ def bitmap_of(positions: torch.Tensor, num_bits: int, *, shift: int = 0, per_ind
     Args:
         positions: int64 [count], ascending.
         num_bits: length of the bitmap in bits.
-        shift: low bits of each position to leave out.
+        shift: number of low bits of each position to leave out.
         per_index: 1 for the high parts in unary, 0 for a plain bitmap of the positions.
 
     Returns:
@@ -269,18 +274,18 @@ def positions_in(
     per_index: int = 0,
     low_parts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the positions, int64 [count], of a bitmap that `bitmap_of` made.
+    """Return the positions, int64 [count], from which `bitmap_of` made a bitmap.
 
     Args:
-        packed: uint8 [ceil(num_bits / 8)].
+        packed: the bitmap, uint8 [ceil(num_bits / 8)].
         num_bits: same as for `bitmap_of`.
         count: number of bits that are set.
         shift: same as for `bitmap_of`.
         per_index: same as for `bitmap_of`.
-        low_parts: uint8 [ceil(count * shift / 8)], the packed low bits of the positions; None: they are zero.
+        low_parts: the packed low bits of the positions, uint8 [ceil(count * shift / 8)]; None if they are zero.
 
     Raises:
-        PayloadError: another number of bits is set.
+        PayloadError: the number of bits that are set is not `count`.
     """
     if low_parts is None:
         low_parts = packed.new_zeros(packed_nbytes(count, shift))

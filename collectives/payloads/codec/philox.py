@@ -22,7 +22,7 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
-    """Return four random words for every counter.
+    """Return four random 32-bit words for every counter, which itself consists of four such words.
 
     Args:
         counter: the four words of each counter, int64 of any shape, 0..2^32 - 1.
@@ -67,7 +67,7 @@ def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
 
     Args:
         key: 0..2^64 - 1.
-        count: how many numbers to return.
+        count: number of random numbers.
         device: device of the result.
     """
     words = random_words(key, -(-count // (2 * STRETCH)) * STRETCH, device).view(-1, STRETCH)
@@ -82,13 +82,16 @@ _DRAW = Loop("draw_positions", Int, Int, Int, LongArray, LongArray)
 
 
 def check_numel(numel: int) -> None:
-    """Raise PayloadError if there are more elements than 32-bit random numbers can select."""
+    """Raise PayloadError if `numel` is more than the number of elements that 32-bit random numbers can select."""
     if numel > MOST:
         raise PayloadError(f"positions are drawn among at most {MOST} elements; send smaller buckets")
 
 
 def marks_for(numel: int, count: int) -> torch.Tensor | None:
-    """Return a bitmap of zero bits, int64 [ceil(numel / 64)], if `count` positions are drawn with one, else None."""
+    """Return a bitmap of zeros to mark drawn positions, int64 [ceil(numel / 64)].
+
+    Return None if `count` of `numel` positions are so few, or so nearly all, that a bitmap is not worth its memory.
+    """
     if numel > SPARSEST * min(count, numel - count):
         return None
     return torch.zeros(-(-numel // 64), dtype=torch.int64)
@@ -126,7 +129,7 @@ def seeded_positions(numel: int, count: int, seed: int) -> torch.Tensor:
 
 
 def _first_distinct(numel: int, count: int, seed: int) -> torch.Tensor:
-    """Return the first `count` different elements that the seed's numbers select, in ascending order."""
+    """Return the first `count` different elements that the seed's random numbers select: int64 [count], ascending."""
     num_words = count + count // 4 + 8
     while True:
         products = random_words(seed, num_words, torch.device("cpu")).numpy().astype(np.uint64) * np.uint64(numel)

@@ -61,7 +61,10 @@ def random_tile(key, first, TILE: tl.constexpr):
 
 @triton.jit
 def shared_tile(key, first, TILE: tl.constexpr):
-    """Return numbers first .. first + TILE - 1 of `shared_words`: uint32 [TILE]; both are multiples of 128."""
+    """Return numbers first .. first + TILE - 1 of `shared_words`: uint32 [TILE].
+
+    `first` and TILE are multiples of 128.
+    """
     words = random_tile(key, first // 2, TILE // 2)
     pairs = tl.reshape(tl.join(words, (words << 16) | (words >> 16)), (TILE // 128, 64, 2))
     return tl.reshape(tl.permute(pairs, (0, 2, 1)), (TILE,))
@@ -69,12 +72,12 @@ def shared_tile(key, first, TILE: tl.constexpr):
 
 @triton.jit
 def uniform(numbers):
-    """Return fp32 numbers in [0, 1) that are multiples of 2^-24."""
+    """Return fp32 numbers in [0, 1), multiples of 2^-24, made from the upper bits of random uint32 numbers."""
     return (numbers >> 8).to(tl.float32) * 5.9604644775390625e-08
 
 
 def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Clamp fp32 `x` to +-limit and round it to 16 bits into `out`."""
+    """Write fp32 `x`, clamped to +-limit and rounded to the 16-bit dtype of `out`, into `out`."""
     launch(
         _round, triton.cdiv(x.numel(), TILE), x, out.view(torch.int16), x.numel(), limit,
         IS_FP16=out.dtype == torch.float16, TILE=TILE,
@@ -82,7 +85,7 @@ def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
 
 
 def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Add 16-bit floats in fp32, clamp to +-limit and round once into `out`."""
+    """Write a + b, computed in fp32, clamped to +-limit and rounded once, into `out`; all are 16-bit floats."""
     launch(
         _sum, triton.cdiv(a.numel(), TILE), a.view(torch.int16), b.view(torch.int16), out.view(torch.int16),
         a.numel(), limit, IS_FP16=out.dtype == torch.float16, TILE=TILE,
@@ -108,7 +111,7 @@ def _sum(a, b, out, numel, limit, IS_FP16: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _to_half(x, limit, IS_FP16: tl.constexpr):
-    """Clamp fp32 to +-limit, round to nearest (ties to even), return the bits as int16; NaN stays NaN."""
+    """Return fp32 `x`, clamped to +-limit and rounded to the nearest 16-bit float, as int16; NaN stays NaN."""
     most = tl.zeros_like(x) + limit
     x = tl.where(x > most, most, x)
     x = tl.where(x < -most, -most, x)
@@ -120,7 +123,7 @@ def _to_half(x, limit, IS_FP16: tl.constexpr):
 
 @triton.jit
 def _from_half(half, IS_FP16: tl.constexpr):
-    """Return the exact fp32 values of 16-bit floats given as int16."""
+    """Return the exact fp32 values of 16-bit floats, whose bits are given as int16."""
     if IS_FP16:
         return half.to(tl.float16, bitcast=True).to(tl.float32)
     return (half.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -133,7 +136,7 @@ def add_codes_to_floats_(
     block_numel: int,
     divisor: float,
 ) -> None:
-    """Add all terms in one pass over `dense`."""
+    """Add the sum of all terms of packed codes, divided by `divisor`, to `dense` in one pass."""
     codes, scales = (
         torch.tensor([part.data_ptr() for part in kind], device=dense.device) for kind in zip(*terms, strict=True)
     )
@@ -164,7 +167,7 @@ def _add_codes(
 
 @triton.jit
 def _decoded(codes, scales, term, table, places, block, inside, PER_BYTE: tl.constexpr):
-    """Return the values of a term's codes: fp32 [TILE]."""
+    """Return the scaled values of a term's codes at these places: fp32 [TILE]."""
     packed = tl.load(codes + term).to(tl.pointer_type(tl.uint8))
     of_blocks = tl.load(scales + term).to(tl.pointer_type(tl.float32))
     byte = tl.load(packed + places // PER_BYTE, mask=inside, other=0).to(tl.int32)

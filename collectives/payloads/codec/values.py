@@ -1,4 +1,4 @@
-"""Arithmetic on values in the type that is sent: sums in fp32, rounded once; fp16 saturates instead of overflowing."""
+"""Arithmetic on values in the dtype that is sent: sums in fp32, rounded once; fp16 saturates instead of overflowing."""
 
 import functools
 import math
@@ -12,10 +12,10 @@ LENGTH = 2**16
 
 
 def cache_blocks(numel: int, device: torch.device, multiple_of: int = 1) -> Iterator[slice]:
-    """Yield slices that cover 0..numel in order: short enough for the cache on a CPU, a single one on a GPU.
+    """Yield slices that together cover `numel` elements: short enough for the cache on a CPU, a single one on a GPU.
 
     Args:
-        numel: elements to cover.
+        numel: number of elements.
         device: device of the elements.
         multiple_of: the length of every slice but the last is a multiple of this.
     """
@@ -40,13 +40,15 @@ _SUM = {
 def to_value_dtype(
     x: torch.Tensor, dtype: torch.dtype, world_size: int = 1, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Round to the value type that is sent; values beyond its range become its largest value, NaN stays NaN.
+    """Return `x` rounded to the dtype in which values are sent.
+
+    Values beyond the range of a 16-bit dtype become its largest or smallest finite value; NaN stays NaN.
 
     Args:
         x: floating, any shape.
-        dtype: the value type.
+        dtype: dtype of the result.
         world_size: for fp16, values are clamped so that a sum over this many ranks cannot overflow in any order.
-        out: optional result tensor of that type and the shape of `x`.
+        out: tensor for the result, of that dtype and the shape of `x`; None for a new tensor.
 
     Raises:
         ValueError: fp16 cannot hold a sum over this many ranks.
@@ -64,7 +66,7 @@ def to_value_dtype(
 
 @also_on_gpus
 def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Clamp fp32 `x` to +-limit and round it to 16 bits into `out`; both contiguous and of one shape."""
+    """Write fp32 `x`, clamped to +-limit and rounded to 16 bits, into `out`; both are contiguous and of one shape."""
     loop = _ROUND[out.dtype]
     if loop.serves(x):
         loop(x, x.numel(), limit, out)
@@ -74,15 +76,15 @@ def round_values(x: torch.Tensor, limit: float, out: torch.Tensor) -> None:
 
 @functools.cache
 def value_limit(dtype: torch.dtype, world_size: int) -> float:
-    """Return the largest magnitude to send in this type.
+    """Return the largest magnitude that a rank may send in this dtype, if values are summed over `world_size` ranks.
 
-    For fp16, a sum of `world_size` terms up to it cannot overflow: it is a multiple of the type's coarsest spacing, so
-    every partial sum of equal terms is exact. Rounding is monotone, so smaller terms cannot sum to more. finfo.max /
-    world_size alone is not enough: 65504 / 3 rounds up in fp16, and three times that value overflows. For other types
-    it is their maximum.
+    For fp16, a sum of `world_size` terms up to this limit cannot overflow: the limit is a multiple of the dtype's
+    coarsest spacing, so every partial sum of equal terms is exact. Rounding is monotone, so smaller terms cannot sum to
+    more. finfo.max / world_size alone is not enough: 65504 / 3 rounds up in fp16, and three times that value overflows.
+    For other dtypes the limit is their maximum.
 
     Raises:
-        ValueError: `world_size` is beyond fp16's precision.
+        ValueError: no such limit above zero exists in fp16, because there are too many ranks.
     """
     info = torch.finfo(dtype)
     if dtype is not torch.float16:
@@ -100,9 +102,9 @@ def add_values(
     keep_lost: Callable[..., None] | None = None,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sum in the wider of both types: 16-bit floats are rounded once, fp16 saturates, integers wrap.
+    """Return a + b in the wider of both dtypes: 16-bit sums are rounded once and saturate, integers wrap.
 
-    `keep_lost` gets 0, the rounding errors of 16-bit sums, and `positions`.
+    `keep_lost` is called with 0, the rounding errors of 16-bit sums, and `positions`.
     """
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype not in SHORT:
@@ -118,13 +120,13 @@ def add_values(
 
 
 def lost_in_sum(a: torch.Tensor, b: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return the rounding error of `total`, which has a type in `SHORT`: a + b in fp32, minus `total`."""
+    """Return the rounding error of a 16-bit sum `total` of a and b, fp32: a + b minus `total`."""
     return (a.float() + b.float()).sub_(total)
 
 
 @also_on_gpus
 def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor) -> None:
-    """Write the sum of 16-bit floats, clamped to +-limit, into `out`; all contiguous, of one type and shape."""
+    """Write a + b, clamped to +-limit and rounded to 16 bits, into `out`; all contiguous, of one dtype and shape."""
     loop = _SUM[out.dtype]
     if loop.serves(a, b):
         loop(a, b, a.numel(), limit, out)
@@ -133,7 +135,7 @@ def sum_values(a: torch.Tensor, b: torch.Tensor, limit: float, out: torch.Tensor
 
 
 def write_divided(values: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-    """Write values / divisor into `out`; floating [n] and fp32 [n]."""
+    """Write `values` / divisor into `out`; `values` is floating [n], `out` is fp32 [n]."""
     if values.dtype in _KINDS and out.is_contiguous() and _WRITE.serves(values, out):
         _WRITE(values.contiguous(), _KINDS.index(values.dtype), values.numel(), divisor, out)
         return
@@ -142,13 +144,13 @@ def write_divided(values: torch.Tensor, divisor: float, out: torch.Tensor) -> No
 
 
 def divided(values: torch.Tensor, divisor: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return values / divisor as `dtype`, computed in fp32 or wider; may share memory with `values`."""
+    """Return `values` / divisor in `dtype`, computed in fp32 or wider; may share memory with `values`."""
     wide = values.to(torch.promote_types(dtype, torch.float32))
     return (wide if divisor == 1 else wide / divisor).to(dtype)
 
 
 def add_divided_(dense: torch.Tensor, values: torch.Tensor, divisor: float) -> None:
-    """Add values / divisor to `dense` (mutated), both 1-D and equally long, without a temporary of full length."""
+    """Add `values` / divisor to `dense` (mutated), both 1-D and equally long, without a temporary of full length."""
     if values.is_floating_point() and dense.dtype == torch.float32 and abs(math.frexp(divisor)[0]) == 0.5:
         dense.add_(values, alpha=1 / divisor)  # a power of two: multiplying is exact, so it equals dividing
         return

@@ -184,7 +184,7 @@ def test_what_is_divided_to_nothing_is_written_without_its_sign() -> None:
     ],
 )
 def test_codes_are_not_read_beyond_their_end(payload: Payload) -> None:
-    with pytest.raises(PayloadError, match="8 elements cannot be added to 64"):
+    with pytest.raises(PayloadError, match="8 elements cannot be added to a tensor of 64"):
         payload.add_to_(torch.zeros(64))
 
 

@@ -77,8 +77,11 @@ def test_building_validates_and_converts() -> None:
         ("hierarchical:intra=rign", r"intra=rign is not possible: there is no collective 'rign' \(did you mean 'ring'"),
         ("hierarchical:inter=hierarchical", "it is made of other collectives"),
         ("hierarchical:inter=hierarchical:group_size=2", "it is made of other collectives"),
-        ("hierarchical:inter=server:downlink=recode", "use downlink=dense or union"),
-        ("hierarchical:inter=server:error_feedback=true", "use downlink=dense or union without error feedback"),
+        ("hierarchical:inter=server:downlink=recode", "use downlink=dense or downlink=union"),
+        (
+            "hierarchical:inter=server:error_feedback=true",
+            "use downlink=dense or downlink=union without error feedback",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_what_is_near(text: str, sentence: str) -> None:
