@@ -1,7 +1,7 @@
-"""The interface of data sets: a component has options, its place on disk, and images as tensors in memory.
+"""The interface of data sets: a component has options, checks its files on disk, and loads images as tensors.
 
 A batch is augmented and normalised as a whole: `normalise(crop_and_flip(images, generator, flip=dataset.mirror),
-dataset.mean, dataset.std)`. One gather moves all its uint8 pixels, in about 0.1 ms for 32 images on one core.
+dataset.mean, dataset.std)`. One gather moves all uint8 pixels of the batch, in about 0.1 ms for 32 images on one core.
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: four pixels of padding
 on each side, a random 32x32 crop of the padded image or its mirror image.
@@ -45,9 +45,9 @@ class ImageSet:
         return len(self.labels)
 
     def subset(self, size: int) -> ImageSet:
-        """Return `size` samples in their order, with the classes' shares of the whole part, exact to one sample.
+        """Return `size` of the samples in their original order; each class keeps its share, exact to one sample.
 
-        The choice depends only on the labels, and a smaller subset is part of every larger one.
+        The choice depends only on the labels, and a smaller subset is contained in every larger subset.
 
         Args:
             size: 1 to `len(self)`.
@@ -55,7 +55,7 @@ class ImageSet:
         return self if size == len(self) else self._at(self._order()[:size])
 
     def split(self, size: int) -> tuple[ImageSet, ImageSet]:
-        """Return the other samples and `subset(size)`; no sample is in both.
+        """Return (all samples that are not in `subset(size)`, `subset(size)`).
 
         Args:
             size: 1 to `len(self)` - 1.
@@ -64,7 +64,7 @@ class ImageSet:
         return self._at(order[size:]), self._at(order[:size])
 
     def _order(self) -> torch.Tensor:
-        """Return int64 indices in an order of which any prefix has an equal share of each class."""
+        """Return all indices, int64 [num_samples], in an order of which every prefix has the classes' shares of all."""
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
         for label in range(int(self.labels.max()) + 1):
@@ -82,9 +82,10 @@ class Dataset(Options, abc.ABC):
     """Base of all data sets of square colour images with labels. A subclass is named after its file.
 
     Attributes:
-        mean: of each channel, of pixel values scaled to [0, 1], for normalisation.
-        std: standard deviation, likewise.
-        mirror: augmentation may flip images, because a mirrored image keeps its label (photographs, but not digits).
+        mean: mean of each channel over pixel values scaled to [0, 1], for normalisation.
+        std: standard deviation of each channel, on the same scale.
+        mirror: True if augmentation may flip images, because a mirrored image keeps its label (as photographs do, but
+            not digits).
     """
 
     mean: ClassVar[tuple[float, float, float]]
@@ -103,10 +104,14 @@ class Dataset(Options, abc.ABC):
 
     @abc.abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """Return the numbers of training and test samples in the whole set, without loading it."""
+        """Return (number of training samples, number of test samples) of the whole set, without loading it."""
 
     def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
-        """Return the numbers of training and test samples that `load` returns for these arguments, without loading.
+        """Return (number of training samples, number of test samples) that `load` would return for these arguments.
+
+        Args:
+            train_size: requested number of training samples; None: all.
+            test_size: requested number of test samples; None: all.
 
         Raises:
             DatasetError: "digits has 1347 training samples, so 5000 are not possible; ask for 1 to 1347".
@@ -126,7 +131,7 @@ class Dataset(Options, abc.ABC):
         return size
 
     def status(self, data_dir: Path) -> str:
-        """Return one line for `bench data` and `bench doctor`, such as "built in, nothing to prepare"."""
+        """Return one line for `bench data` and `bench doctor` on whether the set is ready to be loaded."""
         return "built in, nothing to prepare"
 
     def is_present(self, data_dir: Path) -> bool:
@@ -137,20 +142,20 @@ class Dataset(Options, abc.ABC):
         """Download and verify what `load` needs; built-in sets do nothing.
 
         Raises:
-            DatasetError: it failed; the message is one sentence that says why and what to do.
+            DatasetError: preparation failed; the message is one sentence that says why and what to do.
         """
 
     @abc.abstractmethod
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
     ) -> tuple[ImageSet, ImageSet]:
-        """Load the training and the test part into memory, without network access.
+        """Load the data set into memory, without network access, and return (training set, test set).
 
         Args:
             data_dir: folder into which `prepare` has written.
-            seed: the run's seed; a fixed set ignores it.
-            train_size: number of training samples, with the classes' shares of the whole set; None: all.
-            test_size: number of test samples, in the same way.
+            seed: the run's seed, for generated images; other data sets ignore it.
+            train_size: number of training samples, in which each class keeps its share; None: all.
+            test_size: number of test samples, chosen in the same way; None: all.
 
         Raises:
             DatasetError: the set is missing or damaged, or has fewer samples than requested.
@@ -168,13 +173,13 @@ def crop_and_flip(
     padding: int = 4,
     border: Literal["zero", "reflect"] = "zero",
 ) -> torch.Tensor:
-    """Shift each image by up to `padding` pixels in both directions and mirror it with probability 1/2, at random.
+    """Shift each image at random by up to `padding` pixels in each direction, and with `flip` mirror half of them.
 
     Args:
         images: any dtype [num_samples, channels, height, width], not changed.
         generator: random generator on the CPU; advanced by 2 draws per image (3 with `flip`).
-        flip: mirror left and right with probability 1/2.
-        padding: border in pixels on each side; each of the (2 padding + 1)^2 shifts is equally likely.
+        flip: mirror each image left to right with probability 1/2.
+        padding: largest shift in pixels; each of the (2 padding + 1)^2 shifts is equally likely.
         border: what is outside the image: "zero" for black, "reflect" for the image reflected at its edge.
 
     Returns:
@@ -196,15 +201,15 @@ def crop_and_flip(
 
 
 def normalise(images: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Return (pixel / 255 - mean) / std, per channel.
+    """Return (pixel / 255 - mean) / std for every pixel, with the mean and std of its channel.
 
     Args:
         images: uint8 [num_samples, channels, height, width], not changed.
-        mean: mean per channel, of pixel values scaled to [0, 1].
-        std: standard deviation per channel, on the same scale.
+        mean: mean of each channel, over pixel values scaled to [0, 1].
+        std: standard deviation of each channel, on the same scale.
 
     Returns:
-        float32, a new tensor of the same shape and device.
+        A new float32 tensor of the same shape, on the same device.
     """
     offset, scale = (torch.tensor(values, device=images.device).view(-1, 1, 1) * 255 for values in (mean, std))
     return images.to(torch.float32, copy=True).sub_(offset).div_(scale)

@@ -1,4 +1,4 @@
-"""The common part of CIFAR-10 and CIFAR-100: an archive whose checksums torchvision knows, and its images in memory."""
+"""The common part of CIFAR-10 and CIFAR-100: download an archive, check it against torchvision's checksums, load it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def _checked_address(url: str) -> str:
-    """Raise ValueError if an address has invalid brackets or an invalid port."""
+    """Return the address; raise ValueError if it has invalid brackets or an invalid port."""
     _ = urllib.parse.urlsplit(url).port
     return url
 
@@ -39,13 +39,13 @@ class CifarArchive(Dataset):
     """Load the images of an archive whose checksums torchvision knows: the common part of CIFAR-10 and CIFAR-100.
 
     Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before
-    it is read, so the pickles inside are certainly the published ones, even from a mirror.
+    it is read, so the pickles inside are certainly the published pickles, even from a mirror.
 
     Base of the components `cifar10` and `cifar100`.
 
     Attributes:
         archive: torchvision's class, with names, address and checksums of the archive and of the files in it.
-        whole: (training samples, test samples).
+        whole: (number of training samples, number of test samples).
         timeout_s: longest wait for the server's next bytes, in seconds.
     """
 
@@ -57,7 +57,7 @@ class CifarArchive(Dataset):
     url: Annotated[
         Annotated[str, pydantic.StringConstraints(pattern=r"^https?://\S+$"), pydantic.AfterValidator(_checked_address)]
         | None,
-        Doc("address of a mirror of the archive, for `bench data prepare` (none: the original); the checksums stay"),
+        Doc("address of a mirror, from which `bench data prepare` gets the same archive (none: the original address)"),
     ] = None
 
     @override
@@ -76,12 +76,13 @@ class CifarArchive(Dataset):
         return not self._bad_files(data_dir)  # reads all files, which takes half a second
 
     def prepare(self, data_dir: Path) -> None:
-        """Download, verify and extract the archive, as far as needed.
+        """Download, verify and extract the archive, unless its extracted files are already complete.
 
-        An archive in `data_dir` is used without a download; if its checksum is wrong, it is kept as it is.
+        An archive in `data_dir` is used without a download; if its checksum is wrong, it is not changed.
 
         Raises:
-            DatasetError: no network, a server that is silent for 10 s, a wrong checksum, or a disk problem.
+            DatasetError: there is no network, the server is silent for 10 s, a checksum is wrong, or the files cannot
+                be written.
         """
         if self.is_present(data_dir):
             return
@@ -122,8 +123,8 @@ class CifarArchive(Dataset):
 
         Raises:
             DatasetError: the download failed, or the archive is damaged.
-            UsageError: something that is not a regular file has its name.
-            OSError: a disk problem.
+            UsageError: something that is not a regular file has the archive's name.
+            OSError: the files cannot be written.
         """
         path = data_dir / self.archive.filename
         check_regular(path)
@@ -164,7 +165,7 @@ class CifarArchive(Dataset):
         return path
 
     def _reason(self, error: Exception) -> str:
-        """Return in a few words what went wrong on the network."""
+        """Return a few words for a message on what went wrong during the download."""
         cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
         if isinstance(cause, TimeoutError):
             return f"the server was silent for {self.timeout_s:g} s"
@@ -185,7 +186,7 @@ class CifarArchive(Dataset):
         return f"`bench data prepare {self.component_name}`"
 
     def _wrong_archive(self, data_dir: Path) -> str | None:
-        """Return what to do about an existing archive with a wrong checksum; None if there is no such archive."""
+        """Return a message about an archive in `data_dir` with a wrong checksum; None if there is no such archive."""
         path, published = data_dir / self.archive.filename, self.archive.tgz_md5
         if not path.is_file() or (found := calculate_md5(path)) == published:
             return None
@@ -198,7 +199,7 @@ class CifarArchive(Dataset):
         return data_dir / str(self.archive.base_folder)
 
     def _bad_files(self, data_dir: Path) -> list[Path]:
-        """Return the files that are missing or have a wrong checksum."""
+        """Return those of the archive's extracted files that are missing or have a wrong checksum."""
         archive = self.archive
         files = [*archive.train_list, *archive.test_list, (archive.meta["filename"], archive.meta["md5"])]
         folder = self._folder(data_dir)
@@ -211,7 +212,7 @@ class CifarArchive(Dataset):
 
 
 def _is_disk_problem(error: Exception) -> bool:
-    """Return True if an OSError comes from the archive's file and not from the network: then it has a file name."""
+    """Return True if the error comes from writing the archive's file and not from the network."""
     return (
         isinstance(error, OSError)
         and not isinstance(error, URLError)

@@ -48,9 +48,9 @@ class Digits(Dataset):
 
 @functools.cache
 def _parts() -> tuple[ImageSet, ImageSet]:
-    """Return the training and the test part; read once per process.
+    """Return (training set, test set) of 3x32x32 images; they are read once per process.
 
-    Every fourth image is a test image, counted class by class, so that the test part includes a quarter of each class.
+    Every fourth image is a test image, counted class by class, so that the test set includes a quarter of each class.
     """
     grey, labels = _source()
     large = functional.interpolate(grey.float().unsqueeze(1), size=(32, 32), mode="bilinear", align_corners=False)
@@ -64,10 +64,10 @@ def _parts() -> tuple[ImageSet, ImageSet]:
 
 
 def _source() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images, float64 [1797, 8, 8], and labels, int64 [1797], as `load_digits` does.
+    """Return images, float64 [1797, 8, 8] from 0 to 16, and labels, int64 [1797], as scikit-learn's `load_digits` does.
 
-    If scikit-learn's data file is in its usual place it is read directly, because importing scikit-learn would take
-    every rank a second of CPU time.
+    If scikit-learn's data file is in its usual place, this function reads the file itself, because importing
+    scikit-learn would take every rank a second of CPU time.
     """
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None

@@ -34,7 +34,7 @@ _BLOCK = 500  # images of 32x32 generated at once: small enough for a core's cac
 
 @dataclasses.dataclass(kw_only=True)
 class Synthetic(Dataset):
-    """Generate balanced classes: every `classes` consecutive images contain each class once."""
+    """Generate images of balanced classes: every `classes` consecutive images contain each class once."""
 
     mean: ClassVar[tuple[float, float, float]] = (0.5, 0.5, 0.5)
     std: ClassVar[tuple[float, float, float]] = (0.141, 0.141, 0.141)
@@ -95,7 +95,13 @@ class Synthetic(Dataset):
         return ImageSet(images=images, labels=labels)
 
     def _draw(self, labels: torch.Tensor, axes: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
-        """Draw one image per label, int64 [n] -> uint8 [n, 3, size, size]."""
+        """Draw one image per label, and return the images as uint8 [n, 3, size, size].
+
+        Args:
+            labels: class of each image, int64 [n].
+            axes: axes in colour space, [groups of ten classes, 3]; None: random axes.
+            generator: the random generator.
+        """
         n = len(labels)
         x, y = _object_coordinates(n, self.size, generator)
         # the share of each pixel inside the shape, with a ramp of about one pixel at the outline
@@ -110,7 +116,10 @@ class Synthetic(Dataset):
 
 
 def _axes(count: int) -> torch.Tensor:
-    """Return axes in colour space, [count, 3], evenly spread over half a sphere, because an axis has two ends."""
+    """Return `count` unit vectors in colour space, [count, 3], evenly spread over half a sphere.
+
+    Half a sphere, because a vector and its opposite are the same axis.
+    """
     height = (torch.arange(count) + 0.5) / count
     angle = torch.arange(count) * (math.pi * (3 - math.sqrt(5)))  # the golden angle: a Fibonacci lattice
     radius = (1 - height**2).sqrt()
@@ -118,12 +127,15 @@ def _axes(count: int) -> torch.Tensor:
 
 
 def _uniform(n: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    """Return uniform random numbers, [n, 1, 1] to be combined with maps [n, size, size]."""
+    """Return n random numbers, uniform from `low` to `high`, as [n, 1, 1], to be combined with maps [n, size, size]."""
     return torch.rand(n, 1, 1, generator=generator) * (high - low) + low
 
 
 def _rotated(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pixel centres, from -1 to 1 across the image, rotated by -0.5 to 0.5 radians: two maps [n, size, size]."""
+    """Return the coordinates of all pixel centres, rotated by a random angle per image: two maps [n, size, size].
+
+    Before the rotation by -0.5 to 0.5 radians, x and y run from -1 to 1 across the image.
+    """
     x = ((torch.arange(size) + 0.5) * (2 / size) - 1).view(1, -1)
     y = x.view(-1, 1)
     angle = _uniform(n, -0.5, 0.5, generator)
@@ -131,9 +143,9 @@ def _rotated(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tenso
 
 
 def _object_coordinates(n: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return pixel positions relative to a randomly moved, rotated and scaled shape: two maps [n, size, size].
+    """Return the coordinates x and y of all pixels relative to a randomly moved, rotated and scaled shape.
 
-    The unit is the shape's radius, which is 0.5 to 0.85 of half the image.
+    Each is a map [n, size, size] in units of the shape's radius, which is 0.5 to 0.85 of half the image.
     """
     x, y = _rotated(n, size, generator)
     radius = _uniform(n, 0.5, 0.85, generator)
@@ -141,7 +153,13 @@ def _object_coordinates(n: int, size: int, generator: torch.Generator) -> tuple[
 
 
 def _texture(texture: torch.Tensor, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Return stripes (0) or checks (1) of random angle, phase and period, [n, size, size], from 0 to 1."""
+    """Return a texture per image, [n, size, size] from 0 to 1, with random angle, phase and period.
+
+    Args:
+        texture: 0 for stripes or 1 for checks, int64 [n].
+        size: side of an image in pixels.
+        generator: the random generator.
+    """
     n = len(texture)
     u, v = _rotated(n, size, generator)
     frequency = _uniform(n, 8, 13, generator)  # radians per half image; with 32 pixels, periods of 8 to 13 pixels
@@ -157,7 +175,7 @@ def _distance(x: torch.Tensor, y: torch.Tensor, shape: torch.Tensor) -> torch.Te
     Args:
         x: horizontal positions [n, size, size] in radii, positive to the right.
         y: vertical positions [n, size, size] in radii, positive downwards.
-        shape: int64 [n], 0 to 4.
+        shape: 0 disc, 1 square, 2 triangle, 3 cross, 4 ring; int64 [n].
     """
     from_centre = (x * x + y * y).sqrt()
     along, across = x.abs(), y.abs()
@@ -177,7 +195,7 @@ def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) 
 
     Args:
         n: number of images.
-        axis: the axis along which each image's colours differ, [n, 3]; None: random.
+        axis: direction in colour space along which each image's two colours differ, [n, 3]; None: random directions.
         generator: the random generator.
     """
     middle = torch.rand(n, 3, 1, 1, generator=generator) * 0.3 + 0.35
@@ -187,7 +205,7 @@ def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) 
 
 
 def _blotches(n: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Return smooth random colours at two scales, [n, 3, size, size], centred at 0.5."""
+    """Return random backgrounds of smooth blotches at two scales, [n, 3, size, size], with mean 0.5."""
     coarse = torch.randn(n, 3, 4, 4, generator=generator) * 0.10
     fine = torch.randn(n, 3, 11, 11, generator=generator) * 0.05
     large, small = (

@@ -2,8 +2,8 @@
 
 A link's rate may change over time, by a trace: a file of delivery opportunities. Each line is the millisecond, counted
 from the beginning, at which one packet of 1500 bytes may pass; several lines with the same number let several packets
-pass. An opportunity without a waiting packet is lost, small packets share one, and after the last line the trace starts
-again.
+pass. An opportunity without a waiting packet is lost, small packets share an opportunity, and after the last line the
+trace starts again.
 
 Source: Netravali et al. 2015 (Mahimahi, USENIX ATC), whose recorded traces of cellular networks have this form.
 """
@@ -41,11 +41,11 @@ _LAST_MS = 2**30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A reference to a trace file and its contents at the time when the run was configured.
+    """A trace file, which describes a link's rate over time, and a digest to detect later changes of the file.
 
     Attributes:
         path: the file.
-        digest: digest of its contents, ten hex digits.
+        digest: digest of the file's contents when the run was configured, ten hexadecimal digits.
         mean_bps: mean rate in bits per second, including headers: each opportunity carries a frame of 1514 bytes.
     """
 
@@ -55,10 +55,10 @@ class Trace:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Read and check a file.
+        """Read and check a trace file, and return its path, digest and mean rate.
 
         Raises:
-            UsageError: it cannot be read, or is not a trace.
+            UsageError: the file cannot be read, or is not a trace.
         """
         opportunities, digest = _read(path)
         mean_bps = 8 * FRAME_BYTES * len(opportunities) / (1e-3 * opportunities[-1])
@@ -68,7 +68,7 @@ class Trace:
         """Read the file and return the millisecond of each opportunity, ascending, as unsigned 32-bit numbers.
 
         Raises:
-            UsageError: the file cannot be read, or has changed.
+            UsageError: the file cannot be read, or has changed since the run was configured.
         """
         opportunities, digest = _read(Path(self.path))
         if digest != self.digest:
@@ -77,12 +77,16 @@ class Trace:
 
     @property
     def label(self) -> str:
-        """Return its name in rows, such as ``cell.up (1a2b3c4d5e)``."""
+        """Return the file's name and digest for result rows and messages, such as ``cell.up (1a2b3c4d5e)``."""
         return f"{Path(self.path).name} ({self.digest})"
 
 
 def _read(path: Path) -> tuple[array.array[int], str]:
-    """Return a trace's milliseconds and their digest."""
+    """Read a trace file; return the millisecond of each delivery opportunity, ascending, and a digest of all of them.
+
+    Raises:
+        UsageError: the file cannot be read, or is not a trace.
+    """
     check_regular(path)
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).decode("ascii").splitlines()
@@ -90,7 +94,8 @@ def _read(path: Path) -> tuple[array.array[int], str]:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise UsageError(
-            f"{path} is not a trace: it holds more than numbers; give one with a whole number of milliseconds a line"
+            f"{path} is not a trace: it holds more than numbers; give a file with a whole number of milliseconds on"
+            " each line"
         ) from None
     texts = [line.strip() for line in lines]
     moments = [int(text) if text.isdecimal() and len(text) < 12 else -1 for text in texts]
@@ -98,7 +103,7 @@ def _read(path: Path) -> tuple[array.array[int], str]:
         if not before <= moment <= _LAST_MS:
             raise UsageError(
                 f"{path}, line {number}: '{texts[number - 1][:20]}' is not a delivery opportunity; write milliseconds"
-                " as whole numbers, one on each line, none below the one before"
+                " as whole numbers, one on each line, none smaller than the number before"
             )
     if not any(moments):
         raise UsageError(f"{path} is not a trace: it needs a delivery opportunity after millisecond 0")
@@ -110,17 +115,20 @@ class HostLink:
     """One virtual host and its link to the switch that joins all hosts.
 
     Attributes:
-        name: letters, digits, dots and dashes; shown in messages; the hosts can resolve it to the host's address.
+        name: at most 63 letters, digits, dots and dashes; shown in messages, and resolved by all hosts to this host's
+            address.
         uplink_bps: rate at which the host sends, in bits per second including headers; None: not limited.
-        downlink_bps: rate at which it receives, in the same unit.
-        uplink_trace, downlink_trace: a rate that changes over time, instead of a constant one.
-        latency_s: one-way delay added to what the host sends; the round trip of two hosts is the sum of both delays.
-        jitter_s: the delay varies uniformly by up to this, and changes every ten jitters; frames keep their order.
+        downlink_bps: rate at which the host receives, in the same unit; None: not limited.
+        uplink_trace, downlink_trace: traces of rates that change over time, instead of constant rates; None: no trace.
+        latency_s: one-way delay in seconds of what the host sends; a round trip between two hosts takes the sum of
+            their latencies.
+        jitter_s: largest deviation of the delay from `latency_s`, in seconds; the delay is uniformly random and changes
+            every 10 x `jitter_s`; frames keep their order.
         loss: probability that a sent frame is lost, from 0 to below 1, independent for each frame.
         cpu_share: share of the time in which the host's processes may run, 0.05 to 1; 0.5 is a machine half as fast.
 
     Raises:
-        UsageError: a figure is out of range.
+        UsageError: a value is out of range, `name` contains other characters, or a direction has a rate and a trace.
     """
 
     name: str
@@ -147,7 +155,7 @@ class HostLink:
             if trace is not None and not (_MIN_RATE_BPS <= trace.mean_bps <= MAX_RATE_BPS):
                 raise UsageError(
                     f"{self.name}: {direction} by {trace.label}, {format_rate(trace.mean_bps)} on average, is not"
-                    " possible; give a trace of 100kbit to 100gbit"
+                    " possible; give a trace with a mean rate of 100kbit to 100gbit"
                 )
         for is_possible, sentence in (
             (0 <= self.latency_s <= 10, f"a latency of {self.latency_s:g} s is not possible; give 0 to 10 s"),
@@ -172,19 +180,19 @@ class HostLink:
 
     @property
     def traces(self) -> tuple[Trace | None, Trace | None]:
-        """Return the traces of the uplink and the downlink."""
+        """Return (trace of the uplink, trace of the downlink); None for a direction without a trace."""
         return self.uplink_trace, self.downlink_trace
 
     @property
     def mean_rates(self) -> tuple[float | None, float | None]:
-        """Return the rates of uplink and downlink in bits per second, of a trace its mean; None: not limited."""
+        """Return (uplink rate, downlink rate) in bits per second: a trace's mean rate, or None if not limited."""
         return (
             self.uplink_trace.mean_bps if self.uplink_trace else self.uplink_bps,
             self.downlink_trace.mean_bps if self.downlink_trace else self.downlink_bps,
         )
 
     def figures(self) -> dict[str, Any]:
-        """Return all settings except the name; a trace is represented by the digest of its contents."""
+        """Return all settings except the host's name, by attribute name; "traces" holds the traces' digests, if any."""
         figures = {name: value for name, value in vars(self).items() if name != "name" and "trace" not in name}
         return figures | ({"traces": [trace and trace.digest for trace in self.traces]} if any(self.traces) else {})
 
@@ -205,7 +213,7 @@ class HostLink:
 
 
 def check_number_of_hosts(number: int) -> None:
-    """Raise UsageError if there are too few hosts, or more than there are addresses."""
+    """Raise UsageError unless there are 2 to 254 hosts (the addresses of the private network)."""
     if not 2 <= number <= MAX_HOSTS:
         raise UsageError(f"{number} virtual hosts are not possible; give 2 to {MAX_HOSTS}")
 
@@ -215,13 +223,13 @@ class Cluster:
     """The virtual hosts of one run, in rank order: host 0 holds ranks 0 to `ranks_per_host` - 1, and so on.
 
     Attributes:
-        hosts: hosts and links.
-        ranks_per_host: at least 1.
+        hosts: each host with its link, 2 to 254 hosts.
+        ranks_per_host: number of ranks on each host, at least 1.
         forwarded: True to use this project's forwarder for the links; False to use it only if the kernel's queues
             cannot do what the links need, which is decided when the hosts are started.
 
     Raises:
-        UsageError: too few or too many hosts, two of one name, or no rank per host.
+        UsageError: too few or too many hosts, two hosts with the same name, or fewer than one rank per host.
     """
 
     hosts: tuple[HostLink, ...]
@@ -238,7 +246,7 @@ class Cluster:
 
     @classmethod
     def uniform(cls, num_hosts: int, *, ranks_per_host: int = 1, link: HostLink | None = None) -> Self:
-        """Return equal hosts ``host0``, ``host1``, ... that all have the given link (None: not limited)."""
+        """Return a cluster of hosts ``host0``, ``host1``, ... that all have the given link (None: not limited)."""
         check_number_of_hosts(num_hosts)
         link = link or HostLink(name="host")
         return cls(
@@ -257,9 +265,10 @@ class Cluster:
         return all(host.figures() == self.hosts[0].figures() for host in self.hosts)
 
     def columns(self) -> dict[str, Any]:
-        """Return a row's columns about links: the slowest rates (None: not limited) and the worst other settings.
+        """Return a result row's columns about links: the lowest rate and the worst of each other setting of all hosts.
 
-        `cluster_digest` distinguishes clusters of unequal hosts; for equal hosts the other columns say everything.
+        Rates are in bits per second; None: no host is limited. `cluster_digest` distinguishes clusters of unequal
+        hosts; it is None for equal hosts, which the other columns describe completely.
         """
         return {
             "uplink_bps": _slowest(host.mean_rates[0] for host in self.hosts),
@@ -274,25 +283,26 @@ class Cluster:
 
     @property
     def traces(self) -> list[Trace]:
-        """Return all traces in use, host by host, each uplink before the downlink."""
+        """Return all traces in use, host by host, each host's uplink before its downlink."""
         return [trace for host in self.hosts for trace in host.traces if trace is not None]
 
     @property
     def wire_headers(self) -> WireHeaders:
-        """Return ``exact`` if every packet is one real frame, ``estimated`` if segmentation offload stays on.
+        """Return "exact" if every packet is a single Ethernet frame, so that interfaces count all headers.
 
-        All hosts have the same setting; otherwise one rank's bytes would be counted and another's estimated. A lossy
-        cluster always uses real frames, because with offload one loss would drop up to 44 frames at once. So does the
-        forwarder.
+        Return "estimated" if segmentation offload stays on: it joins frames into packets of up to 64 kB, and the
+        headers that interfaces then miss are estimated. All hosts have the same setting; otherwise one rank's bytes
+        would be counted and another's estimated. A lossy cluster never uses offload, because one loss would drop up to
+        44 frames at once; nor does the forwarder.
         """
         return "exact" if self.forwarded or has_real_frames(self.hosts) else "estimated"
 
     def address(self, index: int) -> str:
-        """Return the host's IPv4 address inside the private network."""
+        """Return the IPv4 address, inside the private network, of the host with this index."""
         return f"10.77.0.{index + 1}"
 
     def describe(self) -> list[str]:
-        """Return readable lines: one in all if the hosts are equal, otherwise one per host."""
+        """Return readable lines: a single line if all hosts are equal, otherwise one line per host."""
         if self.is_uniform:
             return [f"{len(self.hosts)} hosts, each: {self.hosts[0].describe()}"]
         return [f"{host.name}: {host.describe()}" for host in self.hosts]
@@ -303,10 +313,10 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the cluster from the values of `to_dict`.
+        """Return the cluster from the values that `to_dict` returned.
 
         Raises:
-            UsageError: the values are not a cluster's.
+            UsageError: the values do not describe a cluster.
         """
         try:
             hosts = tuple(
@@ -323,7 +333,10 @@ def _slowest(rates: Iterable[float | None]) -> float | None:
 
 
 def has_real_frames(hosts: Sequence[HostLink]) -> bool:
-    """Return True if every packet that the kernel carries between the hosts is one real frame."""
+    """Return True if the kernel carries every packet between these hosts as a single Ethernet frame, without offload.
+
+    This holds if a host loses frames, or if all links are limited to at most 300 Mbit/s in both directions.
+    """
     rates = [rate for host in hosts for rate in (host.uplink_bps, host.downlink_bps)]
     return any(host.loss > 0 for host in hosts) or all(
         rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates

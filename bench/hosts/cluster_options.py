@@ -1,7 +1,7 @@
 """Make a `Cluster` from command-line options, named networks or a TOML file.
 
-All three use the same words: `network`, `bandwidth` (both directions), `uplink`, `downlink`, the last three also with
-`-trace` (`_trace` in a file) for a rate that changes over time, `latency`, `jitter` and `loss`.
+Options and files use the same names: `network`, `bandwidth` (both directions), `uplink`, `downlink`, the last three
+also with `-trace` (`_trace` in a file) for a rate that changes over time, `latency`, `jitter` and `loss`.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ _FILE_KEYS = ("ranks_per_host", "host")
 
 
 def cluster_from_options(options: RanksConfig) -> Cluster | None:
-    """Return the cluster of the command line's options; None without virtual hosts.
+    """Return the cluster that command-line options describe; None if they ask for no virtual hosts.
 
     Raises:
         UsageError: options contradict each other or are out of range.
     """
     if options.hosts is None and options.ranks_per_host:
-        raise UsageError("--ranks-per-host is for virtual hosts; say how many with --hosts N")
+        raise UsageError("--ranks-per-host is for virtual hosts; give their number with --hosts N")
     texts = link_texts(options)
     if options.cluster_file is not None:
         extra = [_flag(key) for key in texts] + (["--hosts"] if options.hosts is not None else [])
         if extra:
-            raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all of it into the file")
+            raise UsageError(f"--cluster and {extra[0]} both describe the hosts; put all settings into the file")
         return cluster_from_toml(Path(options.cluster_file))
     if options.hosts is None:
         if texts:
             raise UsageError(
-                f"{_flag(next(iter(texts)))} limits the link of virtual hosts; say how many with --hosts N"
+                f"{_flag(next(iter(texts)))} limits the link of virtual hosts; give their number with --hosts N"
             )
         return None
     return Cluster.uniform(options.hosts, ranks_per_host=options.ranks_per_host or 1, link=link_of(texts))
@@ -91,7 +91,7 @@ def cluster_from_toml(path: Path) -> Cluster:
         cpu_share = 0.5
 
     Raises:
-        UsageError: the file cannot be read, has an unknown key or a value that is out of range.
+        UsageError: the file cannot be read, or has an unknown key or a value out of range.
     """
     content = read_toml(path, "cluster file")
     refuse_unknown(content, _FILE_KEYS, where=str(path))
@@ -125,16 +125,16 @@ def _hosts_of_table(table: Mapping[str, Any], *, first_index: int, where: str, f
 
 
 def link_texts(options: object) -> dict[str, str]:
-    """Return a configuration's options about links that are set, by name."""
+    """Return a configuration's options about links by name, as the user wrote them; options not set are left out."""
     return {key: text for key in _LINK_KEYS if (text := getattr(options, key, None)) is not None}
 
 
 def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path()) -> HostLink:
-    """Return the link that some options describe.
+    """Return the link that these options describe.
 
     Args:
-        texts: the options' values as the user wrote them, by name.
-        where: prefix of an option's name in messages.
+        texts: the options' values as the user wrote them, by option name.
+        where: prefix of an option's name in error messages.
         folder: the folder to which paths of traces are relative.
 
     Raises:
@@ -142,7 +142,7 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
     """
     for key, text in texts.items():
         if key in _EXAMPLE and not isinstance(text, str):
-            raise UsageError(f'{where}{key}={text!r} is not a text; write it like {key} = "{_EXAMPLE[key]}"')
+            raise UsageError(f'{where}{key}={text!r} is not text in quotes; write it like {key} = "{_EXAMPLE[key]}"')
     set_by: dict[str, str] = {}  # by direction: the option with its rate or trace
     for key in sorted(texts):
         for direction in (_RATES | _TRACES).get(key, ()):
@@ -178,7 +178,7 @@ def _flag(key: str) -> str:
 
 
 def _parse_share(value: object) -> float:
-    """Parse a share such as ``1%``, ``"0.01"`` or 0.01."""
+    """Parse a share such as ``1%``, ``"0.01"`` or 0.01, and return it as a number (0.01)."""
     text = str(value).strip()
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)

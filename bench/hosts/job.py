@@ -50,14 +50,14 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
     The job ends with the process that created this object. Its exit code is that of the first command that failed.
 
     Args:
-        unshare: the process that began the job's namespaces; it ends last, after every process of the job.
-        status: the supervisor's messages.
-        cluster: hosts and links.
+        unshare: the `unshare` process, which created the job's namespaces; it ends after all processes of the job.
+        status: pipe from which the supervisor's messages are read, one JSON object per line.
+        cluster: the hosts and their links.
 
     Attributes:
-        cluster: hosts and links.
-        network: the measurements of the links; set once the job is ready.
-        poll, wait: as those of `subprocess.Popen`.
+        cluster: the hosts and their links.
+        network: the measurements of the links; set by `start_hosts` when the job is ready.
+        poll, wait: the methods `poll` and `wait` of `unshare`, a `subprocess.Popen`.
     """
 
     network: NetworkReport
@@ -70,14 +70,14 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
         self.wait = unshare.wait
 
     def terminate(self) -> None:
-        """Send every host's command SIGTERM; those that have not ended after 5 s are killed."""
+        """Send SIGTERM to every host's command; the supervisor kills those that have not ended after 5 s."""
         orders = self._unshare.stdin
         if self.poll() is None and orders is not None and not orders.closed:
             with contextlib.suppress(BrokenPipeError):  # the job has ended
                 orders.write(b"stop\n")
 
     def kill(self) -> None:
-        """Kill all processes at once, by closing the supervisor's input; return when none is left, or after 2 s."""
+        """Kill all processes of the job by closing the supervisor's input; after 2 s, kill the supervisor itself."""
         if self._unshare.stdin is not None:
             self._unshare.stdin.close()
         try:
@@ -87,14 +87,17 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
                 process.kill()
 
     def death(self) -> str | None:
-        """Say if `unshare` or the supervisor was killed, and by which signal; None if not, or if the job runs."""
+        """Return a sentence that says by which signal `unshare` or the supervisor was killed.
+
+        None if neither was killed, or if the job still runs.
+        """
         if not self.poll():
             return None
         self.kill()
         return self._death(self._message(_KILL_GRACE_S))
 
     def close(self) -> None:
-        """End the job, with SIGTERM first and then by force, and wait for its end."""
+        """Stop the job with SIGTERM, kill what has not ended in time, and wait until all processes have ended."""
         if self.poll() is None:
             self.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,11 +110,11 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
         self.close()
 
     def wait_until_ready(self) -> None:
-        """Wait for the supervisor to be ready.
+        """Wait until the supervisor has built the network and measured the links.
 
         Raises:
-            RunFailed: it failed, was killed, or did not begin.
-            UsageError: it found that the cluster is not possible here.
+            RunFailed: the supervisor failed, was killed, or was not ready within ten minutes.
+            UsageError: the supervisor found that this machine cannot run the cluster.
         """
         if not self._message(_READY_WITHIN_S):
             raise RunFailed("the virtual hosts could not be started; the job's output says why")
@@ -127,7 +130,7 @@ class HostsJob(contextlib.AbstractContextManager["HostsJob"]):
             raise RunFailed("the virtual hosts could not be set up; the job's output says why")
 
     def _message(self, within_s: float) -> dict[str, Any] | None:
-        """Return the supervisor's next message; empty if it has ended, None if none comes in time."""
+        """Return the supervisor's next message; {} if the supervisor has ended, None if no message comes in time."""
         readable, _, _ = select.select([self._status], [], [], within_s)
         return json.loads(self._status.readline() or b"{}") if readable else None
 
@@ -149,15 +152,15 @@ def start_hosts(
     grace_s: float = 30.0,
     seed: int = 1,
 ) -> HostsJob:
-    """Build the network, measure it and start one command per host; return when the commands run.
+    """Build the network, measure it and start one command per host; return the job when the links have been measured.
 
     Args:
-        cluster: hosts and links.
+        cluster: the hosts and their links.
         run_dir: an existing folder; gets `hosts.json` (the supervisor's instructions) and `link.json` (measurements).
         command_for: returns (arguments, variables to add to this process's environment) for a host's index.
-        output: file for the output of all processes; None: this process's output.
-        grace_s: after the first command failed, how many seconds the others may continue.
-        seed: seed of losses and jitter in the forwarder.
+        output: file for the output and error output of all processes; None: that of this process.
+        grace_s: number of seconds for which the other commands may continue after the first one failed.
+        seed: seed of the losses and jitter that the forwarder makes.
 
     Raises:
         UsageError: virtual hosts, or the settings of their links, are not possible here.
@@ -212,10 +215,10 @@ def start_hosts(
 
 
 def torchrun_arguments(host_index: int, cluster: Cluster) -> tuple[list[str], dict[str, str]]:
-    """Return the rendezvous arguments and environment variables of this host's torchrun, as on real machines.
+    """Return (arguments, environment variables) with which torchrun on one virtual host finds the other hosts.
 
     The rendezvous is static, so host i holds ranks i x `ranks_per_host` and up. torchrun's `c10d` rendezvous would
-    compare host names, which all virtual hosts share, and assign ranks in the order of arrival.
+    compare host names, which are the same on all virtual hosts, and assign ranks in the order of arrival.
     """
     arguments = [
         f"--nnodes={len(cluster.hosts)}",
@@ -230,7 +233,9 @@ def torchrun_arguments(host_index: int, cluster: Cluster) -> tuple[list[str], di
 
 
 def forwarded_bps() -> float:
-    """Measure the forwarder's rate in bits per second, including headers, all links together; takes two seconds.
+    """Measure how much the forwarder can carry between two hosts without rate limits; takes two seconds.
+
+    Return the sum of both directions in bits per second, including headers.
 
     Raises:
         UsageError: virtual hosts or the forwarder do not work here.

@@ -19,12 +19,13 @@ class Flow:
 
     Attributes:
         sender, receiver: names of the hosts.
-        configured_bps: the lower rate of the sender's uplink and the receiver's downlink; None: not limited.
+        configured_bps: lower rate of the sender's uplink and the receiver's downlink, in bits per second including
+            headers, like all rates here; None: not limited.
         long_bps: rate of the second half of a long message, measured in frames at the interface of the slower link (the
             receiver's if both are equal). On lossy links: rate of a series of datagrams, including the lost ones.
-        short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last one received.
-        rtt_s: median round trip time of a small message before the links were loaded.
-        num_sent, num_received: number of datagrams; 0 if none were used.
+        short_bps: rate of 100 kB after 0.2 s of silence, from the first byte sent to the last byte received.
+        rtt_s: median round trip time of a small message before the links were loaded, in seconds.
+        num_sent, num_received: numbers of datagrams sent and received; 0 if the long message went over TCP.
     """
 
     sender: str
@@ -42,12 +43,15 @@ class NetworkReport:
     """Measurements of all links before training; `link.json` in the run's folder, which the ranks read.
 
     Attributes:
-        measured_bandwidth_bps: the slowest flow's rate for a long message.
-        measured_rtt_s: median round trip time over the flows.
-        measured_loss_ratio: share of all datagrams that were lost; None without loss, or if all flows follow traces.
-        wire_headers: "exact" if the interfaces' counters see real frames.
-        congestion_control: TCP's congestion control on all hosts.
-        warnings: one sentence for each value that is more than 10 % off, or otherwise not as configured.
+        measured_bandwidth_bps: `long_bps` of the slowest flow.
+        measured_rtt_s: median of the flows' round trip times, in seconds.
+        measured_loss_ratio: share of all datagrams that were lost; None if none were sent, because no host loses frames
+            or all flows follow traces.
+        wire_headers: "exact" if every packet is one Ethernet frame, so that the interfaces count all headers; otherwise
+            "estimated".
+        congestion_control: name of TCP's congestion control on all hosts, such as "reno".
+        warnings: sentences for the user about rates that are more than 10 % off, and other values that differ from the
+            configuration.
         flows: every measured connection.
     """
 
@@ -65,7 +69,7 @@ class NetworkReport:
 
     @classmethod
     def read(cls, folder: RunFolder) -> Self | None:
-        """Read what `write` wrote; None for a run without virtual hosts."""
+        """Read the report that `write` wrote; None if the run has no virtual hosts."""
         values: dict[str, Any] | None = read_json(folder.link)
         if values is None:
             return None
@@ -81,12 +85,13 @@ _CHANCE = 4
 
 
 def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow], Flow]) -> list[str]:
-    """Return what the user must know about these links before reading results, one sentence each.
+    """Return warnings about links that do not behave as configured, one sentence each.
 
     Args:
-        cluster: the configured hosts and links.
-        flows: what was measured while all hosts sent at the same time.
-        alone: measures one flow again while all others are silent, to tell a wrong link from a slow machine.
+        cluster: the hosts and their links, as configured.
+        flows: the connections, measured while all hosts sent at the same time.
+        alone: measures one connection again while all other hosts are silent; so a wrong link is told from a slow
+            machine.
     """
     warnings = []
     hosts = {host.name: host for host in cluster.hosts}
@@ -141,7 +146,7 @@ def link_warnings(cluster: Cluster, flows: Sequence[Flow], alone: Callable[[Flow
 
 
 def _furthest_off(flows: Sequence[Flow], rate: Literal["long_bps", "short_bps"]) -> tuple[Flow, float] | None:
-    """Return the flow whose rate is furthest from the configured one, and the latter; None if all are near."""
+    """Return the flow whose rate is furthest from its configured rate, and that rate; None if all are within 10 %."""
     limited = [
         (abs(getattr(flow, rate) / flow.configured_bps - 1), flow, flow.configured_bps)
         for flow in flows

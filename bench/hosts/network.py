@@ -32,28 +32,33 @@ _MAX_FRAMES_OFFLOADED = 65536 // FRAME_BYTES
 
 
 def burst_bytes(rate_bps: float, *, real_frames: bool) -> int:
-    """Return the token bucket's size: 1 ms at the rate, at least 2 frames, and at most 3 if frames are real.
+    """Return a token bucket's size in bytes: 1 ms at the link's rate, at least 2 frames, with `real_frames` at most 3.
 
-    A bucket that is too small loses tokens when a timer fires late; one that is too large lets short messages pass too
-    fast: with 1 ms (12.5 kB) at 100 Mbit/s, 100 kB after a silence pass 12 % too fast, with 3 frames 4 %. With offload
-    one packet may have 64 kB, so there is no upper limit.
+    A bucket that is too small loses tokens when a timer fires late; a bucket that is too large lets short messages pass
+    too fast: with 1 ms (12.5 kB) at 100 Mbit/s, 100 kB after a silence pass 12 % too fast, with 3 frames 4 %.
+
+    Args:
+        rate_bps: the link's rate in bits per second.
+        real_frames: every packet is a single frame. If not, segmentation offload allows packets of up to 64 kB, and the
+            bucket's size has no upper limit.
     """
     burst = max(2 * FRAME_BYTES, math.ceil(rate_bps / 8 * _BURST_S))
     return min(burst, 3 * FRAME_BYTES) if real_frames else burst
 
 
 def queue_bytes(rate_bps: float) -> int:
-    """Return the size of a link's queue: 200 ms at its rate, at least 64 kB; more is dropped."""
+    """Return the size in bytes of a link's queue: 200 ms at its rate, at least 64 kB; a full queue drops frames."""
     return max(_MIN_QUEUE_BYTES, math.ceil(rate_bps / 8 * _QUEUE_S))
 
 
 def offload_arguments(cluster: Cluster, uplink_bps: float | None = None) -> list[str]:
-    """Return arguments of `ip link set` for the size of packets; none if offload stays on as it is.
+    """Return arguments of `ip link set` that limit the size of packets; none if segmentation offload is not limited.
 
     Args:
-        cluster: hosts and links.
-        uplink_bps: rate of the limiter of a host's own interface, whose bucket its packets must fit: it would split a
-            larger packet into single frames, each of which costs as much CPU time as a packet.
+        cluster: the hosts and their links.
+        uplink_bps: rate to which a host's own interface is limited by a token bucket; None: the interface has no
+            bucket. Packets must fit into the bucket: a larger packet would be split into single frames, each of which
+            costs as much CPU time as a packet.
     """
     if cluster.wire_headers == "exact":  # every packet is one real frame
         return ["gso_max_size", str(FRAME_BYTES), "gso_max_segs", "1"]
@@ -64,7 +69,7 @@ def offload_arguments(cluster: Cluster, uplink_bps: float | None = None) -> list
 
 
 def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> list[list[str]]:
-    """Return `tc` commands for the rate of what a device sends; none if it is not limited."""
+    """Return the `tc` commands that limit the rate at which a device sends; none if the rate is not limited."""
     if rate_bps is None:
         return []
     burst = burst_bytes(rate_bps, real_frames=real_frames)
@@ -73,7 +78,7 @@ def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> 
 
 
 def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """Return `tc` commands for what a host sends: its rate, and below it delay and loss."""
+    """Return the `tc` commands for what a host sends: they limit its rate, delay it and lose some of it."""
     commands = rate_commands(device, host.uplink_bps, real_frames=real_frames)
     if not host.impaired:
         return commands
@@ -101,9 +106,9 @@ def namespace(index: int) -> str:
 
 
 def link_commands(cluster: Cluster) -> list[list[str]]:
-    """Return the commands that make interfaces, addresses and links, in order: argument lists of `ip` and `tc`.
+    """Return the commands that make interfaces, addresses and links, in order, as argument lists of `ip` and `tc`.
 
-    Delay is set at the sender, so only the rate of what a host receives is limited at the switch.
+    Delay and loss are set at the sender, so the switch only limits the rate at which a host receives.
     """
     indices = range(len(cluster.hosts))
     if cluster.forwarded:
@@ -136,9 +141,10 @@ def _pair_commands(cluster: Cluster, index: int) -> list[list[str]]:
 
 
 def _tap_commands(cluster: Cluster, index: int) -> list[list[str]]:
-    """Return the commands for a TAP device; its long queue holds frames while the forwarder waits for a processor.
+    """Return the commands that configure a host's TAP device and limit its uplink.
 
-    The kernel limits only the uplink's rate; the forwarder does the rest.
+    The device's long queue holds frames while the forwarder waits for a processor. The kernel limits only the uplink's
+    rate; the forwarder limits the downlink's rate, and delays and loses frames.
     """
     rate = rate_commands(INTERFACE, cluster.hosts[index].uplink_bps, real_frames=True)
     own = ["address", ethernet_address(index), "txqueuelen", _TAP_FRAMES, *offload_arguments(cluster)]
@@ -156,7 +162,7 @@ def _interface_commands(cluster: Cluster, index: int, settings: list[str]) -> li
 
 
 def _on(name: str, commands: list[list[str]]) -> list[list[str]]:
-    """Return `tc` commands changed to run in another namespace."""
+    """Return `tc` commands, changed to run in the network namespace `name`."""
     return [[command[0], "-n", name, *command[1:]] for command in commands]
 
 
@@ -166,11 +172,11 @@ _CLONE_NEWNET = 0x40000000
 
 
 def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
-    """Run `fn` in a new thread inside a network namespace; the thread ends with `fn`.
+    """Start `fn` in a new thread inside a network namespace, and return a future with its result or exception.
 
     Args:
         namespace: the namespace's name for `ip netns`.
-        fn: the function to run.
+        fn: the function to run; the thread ends with it.
     """
     outcome: Future[Result] = Future()
 
@@ -194,7 +200,10 @@ _SETTING = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def set_congestion_control(cluster: Cluster) -> str:
-    """Set TCP's congestion control on every virtual host, whose namespace must exist; return what is then in effect."""
+    """Set TCP's congestion control on every virtual host to "reno", if the kernel allows it.
+
+    Return the name that is then in effect, or several names with spaces between them. The namespaces must exist.
+    """
     names = {start_in(namespace(index), partial(_write, _SETTING)).result() for index in range(len(cluster.hosts))}
     return " ".join(sorted(names))
 
@@ -206,7 +215,7 @@ def _write(setting: Path) -> str:
 
 
 def congestion_warnings(congestion_control: str) -> list[str]:
-    """Return a warning if `set_congestion_control` did not have the intended effect."""
+    """Return a warning if the congestion control in effect is not "reno", else an empty list."""
     if congestion_control == CONGESTION_CONTROL:
         return []
     return [

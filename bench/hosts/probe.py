@@ -2,10 +2,10 @@
 
 All hosts send a long message at the same time, each to its neighbour as in a ring all-reduce, so that every link is
 loaded in both directions. Short messages are sent one after the other, so that they show the link and not the wait for
-a processor. Rates are frames through an interface (the kernel's counters) over time, so they are comparable with the
-configured rates; the rate of the payload is 4 to 5 % lower. On links that lose frames the long message is a series of
-datagrams. On a link with a trace TCP's rate is measured but not checked, because it depends on the moment; losses are
-not measured there, because the number of frames that a full queue drops does, too.
+a processor. Rates include frame headers (they come from the kernel's counters of an interface), so they are comparable
+with the configured rates; the rate of the payload is 4 to 5 % lower. On links that lose frames the long message is a
+series of datagrams. On a link with a trace TCP's rate is measured but not checked, because it depends on the moment;
+losses are not measured there, because the number of frames that a full queue drops also depends on the moment.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _DATAGRAM_SILENCE_S = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class DatagramSeries:
-    """A series of equal datagrams.
+    """A series of UDP datagrams of the same size, by which rate and losses of a link are measured.
 
     Attributes:
-        number: how many datagrams.
-        frame_bytes: size of each, including headers.
-        rate_bps: rate at which they are sent, including headers.
+        number: number of datagrams.
+        frame_bytes: size of each datagram's frame in bytes, including headers.
+        rate_bps: rate at which the datagrams are sent, in bits per second including headers.
     """
 
     number: int
@@ -54,14 +54,18 @@ class DatagramSeries:
 
     @classmethod
     def at(cls, rate_bps: float | None) -> Self:
-        """Return the series for a link of this rate (None: 100 Mbit/s): it takes 0.5 s, longer on slow links."""
+        """Return the series for a link of this rate; sending it takes 0.5 s, longer on slow links.
+
+        Args:
+            rate_bps: the link's rate in bits per second, including headers; None: not limited, so 100 Mbit/s are used.
+        """
         rate_bps = rate_bps or _UNLIMITED_BPS
         num_bytes = rate_bps / 8 * _LEAST_S
         frame_bytes = min(max(int(num_bytes / _NUM_DATAGRAMS), _LEAST_FRAME_BYTES), FRAME_BYTES)
         return cls(max(_NUM_DATAGRAMS, int(num_bytes / frame_bytes)), frame_bytes, rate_bps)
 
     def send(self, address: str, port: int) -> None:
-        """Send the series to a port, whether or not a process listens there."""
+        """Send the series at its rate to a UDP port, whether or not a process listens there."""
         payload = bytes(self.frame_bytes - _HEADER_BYTES)
         per_second = self.rate_bps / 8 / self.frame_bytes
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
@@ -75,7 +79,13 @@ class DatagramSeries:
                 time.sleep(_PACE_S)
 
     def receive(self, timeout_s: float) -> tuple[int, float]:
-        """Return the number of datagrams that arrived, and the bits per second of the series including lost ones.
+        """Count the datagrams that arrive on this thread's interface, until none has arrived for half a second.
+
+        Args:
+            timeout_s: longest wait for the first datagram, in seconds.
+
+        Returns:
+            (number of datagrams that arrived, rate in bits per second of the whole series including lost datagrams)
 
         Raises:
             RunFailed: no datagram arrived.
@@ -111,10 +121,17 @@ _ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # uses almost no memory: the kernel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Lane:
-    """One connection of a measurement: sender, receiver, size of the long message, and the configured rate.
+    """One connection to be measured, from a sending host to a receiving host.
 
-    With losses at a constant rate, the long message is `datagrams`. If `sender_is_slower`, frames are counted
-    at the sender's interface, because the receiver's link may also carry what other hosts send.
+    Attributes:
+        sender, receiver: indices of the two hosts.
+        address: the receiver's IPv4 address.
+        long_bytes: size of the long message over TCP, in bytes.
+        configured_bps: rate in bits per second; None: not limited, or limited by a trace.
+        headers: how bytes are counted; see `Cluster.wire_headers`.
+        sender_is_slower: count frames at the sender's interface, because the receiver's link is faster and may also
+            carry what other hosts send.
+        datagrams: the long message if a host of the cluster loses frames and no trace limits the rate; None: TCP.
     """
 
     sender: int
@@ -128,11 +145,11 @@ class _Lane:
 
 
 def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
-    """Measure the links of a cluster whose namespaces exist.
+    """Measure all links of a cluster whose network has been set up, and return the report with warnings.
 
     Args:
-        cluster: hosts and links.
-        congestion_control: TCP's congestion control on the hosts, for the report.
+        cluster: the hosts and their links.
+        congestion_control: name of TCP's congestion control on the hosts, for the report.
 
     Raises:
         RunFailed: a host cannot reach its neighbour.
@@ -164,7 +181,12 @@ def measure(cluster: Cluster, congestion_control: str) -> NetworkReport:
 
 
 def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Flow]:
-    """Measure several connections (sender, receiver) at the same time; each host may receive at most once.
+    """Measure several connections at the same time, and return one `Flow` for each.
+
+    Args:
+        cluster: the hosts and their links; the network has been set up.
+        pairs: (index of the sending host, index of the receiving host) of each connection; a host may receive in at
+            most one of them.
 
     Raises:
         RunFailed: a host cannot reach another.
@@ -229,11 +251,11 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
 
 
 def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> tuple[int, float, float, float]:
-    """Receive the long and the short message and measure them.
+    """Receive the long and the short message of a connection and measure them.
 
     Returns:
-        (datagrams received, or 0 if none were used; the long message's rate in bits per second; the time at which the
-        short message was complete; bytes of its frames)
+        (number of datagrams received, 0 with TCP; rate of the long message in bits per second; `time.perf_counter()` at
+        which the short message was complete; bytes of the short message's frames)
     """
     try:
         with (
@@ -269,7 +291,7 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
 
 
 def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
-    """Receive a long message over TCP; return 0, for no datagrams, and the rate of its second half."""
+    """Receive a long message over TCP; return (0 datagrams, bits per second of the message's second half)."""
     host, passed = (lane.sender, "sent") if lane.sender_is_slower else (lane.receiver, "received")
     with contextlib.closing(start_in(namespace(host), partial(Counters, lane.headers)).result()) as counters:
         half = lane.long_bytes // 2
@@ -286,7 +308,11 @@ def _send(
     turn: contextlib.AbstractContextManager[object],
     listening: Future[None],
 ) -> tuple[float, float]:
-    """Send the long and the short message; return the median round trip time, and when the short message began."""
+    """Measure the round trip time of a connection, then send the long and the short message.
+
+    Returns:
+        (median round trip time in seconds, `time.perf_counter()` at which the short message began)
+    """
     try:
         listening.result(_TIMEOUT_S)
         with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:

@@ -2,9 +2,10 @@
 
 `bench.hosts.job` starts it as ``python -m bench.hosts.supervisor PATH STATUS_FD``. It is process 1 of its private
 process namespace: when it ends, for whatever reason, the kernel kills every other process of the job, and the network
-disappears with the last one. Its standard input is a pipe that only the launcher holds: a line requests to stop all
-hosts, and end-of-file means that the launcher is dead. SIGUSR1 means that `unshare` is dead. It writes messages to
-STATUS_FD, the last of which is ``ended`` or ``alone``, unless it is killed.
+disappears with the last process. The supervisor's standard input is a pipe that only the launcher holds: a line
+requests to stop all hosts, and end-of-file means that the launcher is dead. SIGUSR1 means that `unshare` is dead. The
+supervisor writes messages to STATUS_FD, one JSON object per line; unless it is killed, the last message is ``ended``,
+or ``alone`` if the launcher or `unshare` is dead.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def limit_cpu(namespace: str, cpu_share: float, released: threading.Event) -> No
 
     Args:
         namespace: name of the host's network namespace for `ip netns`.
-        cpu_share: share of the time in which its processes may run, above 0 and below 1.
-        released: ends this, so that the processes can handle a signal to end.
+        cpu_share: share of the time in which the host's processes may run, above 0 and below 1.
+        released: event that ends the slowdown, so that the processes can handle SIGTERM.
     """
     inode = Path("/run/netns", namespace).stat().st_ino
     running_s = cpu_share * _PERIOD_S
@@ -79,12 +80,12 @@ class Instructions:
     """The launcher's instructions to the supervisor.
 
     Attributes:
-        cluster: hosts and links.
-        commands: one argument list per host.
-        environments: one set of variables per host, added to the launcher's environment.
+        cluster: the hosts and their links.
+        commands: the command of each host, as an argument list.
+        environments: environment variables for each host's command, added to those of the launcher.
         run_dir: the run's folder, into which the measurements are written.
-        grace_s: how long the other commands may continue after the first one failed, in seconds.
-        seed: seed of losses and jitter.
+        grace_s: number of seconds for which the other commands may continue after the first one failed.
+        seed: seed of the losses and jitter that the forwarder makes.
     """
 
     cluster: Cluster
@@ -96,7 +97,12 @@ class Instructions:
 
 
 def main(path: str, status_fd: str) -> int:
-    """Follow the instructions; return the exit code of the first command that failed, 0 if none did."""
+    """Build the network, run the commands, and return the exit code of the first command that failed, or 0.
+
+    Args:
+        path: file with the `Instructions` as JSON.
+        status_fd: number of the file descriptor to which messages for the launcher are written.
+    """
     status = int(status_fd)
     os.set_inheritable(status, False)  # the pipe closes when this process ends
     _tell(status, {"begun": True})
@@ -153,7 +159,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
     """Run `ip`, `tc` and `mount` one after the other.
 
     Raises:
-        RunFailed: one of them failed; the message includes its error output.
+        RunFailed: a command failed; the message includes its error output.
     """
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -166,7 +172,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
 
 
 def _listen(stop_requested: threading.Event, status: int) -> None:
-    """Wait for the launcher's request to stop; if the launcher dies, end the job."""
+    """Set `stop_requested` when the launcher requests to stop; if the launcher dies, end the job."""
     for _ in sys.stdin:
         stop_requested.set()
     _end_alone(status)
@@ -179,7 +185,7 @@ def _end_alone(status: int) -> None:
 
 
 def _run_on_hosts(instructions: Instructions, stop_requested: threading.Event, forwarder: Forwarder | None) -> int:
-    """Run the commands, one per host; return the exit code of the first one that failed."""
+    """Run the commands, one per host; return the exit code of the first command that failed, 0 if none did."""
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     released = threading.Event()
     for index, host in enumerate(instructions.cluster.hosts):

@@ -81,20 +81,29 @@ def hosts_supported() -> tuple[bool, str]:
 
 @functools.cache
 def netem_supported() -> tuple[bool, str]:
-    """Return (True, "") if the kernel can delay and lose packets, else (False, why); needs `hosts_supported`."""
+    """Return (True, "") if the kernel can delay and lose packets, else (False, the reason and the remedy).
+
+    Call only if virtual hosts work here (`hosts_supported`).
+    """
     return _try(_TRIAL_NETEM)
 
 
 @functools.cache
 def forwarder_supported() -> tuple[bool, str]:
-    """Return (True, "") if the forwarder can connect virtual hosts, else (False, why); needs `hosts_supported`."""
+    """Return (True, "") if the forwarder can connect virtual hosts, else (False, the reason and the remedy).
+
+    Call only if virtual hosts work here (`hosts_supported`).
+    """
     if found().handle is None:
         return False, f"the forwarder is missing ({found().finding}); run `make setup` in the checkout"
     return _try(_TRIAL_TUN)
 
 
 def _try(script: str) -> tuple[bool, str]:
-    """Run a trial; return (True, "") if it ended well, else (False, what its last step needs)."""
+    """Run a shell script in private namespaces that prints the name of each step before trying it.
+
+    Return (True, "") if all steps succeeded, else (False, why the last printed step failed and what it needs).
+    """
     done = subprocess.run(
         [*UNSHARE, "--kill-child", "sh", "-c", script],
         env=os.environ | {"PATH": search_path()},
@@ -111,7 +120,7 @@ def _try(script: str) -> tuple[bool, str]:
 
 
 def _why_not_private() -> str:
-    """Return the setting that makes `unshare` fail."""
+    """Return a sentence on why private namespaces are forbidden here, and on how to allow them."""
     for setting, forbidding, remedy in (
         ("kernel/unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
         ("user/max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
@@ -132,7 +141,7 @@ MOST_LATENCY_S = 1.4
 
 
 def check_and_choose_backend(cluster: Cluster) -> Cluster:
-    """Check that virtual hosts work here, then `choose_backend`.
+    """Check that virtual hosts work on this machine, and return the cluster as `choose_backend` does.
 
     Raises:
         UsageError: virtual hosts, or the settings of their links, are not possible here.
@@ -144,10 +153,12 @@ def check_and_choose_backend(cluster: Cluster) -> Cluster:
 
 
 def choose_backend(cluster: Cluster) -> Cluster:
-    """Return the cluster with `forwarded` set to how its links will work on this machine.
+    """Return the cluster with `forwarded` set: False if the kernel can do what its links need, True if it cannot.
+
+    A cluster that already has `forwarded` is returned unchanged.
 
     Raises:
-        UsageError: the settings of its links are not possible here.
+        UsageError: neither the kernel nor the forwarder can do what the links need, or a latency is above 1.4 s.
     """
     slowest_s = max(host.latency_s + host.jitter_s for host in cluster.hosts)
     if slowest_s > MOST_LATENCY_S:

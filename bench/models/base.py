@@ -15,14 +15,18 @@ from collectives.options import Incompatible, Options
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """Base of all networks, for 3x32x32 images and perhaps other sizes. A subclass is named after its file."""
+    """Base of all models: classifiers of 3x32x32 images, perhaps also of other sizes.
+
+    A subclass is named after its file.
+    """
 
     @abc.abstractmethod
     def build(self, num_classes: int) -> nn.Module:
         """Build the network with random weights, fp32, on the CPU, in training mode.
 
-        It maps normalised images, float [num_samples, 3, height, width], to logits, float [num_samples, num_classes].
-        Weights are drawn from torch's global generator, which the caller seeds, so that ranks have equal weights.
+        The network maps normalised images, float [num_samples, 3, height, width], to logits, float [num_samples,
+        num_classes]. Weights are drawn from torch's global generator, which the caller seeds, so that all ranks have
+        equal weights.
 
         Args:
             num_classes: number of outputs.
@@ -30,10 +34,16 @@ class Model(Options, abc.ABC):
 
 
 def check_images(network: nn.Module, name: str, image_size: int) -> None:
-    """Check that a network on the meta device takes images of this size, if it takes those of 32x32.
+    """Check that a network can process images of a size, by a forward on the meta device.
+
+    Args:
+        network: the network, on the meta device.
+        name: the model's name, for the message.
+        image_size: side of an image in pixels.
 
     Raises:
-        Incompatible: "linear cannot take images of 64x64 (...)".
+        Incompatible: the network can process images of 32x32 but not of this size: "linear cannot take images of 64x64
+            (...)".
     """
     reason = _failure(network, image_size)
     if reason and _failure(network, 32) is None:  # otherwise perhaps it reads values, which the meta device lacks
@@ -49,7 +59,7 @@ def _failure(network: nn.Module, image_size: int) -> str | None:
 
 
 def weights_hash(parameters: Iterable[torch.Tensor]) -> str:
-    """Return a hash over the bits of all parameters, to compare ranks."""
+    """Return a hash over the bits of all parameters, 32 hexadecimal digits, by which ranks compare their weights."""
     digest = hashlib.blake2b(digest_size=16)
     for parameter in parameters:
         digest.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

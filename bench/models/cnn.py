@@ -17,9 +17,9 @@ class SmallCnn(Model, name="small_cnn"):
     """Small CNN: a convolutional network that trains in seconds on one CPU core.
 
     It has four 3x3 convolutions, each followed by batch normalisation and ReLU, and two fully connected layers. Every
-    convolution after the first halves the resolution by its stride, so most arithmetic is done on small maps. With the
-    default options, a convolution (36 864 weights) and a fully connected layer (131 072) are large enough for every
-    compressor to have an effect.
+    convolution after the first halves the resolution by its stride, so most arithmetic is done on small feature maps.
+    With the default options, a convolution (36 864 weights) and a fully connected layer (131 072) are large enough for
+    every compressor to have an effect.
 
     Build a network of 193 178 parameters for ten classes, with 3.5 million multiplications per image.
     """
@@ -70,7 +70,7 @@ class Vgg11(Model, name="vgg11"):
 
     Build a network of 28 146 762 parameters for ten classes, two thirds of them in fully connected layers.
 
-    width=16,hidden=1024 divides every dimension by four: 1.8 million parameters in the same proportions.
+    The options width=16,hidden=1024 divide every dimension by four: 1.8 million parameters in the same proportions.
     """
 
     width: Annotated[

@@ -2,8 +2,8 @@
 
 Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2; shortcut option A of
 section 3.3; initialisation of He et al., "Delving Deep into Rectifiers" (2015).
-Differs: where the resolution halves, the shortcut takes every second pixel and pads channels of zeros, half of them
-before and half after the old ones. The paper does not say on which side; the number of parameters is the same.
+Differs: where the resolution halves, the shortcut takes every second pixel and adds channels of zeros, half of them
+before and half after the existing channels. The paper does not say on which side; the number of parameters is the same.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from bench.models.base import Model
 
 @dataclasses.dataclass(kw_only=True)
 class CifarResNet(Model):
-    """Base of the components `resnet20`, `resnet32` and `resnet56`.
+    """Base of the components `resnet20`, `resnet32` and `resnet56`, residual networks for 32x32 images.
 
     Attributes:
-        blocks_per_stage: n; the network has 6n + 2 layers with weights.
+        blocks_per_stage: number n of residual blocks in each of the three stages; the network has 6n + 2 layers with
+            weights.
     """
 
     blocks_per_stage: ClassVar[int]
@@ -52,7 +53,7 @@ class CifarResNet(Model):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters."""
+    """Residual block of two 3x3 convolutions and a shortcut without parameters."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class BasicBlock(nn.Module):
         return functional.relu(residual + self.shortcut(x))
 
     def shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input, subsampled and zero-padded in channels if the shape changes (option A)."""
+        """Return the input; if the block changes the shape, subsampled, with channels of zeros added (option A)."""
         # `pad` takes its pairs from the last dimension on: width, height, channels.
         padding = (0, 0, 0, 0, self.pad_channels, self.pad_channels)
         return functional.pad(x[:, :, :: self.stride, :: self.stride], padding)
@@ -124,9 +125,9 @@ class ResNet56(CifarResNet, name="resnet56"):
 
 @dataclasses.dataclass(kw_only=True)
 class TorchvisionResNet(Model):
-    """Base of the components `resnet18`, `resnet34` and `resnet50`.
+    """Base of the components `resnet18`, `resnet34` and `resnet50`, torchvision's residual networks.
 
-    Four stages (for 32x32 images: resolutions 32, 16, 8 and 4), average pooling and one linear layer.
+    They have four stages (for 32x32 images: resolutions 32, 16, 8 and 4), average pooling and one linear layer.
 
     Attributes:
         network: torchvision's function that builds the network.

@@ -1,4 +1,4 @@
-"""AdaBelief and Max-AdaBelief: one step of all parameters, the torch optimizer around it, and the options."""
+"""AdaBelief and Max-AdaBelief: the function that makes one step, the torch optimizer around it, and the options."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Rule:
     """The parameters that distinguish the variants of AdaBelief.
 
     Attributes:
-        beta1, beta2: decay rates of the mean and of the variance, in (0, 1).
+        beta1, beta2: decay rates of the running mean and of the running variance of gradients, in (0, 1).
         eps: added to the divisor.
         eps_in_variance: eps is also added to the variance itself in every step.
-        max_of: divide by the root of the largest variance so far ("running"), of the larger of the last two
-            ("previous"), or of the last one (None).
+        max_of: the variance by whose root steps are divided: the largest so far ("running"), the larger of the last two
+            ("previous"), or the last one (None).
         max_over_corrected: compare variances after their bias correction instead of before.
-        keeps_exchanged: the next maximum is taken over the exchanged one instead of this rank's own.
+        keeps_exchanged: take the next maximum over the maximum that ranks have exchanged, instead of this rank's own.
     """
 
     beta1: float
@@ -65,18 +65,18 @@ def step(
     rule: Rule,
     exchange: ExchangeMoments | None = None,
 ) -> None:
-    """Update the parameters once: theta -= lr * m_hat / (sqrt(s_hat) + eps).
+    """Update the parameters once: theta -= lr * m_hat / (sqrt(s_hat) + eps), with the bias-corrected m and s or smax.
 
     Args:
-        theta: the parameters, updated in place; all tensors are contiguous and of the state's type.
+        theta: the parameters, updated in place; all tensors here are contiguous and at least fp32.
         g: the gradients.
-        m: mean of the gradients, updated in place.
-        s: variance of the gradients, updated in place.
-        smax: largest or last variance, according to the rule, updated in place; unused by a rule without maximum.
+        m: running mean of the gradients, updated in place.
+        s: running variance of the gradients (mean square of g - m), updated in place.
+        smax: largest or last variance, according to `rule.max_of`, updated in place; unused if that is None.
         t: number of this step, from 1.
         lr: learning rate.
-        rule: the variant.
-        exchange: exchanges means and maxima between ranks; None: nothing is exchanged.
+        rule: the variant of AdaBelief.
+        exchange: combines bias-corrected means and maxima over ranks; None: nothing is exchanged.
     """
     mean_correction = 1 - rule.beta1**t
     if exchange is None:
@@ -96,7 +96,10 @@ def step(
 
 
 def _blocks(*lists: TensorList) -> Iterator[tuple[TensorList, ...]]:
-    """Yield the same block of every list, small enough for a CPU's cache; on a GPU, one block with everything."""
+    """Yield corresponding blocks of all lists, one after another; each block is small enough for a CPU's cache.
+
+    On a GPU, yield the whole lists at once.
+    """
     if lists[0][0].device.type != "cpu":
         yield lists
         return
@@ -106,7 +109,7 @@ def _blocks(*lists: TensorList) -> Iterator[tuple[TensorList, ...]]:
 
 
 def _observe(g: TensorList, m: TensorList, s: TensorList, smax: TensorList, t: int, rule: Rule) -> TensorList:
-    """Update the moments and return the variances by whose root the step divides."""
+    """Update m, s and smax in place, and return the variances by whose square roots the step divides."""
     torch._foreach_lerp_(m, g, 1 - rule.beta1)
     deviation = torch._foreach_sub(g, m)
     torch._foreach_mul_(s, rule.beta2)
@@ -126,7 +129,10 @@ def _observe(g: TensorList, m: TensorList, s: TensorList, smax: TensorList, t: i
 
 
 def _descend(theta: TensorList, means: TensorList, largest: TensorList, t: int, step_size: float, rule: Rule) -> None:
-    """Subtract step_size * means / (sqrt(largest / c) + eps), with the bias correction c; 1 if already applied."""
+    """Subtract step_size * means / (sqrt(largest / c) + eps) from theta, in place.
+
+    c is the bias correction of the variances, or 1 if `largest` already includes the correction.
+    """
     # sqrt(s / c) + eps = (sqrt(s) + eps sqrt(c)) / sqrt(c); the factor 1 / sqrt(c) goes into the step size for free
     root = 1.0 if rule.max_over_corrected else math.sqrt(1 - rule.beta2**t)
     divisor = torch._foreach_sqrt(largest)
@@ -138,17 +144,17 @@ def _descend(theta: TensorList, means: TensorList, largest: TensorList, t: int, 
 
 
 class Belief(torch.optim.Optimizer):
-    """Apply `step` to parameters.
+    """Run AdaBelief, in the variant `rule`, as a torch optimizer.
 
-    The step is a single function, so that another implementation (for example a SYCL kernel) can replace it. The state
-    is fp32 for 16-bit parameters, and differs between ranks that exchange.
+    The function `step` makes the whole step, so that another implementation (for example a SYCL kernel) can replace it.
+    The state is fp32 for 16-bit parameters, and with `exchange` it differs between ranks.
 
     Args:
-        parameters: the parameters to update. Those without a gradient are skipped; with an exchange their gradients
+        parameters: the parameters to update. Those without a gradient are skipped; with `exchange` their gradients
             count as zeros, because all ranks must exchange the same tensors.
         lr: the learning rate.
-        rule: the variant.
-        exchange: exchanges means and maxima between ranks; None: nothing is exchanged.
+        rule: the variant of AdaBelief.
+        exchange: combines bias-corrected means and maxima over ranks; None: nothing is exchanged.
     """
 
     def __init__(
@@ -246,7 +252,7 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
     Per step and rank i: m_i and s_i come from the rank's gradient; M combines the ranks' m_i / (1 - beta1^t); smax_i =
     max(smax_i, s_i); S combines the ranks' smax_i; theta -= lr M / (sqrt(S / (1 - beta2^t)) + eps).
 
-    Bytes: two exchanges per step, M through the compressor with its error feedback and S whole in fp32: without
+    Bytes: two exchanges per step, M through the compressor with its error feedback and S uncompressed in fp32: without
     compression, twice the bytes of gradients.
 
     Notes:
@@ -261,7 +267,7 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
           does not rise, as it does during a warm-up.
 
     Raises:
-        OptionError: options contradict each other.
+        OptionError: mode=gradient with `reduce` or `recursion`, or recursion=merged with reduce=sum or max_of=previous.
     """
 
     mode: Annotated[

@@ -28,7 +28,8 @@ class Optimizer(Options, abc.ABC):
 
     Attributes:
         default_lr: the learning rate if the user gives none.
-        watches_layers: the optimizer observes every layer, in a single forward and backward per step.
+        watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
+            single forward and backward per step.
     """
 
     default_lr: ClassVar[float]
@@ -36,37 +37,36 @@ class Optimizer(Options, abc.ABC):
 
     @property
     def exchanges(self) -> bool:
-        """Return True if the optimizer sends something itself in every step, and so needs a channel."""
+        """Return True if the optimizer sends something itself in every step, and so needs the `channel` of `bind`."""
         return self.keeps_gradients
 
     @property
     def keeps_gradients(self) -> bool:
-        """Return True if the optimizer exchanges something instead of gradients, so that ranks keep their own."""
+        """Return True if the optimizer exchanges something instead of gradients, which then differ between ranks."""
         return False
 
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
-        """Check that this optimizer works with this pair.
+        """Check that this optimizer works with this compressor and this collective.
 
         Raises:
-            Incompatible: it does not; the message names what would work.
+            Incompatible: the optimizer does not work with them; the message names what would work.
         """
 
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:
-        """Build the torch optimizer of a model's parameters; every rank must call.
+        """Build the torch optimizer of a model's parameters; every rank must call this method.
 
         Args:
-            model: the bare network.
+            model: the network, not wrapped in DDP.
             lr: the learning rate before any schedule.
-            channel: carries what the optimizer exchanges; None if it exchanges nothing.
+            channel: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
         """
         return self.build(model.parameters(), lr)
 
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
-        """Return this optimizer without its momentum, for a compressor that applies momentum before selection.
+        """Return this optimizer without its momentum, for a compressor that applies momentum itself.
 
         Returns:
-            (the remaining optimizer; share of the last velocity that is kept, in [0, 1); whether to look ahead along
-            the velocity)
+            (the remaining optimizer; the momentum coefficient, in [0, 1); True for Nesterov momentum)
 
         Raises:
             OptionError: "adam has no momentum to hand over to momentum_correction; use sgd".
@@ -75,7 +75,7 @@ class Optimizer(Options, abc.ABC):
 
     @abc.abstractmethod
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """Build the torch optimizer of some parameters.
+        """Build the torch optimizer that updates these parameters.
 
         Args:
             parameters: the parameters to update.

@@ -25,12 +25,13 @@ from compressors.ddp.communicator import CompressedCommunicator
 
 
 class Preconditioner:
-    """Keep the running averages of a model's factors, and precondition its gradients in place.
+    """Keep running averages of the second moments of a model's layers, and precondition its gradients in place.
 
     Args:
-        options: the options of K-FAC. If gradients differ between ranks, `kl_clip` bounds the mean of their changes.
-        capture: computes the moments of the model's layers.
-        exchange: averages and factors the moments over ranks.
+        options: the options of K-FAC. If gradients differ between ranks, `kl_clip` bounds the mean over ranks of their
+            predicted changes.
+        capture: computes the second moments of the model's layers.
+        exchange: averages the moments over ranks, and computes the averages' Cholesky factors.
     """
 
     def __init__(self, options: Kfac, capture: MomentCapture, exchange: MomentExchange) -> None:
@@ -46,7 +47,9 @@ class Preconditioner:
 
     @torch.no_grad()
     def precondition_(self, lr: float) -> None:
-        """Replace the gradients by preconditioned ones; every rank must call, but not in skipped steps.
+        """Replace the gradients with preconditioned gradients, in place.
+
+        Every rank must call this method in every step, except in skipped steps.
 
         Args:
             lr: learning rate of the optimizer's next step.
@@ -76,11 +79,11 @@ class Preconditioner:
             layer.replace_gradient(matrix * scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running averages, their factors and the number of steps, which are equal on all ranks."""
+        """Return the running averages, their Cholesky factors and the number of steps; all are equal on all ranks."""
         return {"averages": self._averages, "factors": self._factors, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, by copying it."""
+        """Restore a copy of the state that `state_dict` returned."""
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.copy_(saved)
         self._factors = [factor.clone() for factor in state["factors"]]
@@ -89,24 +92,29 @@ class Preconditioner:
 
 
 def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: torch.Tensor) -> torch.Tensor:
-    """Return G^-1 gradient A^-1 for a gradient [out, in].
+    """Return the preconditioned gradient G^-1 gradient A^-1, [out, in].
 
     Args:
-        gradient: a layer's gradient.
-        of_inputs: L [in, in] with L L^T = A.
-        of_outputs: L [out, out] with L L^T = G.
+        gradient: a layer's gradient, [out, in].
+        of_inputs: Cholesky factor L [in, in] of A, so L L^T = A.
+        of_outputs: Cholesky factor L [out, out] of G, so L L^T = G.
     """
     return torch.cholesky_solve(torch.cholesky_solve(gradient, of_outputs).T, of_inputs).T
 
 
 def predicted_change(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float) -> float:
-    """Return lr^2 sum(gradient * preconditioned gradient), at least 0."""
+    """Return |lr^2 sum(gradient * preconditioned gradient)|, summed over the elements of all layers."""
     products = [(gradient * matrix).sum() for gradient, matrix in zip(gradients, changed, strict=True)]
     return lr**2 * abs(float(torch.stack(products).sum()))
 
 
 def kl_scale(change: float, bound: float) -> float:
-    """Return the factor, at most 1, for preconditioned gradients that keeps their predicted change within the bound."""
+    """Return the factor, at most 1, that scales preconditioned gradients to a predicted change of at most `bound`.
+
+    Args:
+        change: the gradients' predicted change without scaling, at least 0.
+        bound: largest predicted change after scaling.
+    """
     return min(1.0, math.sqrt(bound / change)) if change else 1.0
 
 
@@ -128,21 +136,22 @@ class Kfac(Optimizer, name="kfac"):
 
     Precondition gradients with K-FAC before the optimizer `inner`.
 
-    Bytes: per update and d x d factor with values of v bytes, v d (d + 1) / 2 are summed and as many broadcast.
-    transfer=dense sums v d^2, transfer=cholesky 24 + v d (d + 1) / 2; both then factor on all ranks. With `ring`, which
-    merges factors by QR, cholesky halves the bytes of dense for any number of ranks. With `allgather` each rank sends
-    its factor n - 1 times: half the bytes of a dense ring for two ranks, as many for four, more for larger n.
+    Bytes: per update and d x d factor with values of v bytes, transfer=triangle sums v d (d + 1) / 2 bytes over ranks
+    and broadcasts as many. transfer=dense sums v d^2 bytes, transfer=cholesky 24 + v d (d + 1) / 2; with both, every
+    rank then factors all matrices. With `ring`, which merges factors by QR, cholesky halves the bytes of dense for any
+    number of ranks. With `allgather` each of n ranks sends its factor n - 1 times: half the bytes of a dense ring for
+    two ranks, as many for four, more for larger n.
 
     An `inner` that exchanges moments instead of gradients (max_adabelief) steps on every rank's own gradient,
     preconditioned with the factors that all ranks share. `kl_clip` then bounds the mean over ranks of their predicted
     changes, which is at least that of the mean gradient; all ranks shorten their steps by the same factor.
 
     Raises:
-        OptionError: `inner` or `collective` is not possible, for example inner=kfac.
+        OptionError: `inner` or `collective` cannot be built, or is kfac itself.
 
     Attributes:
-        stepping: the inner optimizer.
-        summing: the collective for the factors; None: the run's collective.
+        stepping: the optimizer named by `inner`, which updates the parameters.
+        summing: the collective named by `collective`, which sums the factors; None: the run's collective.
     """
 
     default_lr: ClassVar[float] = 0.02
@@ -157,7 +166,7 @@ class Kfac(Optimizer, name="kfac"):
     ] = 0.001
     transfer: Annotated[
         MatrixForm,
-        Doc("how factors are sent: as triangles, each sum factored by one rank; as each rank's Cholesky factor; whole"),
+        Doc("form in which factors are sent: triangle (one rank factors each sum), cholesky (one per rank), dense"),
     ] = "triangle"
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Doc("type of factors' values on the wire")] = "fp32"
     collective: Annotated[

@@ -1,4 +1,4 @@
-"""K-FAC's curvature: Kronecker products of two small matrices per layer, how they are measured, and exchanged.
+"""K-FAC's curvature: two small matrices per layer, whose Kronecker product approximates it; measurement and exchange.
 
 For a layer with weights W [out, in], A = E[a a^T] is the second moment of its inputs (with a 1 for the bias) and
 G = E[g g^T] that of the gradients of its outputs. A convolution has one a and one g per position, each divided by the
@@ -12,13 +12,13 @@ Ranks exchange second moments so that all have the same Cholesky factors of thei
 - `dense`: whole matrices are summed, and every rank factors the mean itself.
 
 Moments are sent multiplied by a power of two on which all ranks agree, so that in fp16 sums do not overflow and moments
-of small gradients do not vanish. A factor is sent unscaled; its elements are roots, between that of the damping and
-65504.
+of small gradients do not vanish. A Cholesky factor is sent unscaled: its diagonal lies between the square root of the
+damping and fp16's largest value, 65504.
 
 Source: Martens, Grosse, "Optimizing neural networks with Kronecker-factored approximate curvature" (2015); Grosse,
 Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers" (2016); scaled as in kfac-pytorch
 (kfac/layers/modules.py and utils.py, Pauloski et al. 2021), which also sums triangles (`symmetry_aware`); Pauloski et
-al., "KAISA" (SC 2021), on owners.
+al., "KAISA" (SC 2021), for the assignment of matrices to ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Moments = list[torch.Tensor]
 
 @dataclasses.dataclass(eq=False)
 class KroneckerLayer:
-    """A linear or convolution layer of a model.
+    """A linear or convolution layer of a model, whose curvature K-FAC approximates by the matrices A and G.
 
     Attributes:
         module: the layer.
@@ -62,16 +62,20 @@ class KroneckerLayer:
 
     @property
     def has_bias(self) -> bool:
-        """Return True if a bias is trained together with the weights."""
+        """Return True if the layer has a trainable bias."""
         return self.module.bias is not None and self.module.bias.requires_grad
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Return the numbers of rows of A and of G."""
+        """Return (number of rows of A, number of rows of G)."""
         return self.module.weight[0].numel() + self.has_bias, self.module.weight.shape[0]
 
     def input_moment(self, x: torch.Tensor) -> torch.Tensor:
-        """Return A of one batch of inputs, fp32 [in, in]."""
+        """Return A, the second moment of one batch of the layer's inputs, fp32 [in, in]; a bias counts as an input 1.
+
+        Args:
+            x: the layer's inputs, [samples, ..., in], or for a convolution [samples, channels, height, width].
+        """
         if isinstance(self.module, nn.Linear):
             rows, positions = x.float().reshape(-1, x.shape[-1]), 1
         else:
@@ -85,7 +89,11 @@ class KroneckerLayer:
         return second_moment(rows / positions)
 
     def output_moment(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return G of the gradients of one batch of outputs, fp32 [out, out]."""
+        """Return G, the second moment of the gradients of one batch of the layer's outputs, fp32 [out, out].
+
+        Args:
+            gradient: gradients of the outputs, [samples, ..., out], or for a convolution [samples, out, height, width].
+        """
         if isinstance(self.module, nn.Linear):
             return second_moment(gradient.float().reshape(-1, gradient.shape[-1]))
         rows = gradient.float().flatten(2).transpose(1, 2).flatten(0, 1)  # one per position
@@ -93,13 +101,13 @@ class KroneckerLayer:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Return the gradient of weights and bias as one matrix [out, in]."""
+        """Return the gradient of weights and bias as one matrix [out, in]; the bias is the last column."""
         gradient, of_bias = self._gradients()
         matrix = gradient.flatten(1)
         return matrix if of_bias is None else torch.cat([matrix, of_bias[:, None]], dim=1)
 
     def replace_gradient(self, matrix: torch.Tensor) -> None:
-        """Overwrite the gradients of weights and bias with a matrix [out, in]."""
+        """Overwrite the gradients of weights and bias with a matrix [out, in]; the bias is the last column."""
         gradient, of_bias = self._gradients()
         gradient.copy_(matrix[:, : gradient[0].numel()].view_as(gradient))
         if of_bias is not None:
@@ -111,10 +119,10 @@ class KroneckerLayer:
 
 
 def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
-    """Yield the trained layers that have two factors of their own.
+    """Yield the trainable linear and convolution layers that K-FAC can precondition.
 
-    Grouped convolutions, convolutions with other padding than a number of zeros, and layers that share weights have
-    none.
+    It cannot precondition grouped convolutions, convolutions with other padding than a number of zeros, and layers that
+    share weights.
     """
     uses = collections.Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     for module in model.modules():
@@ -128,7 +136,7 @@ def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
 
 
 def second_moment(rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean of r r^T over rows r, [n, d] -> [d, d], exactly symmetric."""
+    """Return the mean of r r^T over the rows r of a matrix [n, d], as an exactly symmetric matrix [d, d]."""
     moment = rows.T @ (rows / len(rows))
     return (moment + moment.T) / 2
 
@@ -137,11 +145,11 @@ class MomentCapture:
     """Compute the second moments of a model's layers during forward and backward, when they are wanted.
 
     Args:
-        model: gets hooks on itself and on its layers, which do almost nothing while no moments are wanted.
+        model: the network; it and its layers get hooks, which do almost nothing while no moments are wanted.
 
     Attributes:
-        layers: the layers with factors, in the model's order.
-        wanted: set to True to compute the moments of the next forward and backward.
+        layers: the layers whose moments are computed, in the model's order.
+        wanted: set this to True to compute the moments of the next forward and backward.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -154,7 +162,10 @@ class MomentCapture:
             layer.module.register_forward_hook(lambda _, x, y, index=index: self._take(index, x[0], y))
 
     def moments(self) -> Moments:
-        """Return the moments of the last forward and backward; if a layer was called several times, their mean."""
+        """Return A and G of every layer from the last forward and backward.
+
+        If a layer was called several times, they are means over its calls.
+        """
         return [torch.stack(calls).mean(dim=0) if len(calls) > 1 else calls[0] for calls in self._calls]
 
     def _clear(self) -> None:
@@ -162,7 +173,10 @@ class MomentCapture:
         self._calls: list[list[torch.Tensor]] = [[] for _ in range(2 * len(self.layers))]
 
     def _take(self, index: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute A, and G in a hook of the output: a backward hook of the module forbids in-place activations."""
+        """Compute A of a layer's call now, and G in a backward hook.
+
+        The hook is the output tensor's, because a backward hook of the module would forbid in-place activations.
+        """
         if not (self.wanted and y.requires_grad):
             return
         layer = self.layers[index]
@@ -179,13 +193,13 @@ _FORMS: dict[Fallback, MatrixForm] = {Fallback.TRIANGLE: "triangle", Fallback.DE
 
 
 class MomentExchange:
-    """Sum moments over ranks and factor their means; the traffic counts as state.
+    """Average moments over ranks and compute Cholesky factors; the traffic counts under the purpose "state".
 
     Args:
-        channel: connects the ranks and records what was done.
+        channel: connects the ranks, and reports times and fallbacks.
         collective: sums the moments; bound to the channel's transport.
         transfer: the form in which moments are sent.
-        dtype: the value type of moments and factors on the wire.
+        dtype: dtype of the values of moments and factors in messages.
     """
 
     def __init__(
@@ -198,7 +212,9 @@ class MomentExchange:
         self._dtype = dtype
 
     def mean(self, moments: Moments) -> Moments | None:
-        """Return each moment's mean over ranks, bit-equal on all; None if one is not finite. Every rank must call.
+        """Return each moment's mean over ranks, bit for bit equal on all ranks.
+
+        None if a moment is not finite on some rank. Every rank must call this method.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -210,11 +226,13 @@ class MomentExchange:
             return None if any_bad else self._scaled_mean(moments, largest)
 
     def factors(self, matrices: Moments, damping: float) -> list[torch.Tensor]:
-        """Return the Cholesky factor L of each matrix + damping I, bit-equal on all ranks. Every rank must call.
+        """Return the Cholesky factor L of each matrix + damping I, bit for bit equal on all ranks.
+
+        Every rank must call this method.
 
         Args:
-            matrices: equal on all ranks.
-            damping: increased for a matrix that it does not make positive definite.
+            matrices: symmetric matrices, equal on all ranks.
+            damping: added to the diagonal; increased for a matrix that is otherwise not positive definite.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -237,7 +255,7 @@ class MomentExchange:
         ]
 
     def mean_scalar(self, value: float) -> float:
-        """Return the mean over ranks, bit-equal on all; every rank must call.
+        """Return the mean of `value` over ranks, bit for bit equal on all ranks; every rank must call this method.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -247,7 +265,12 @@ class MomentExchange:
         return total / self._transport.world_size
 
     def _scaled_mean(self, moments: Moments, largest: list[float]) -> Moments:
-        """Return the mean over ranks of moments whose elements are at most `largest` on any rank."""
+        """Return each moment's mean over ranks.
+
+        Args:
+            moments: this rank's moments.
+            largest: for each moment, its largest absolute value on any rank.
+        """
         world_size = self._transport.world_size
         # Powers of two, by which multiplying is exact.
         exponents = [_TOP_EXPONENT - math.frexp(world_size * value)[1] for value in largest]
@@ -261,7 +284,10 @@ class MomentExchange:
         return [(matrix + matrix.T) / 2 / (world_size * scale) for matrix, scale in zip(sums, scales, strict=True)]
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
-        """Encode matrices in the configured form, or in one that works on all ranks."""
+        """Encode each matrix in the configured form, or if that fails on some rank, in a form that works on all ranks.
+
+        Return one payload per matrix, of the same form on all ranks.
+        """
         own = [
             encode_symmetric(matrix, self._transfer, dtype=self._dtype, damping=relative_damping(matrix))
             for matrix in matrices
@@ -274,7 +300,7 @@ class MomentExchange:
         ]
 
     def _broadcast(self, matrices: Moments, damping: float) -> list[Payload]:
-        """Factor this rank's share of the matrices; return all factors, each broadcast by the rank that owns it."""
+        """Factor this rank's share of the matrices, and return all factors, each broadcast by the rank that made it."""
         shares = owned([len(matrix) for matrix in matrices], self._transport.world_size)
         mine = [  # before any factor is sent, so that all ranks factor at the same time
             encode_symmetric(matrices[index], "cholesky", dtype=self._dtype, damping=damping).payload
@@ -291,7 +317,14 @@ class MomentExchange:
 
 
 def owned(sizes: list[int], world_size: int) -> list[list[int]]:
-    """Return the indices of the matrices that each rank factors; the largest are assigned first, to the least busy."""
+    """Return, for each rank, the indices of the matrices that it factors, so that ranks have about equal work.
+
+    Matrices are assigned from the largest to the smallest, each to the rank with the least work so far.
+
+    Args:
+        sizes: number of rows of each matrix.
+        world_size: number of ranks.
+    """
     shares: list[list[int]] = [[] for _ in range(world_size)]
     costs = [0] * world_size
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):

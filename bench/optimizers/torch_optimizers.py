@@ -1,4 +1,4 @@
-"""Optimizers of torch, with its own options under its own names."""
+"""Optimizers of torch; the options have torch's meaning and names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class TorchOptimizer(Optimizer):
     """Base of the components that build one of torch's optimizers.
 
     Attributes:
-        torch_class: torch's class, whose parameters have the names of the options; betas are (beta1, beta2).
-        implementation: the fastest implementation that torch has.
+        torch_class: torch's class, whose arguments have the names of the options; `betas` is (beta1, beta2).
+        implementation: arguments that select torch's fastest implementation.
     """
 
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]]
@@ -40,7 +40,8 @@ class Sgd(TorchOptimizer, name="sgd"):
 
     Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep learning"
     (2013).
-    Differs: as in torch, the learning rate multiplies the velocity instead of entering it.
+    Differs: as in torch, the learning rate multiplies the momentum buffer, instead of each gradient that is added to
+    it.
 
     Build torch.optim.SGD.
 
@@ -51,8 +52,8 @@ class Sgd(TorchOptimizer, name="sgd"):
     default_lr: ClassVar[float] = 0.02
     torch_class: ClassVar[Callable[..., torch.optim.Optimizer]] = torch.optim.SGD
 
-    momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.9
-    nesterov: Annotated[bool, Doc("look ahead along the velocity before stepping")] = False
+    momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the momentum buffer that a step keeps")] = 0.9
+    nesterov: Annotated[bool, Doc("Nesterov momentum: look ahead along the momentum buffer before stepping")] = False
     weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0
 
     def __post_init__(self) -> None:
@@ -68,12 +69,12 @@ class Sgd(TorchOptimizer, name="sgd"):
 
 @dataclasses.dataclass(kw_only=True)
 class SgdOfVelocities(Sgd):
-    """SGD on gradients that already include momentum; only the weight decay needs a velocity here.
+    """SGD on gradients that already include momentum; only the weight decay has a momentum buffer here.
 
-    Without that velocity the decay would be weaker by the factor 1 - momentum.
+    Without that buffer the decay would be weaker by the factor 1 - momentum.
 
-    Source: the optimizer in the repository of the method's authors (synxlin/deep-gradient-compression,
-    dgc/optim/sgd.py).
+    Source: the optimizer in the repository of the authors of Deep Gradient Compression
+    (synxlin/deep-gradient-compression, dgc/optim/sgd.py).
     """
 
     @override
@@ -158,7 +159,7 @@ class Rmsprop(TorchOptimizer, name="rmsprop"):
     implementation: ClassVar[Mapping[str, bool]] = {"foreach": True}  # torch has no fused version
 
     alpha: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.99
-    momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the last velocity that is kept")] = 0.0
+    momentum: Annotated[float, Ge(0), Lt(1), Doc("share of the momentum buffer that a step keeps")] = 0.0
     centered: Annotated[bool, Doc("divide by the deviation from the mean gradient instead of its size")] = False
     eps: Annotated[Positive, Doc("added to the root before dividing by it")] = 1e-8
     weight_decay: Annotated[PositiveOrZero, Doc("L2 penalty, added to the gradient")] = 0.0

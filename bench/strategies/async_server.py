@@ -1,11 +1,11 @@
 """Async server: workers push gradients to a server that updates the parameters, and do not wait for each other.
 
 One rank is also the server: it holds the parameters and the optimizer. With `mode=ssp` no rank gets more than
-`staleness` steps ahead of another; 0 is synchronous training, bit for bit. With `mode=asp` every push is applied on
-arrival, and any `world_size` batches count as one step of the run, whichever ranks processed them. The run, and every
-interval between two evaluations, ends when the ranks together have processed as many batches as synchronous ranks
-would. A slow rank processes fewer batches of its own shard and no other rank waits for it; learning rate and epoch
-follow the step count that a rank last received from the server.
+`staleness` steps ahead of another; staleness 0 is synchronous training, bit for bit. With `mode=asp` every push is
+applied on arrival, and any `world_size` batches count as one step of the run, whichever ranks processed them. The run,
+and every interval between two evaluations, ends when the ranks together have processed as many batches as synchronous
+ranks would. A slow rank processes fewer batches of its own shard and no other rank waits for it; learning rate and
+epoch follow the step count that a rank last received from the server.
 
 Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et al., "More effective distributed ML via
 a stale synchronous parallel parameter server" (NIPS 2013).
@@ -108,7 +108,7 @@ class AsyncServer(Strategy):
             ),
             (
                 config.accumulate > 1,
-                f"{name} pushes every gradient as soon as it is there; leave out --accumulate, or use --strategy ddp",
+                f"{name} pushes every gradient as soon as it is computed; leave out --accumulate or use --strategy ddp",
             ),
             (
                 isinstance(compressor, TorchHook),
@@ -120,18 +120,18 @@ class AsyncServer(Strategy):
             ),
             (
                 compressor.needs_all_ranks,
-                f"{method} has ranks agree with each other before they send, which {name} does not let them wait for; "
-                "use --strategy ddp or another compressor",
+                f"{method} has ranks agree with each other before they send, and with {name} ranks do not wait for "
+                "each other; use --strategy ddp or another compressor",
             ),
             (
                 compressor.one_bucket,
-                f"{method} wants the whole model as one message under these options, and {name} sends every layer by "
+                f"{method} wants the whole model as one message with these options, and {name} sends every layer by "
                 "itself; use --strategy ddp or other options",
             ),
             (
                 optimizer.exchanges,
                 f"{optimizer.component_name} exchanges something between all ranks in every step, and with {name} only "
-                "the server steps; use --strategy ddp",
+                "the server runs the optimizer; use --strategy ddp",
             ),
         )
 
@@ -140,19 +140,25 @@ class AsyncServer(Strategy):
         return AsyncTraining(setup, self)
 
     def server(self, parameters: Parameters, world_size: int, timeout_s: float) -> ParameterServer:
-        """Return the server for this mode; only rank `root` calls."""
+        """Create the parameter server for this mode; only rank `root` may call this method.
+
+        Args:
+            parameters: the parameters that the server updates.
+            world_size: number of workers.
+            timeout_s: longest wait of one worker for the others, in seconds.
+        """
         if self.mode == "asp":
             return OnArrival(parameters, world_size, timeout_s)
         return BoundedStaleness(parameters, world_size, timeout_s, staleness=self.staleness)
 
 
 class ServerParameters:
-    """Hold fp32 copies of a model's trainable parameters; implements the server's `Parameters`.
+    """Hold the server's fp32 copies of a model's trainable parameters and update them; implements `Parameters`.
 
     Args:
-        layers: the model's layers, whose weights are copied; ids count from 0.
-        compressor: turns a sum of payloads back into a gradient.
-        optimizer: the update rule.
+        layers: the model's layers, whose weights are copied; their ids count from 0.
+        compressor: the run's compressor, which turns a sum of payloads back into a gradient.
+        optimizer: the run's optimizer, which updates the copies.
         lr: the learning rate before any schedule.
         world_size: number of workers.
         seed: the run's seed.
@@ -181,7 +187,14 @@ class ServerParameters:
         self._seed = seed
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
-        """Make one optimizer step with the learning rate of the first push. See `Parameters.apply`."""
+        """Make one optimizer step on the sum of some workers' gradients, divided by `num_terms`.
+
+        A layer that no worker has pushed keeps its weights. See `Parameters.apply`.
+
+        Args:
+            pushes: pushes in rank order; the learning rate is that of the first one times num_terms / world_size.
+            num_terms: number of pushes in one update.
+        """
         first = pushes[0]
         step = Step(
             index=first.clock_end.index,
@@ -201,12 +214,12 @@ class ServerParameters:
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a deep copy of the parameters and the optimizer's state."""
+        """Return a deep copy of the parameters and of the optimizer's state."""
         return copy.deepcopy({"weights": self._weights, "optimizer": self._optimizer.state_dict()})
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         for weight, saved in zip(self._weights, state["weights"], strict=True):
             weight.copy_(saved)
         self._optimizer.load_state_dict(state["optimizer"])
@@ -217,10 +230,15 @@ class ServerParameters:
 
 
 def star(root: int, timeout_s: float) -> dict[int, Transport]:
-    """Return links between `root` and every other rank, by that other rank; every rank must call.
+    """Connect `root` with every other rank, and return this rank's links; every rank must call this function.
 
-    The root gets all links, another rank only its own. Each link is its own process group, in which the root is rank 0,
-    because threads must not share a process group.
+    The root gets one link per other rank; another rank gets only its link to the root, under its own rank as the key.
+    Each link is a process group of its own, in which the root is rank 0, because threads must not share a process
+    group.
+
+    Args:
+        root: the rank that is also the server.
+        timeout_s: longest wait for a message, in seconds.
     """
     links: dict[int, Transport] = {}
     for worker in range(dist.get_world_size()):
@@ -232,7 +250,14 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
 
 
 def serve_worker(server: ParameterServer, session: Session, link: Transport, numels: Sequence[int]) -> None:
-    """Serve a worker in another process until it disconnects; `numels` has the size of every layer, by layer id."""
+    """Serve a worker in another process until it disconnects; if serving fails, all workers get the exception.
+
+    Args:
+        server: the parameter server.
+        session: the worker's session.
+        link: connects this process to the worker.
+        numels: number of elements of every layer, by layer id.
+    """
     try:
         serve(link, session, numels)
     except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
@@ -245,11 +270,11 @@ class AsyncWorker:
     A thread encodes each gradient during backward and sends it to the server.
 
     Args:
-        reducer: this worker's reducer.
+        reducer: compresses this worker's gradients and keeps its residuals.
         server: this worker's connection to the server; only the thread uses it.
-        layers: all trainable parameters; each gets a hook.
+        layers: all trainable parameters; each gets a backward hook.
         links: the transports whose traffic counts as this rank's.
-        nonfinite: what to do about a non-finite gradient; ranks do not vote, "skip" drops only this worker's push.
+        nonfinite: what to do about a non-finite gradient; "skip" drops only this worker's push, as ranks do not vote.
 
     Attributes:
         answer: the server's last answer; unset before the first `finish_step`.
@@ -282,18 +307,18 @@ class AsyncWorker:
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return the sum of the links' traffic, per purpose."""
+        """Return the messages and bytes that this rank has sent over all its links, per purpose."""
         return {
             purpose: sum((link.traffic[purpose] for link in self._links), Traffic()) for purpose in get_args(Purpose)
         }
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return what this rank encoded in its last step, by the ids of the layers in each payload."""
+        """Return the payloads that this rank encoded in its last step, by the ids of the layers in each payload."""
         return self.reducer.last_encoded
 
     def start_step(self, step: Step, lr: float) -> None:
-        """Begin a step; call before the forward pass."""
+        """Set the current step and its learning rate; call before the forward pass."""
         self._step, self._lr = step, lr
         self._jobs: list[Future[None]] = []
         self._saw_nonfinite = False
@@ -301,7 +326,10 @@ class AsyncWorker:
         self._encoded: list[EncodedLayer] = []
 
     def finish_step(self) -> StepReport:
-        """Wait for all pushes and for the next step's parameters. Raises what failed in the thread."""
+        """Wait until all layers are pushed and the server has sent the next step's parameters (`answer`).
+
+        Return the step's report. An exception of the thread is raised here.
+        """
         backward_ended = time.perf_counter()
         for job in self._jobs:
             job.result()
@@ -317,7 +345,10 @@ class AsyncWorker:
         )
 
     def synchronize(self) -> Answer:
-        """Wait until the server has applied every push. See `ServerClient.synchronize`."""
+        """Wait until the server has applied all workers' pushes, and return its answer with the parameters.
+
+        Every worker must call this method. See `ServerClient.synchronize`.
+        """
         return self._thread.submit(self._server.synchronize).result()
 
     def close(self) -> None:
@@ -359,8 +390,8 @@ class AsyncTraining(BoundStrategy):
     """Run this rank's worker and, on the rank `root`, also the server with its threads.
 
     Args:
-        setup: what this rank trains with; only the server uses the optimizer.
-        options: the strategy, which makes the server.
+        setup: the run's components and this rank's model; only the server uses the optimizer.
+        options: the strategy with its options; it creates the server.
     """
 
     def __init__(self, setup: Setup, options: AsyncServer) -> None:

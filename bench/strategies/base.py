@@ -48,7 +48,7 @@ class Setup:
 
     Attributes:
         config: the run's configuration.
-        model: the bare network, on `device`; its weights are equal on all ranks.
+        model: the network, not wrapped in DDP, on `device`; its weights are equal on all ranks.
         compressor, collective, optimizer: the run's components, with their options set.
         device: the device on which this rank computes.
     """
@@ -61,14 +61,20 @@ class Setup:
     device: torch.device
 
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
-        """Return this rank's reducer and optimizer; if the reducer applies momentum, the optimizer has none."""
+        """Return a new reducer for the compressor, and the optimizer to use with it.
+
+        If the compressor applies momentum itself, the reducer takes the momentum over from the optimizer.
+        """
         if not self.compressor.owns_momentum:
             return reducer_for(self.compressor), self.optimizer
         optimizer, momentum, nesterov = self.optimizer.hand_over_momentum()
         return reducer_for(self.compressor, momentum=momentum, nesterov=nesterov), optimizer
 
     def open_channel(self) -> CompressedCommunicator:
-        """Open a channel with its own process group for what the optimizer exchanges; every rank must call."""
+        """Return a new communicator, with its own process group, for what the optimizer exchanges.
+
+        Every rank must call this method.
+        """
         compressor = NoCompression() if isinstance(self.compressor, TorchHook) else self.compressor
         return CompressedCommunicator(
             layers_of(self.model),
@@ -83,21 +89,29 @@ class Strategy(Options, abc.ABC):
     """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options.
 
     Attributes:
-        default_collectives: of these, the first that takes the compressor's payloads is used if the user names none;
-            empty: those of the compressor.
+        default_collectives: names of collectives, best first: if the user names no collective, the first one that takes
+            the compressor's payloads is used; empty: the compressor's own list.
     """
 
     default_collectives: ClassVar[tuple[str, ...]] = ()
 
     def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
-        """Return the default bucket size in MiB for a model with `model_mb` MiB of gradients; None: no buckets."""
+        """Return the default size of DDP's buckets in MiB; None if this strategy has no buckets.
+
+        Args:
+            model_mb: size of the model's gradients in MiB.
+            optimizer: the run's optimizer.
+            compressor: the run's compressor.
+        """
         return None
 
     def complete(self, options: RunConfig) -> RunConfig:
-        """Return the configuration with what this strategy decides about processes; called before defaults are chosen.
+        """Return `options` with the settings about processes that this strategy determines, such as `world_size`.
+
+        This method is called before defaults are chosen.
 
         Raises:
-            UsageError: the user's options contradict it.
+            UsageError: the user's options contradict these settings.
         """
         return options
 
@@ -105,7 +119,7 @@ class Strategy(Options, abc.ABC):
     def check_compatible(
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> None:
-        """Check that this strategy can do this run.
+        """Check that this strategy can train with this configuration and these components.
 
         Args:
             config: the run's complete configuration.
@@ -114,11 +128,11 @@ class Strategy(Options, abc.ABC):
             optimizer: the run's optimizer.
 
         Raises:
-            Incompatible: it cannot; the message names what would work.
+            Incompatible: the strategy cannot; the message names what would work.
         """
 
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
-        """Return what the user should know about this network under this strategy, one sentence each.
+        """Return notes for the user about training this network with this strategy, one sentence each.
 
         Args:
             config: the run's complete configuration.
@@ -131,14 +145,17 @@ class Strategy(Options, abc.ABC):
 
     @abc.abstractmethod
     def bind(self, setup: Setup) -> BoundStrategy | CommandedRank:
-        """Return the object that trains, or one that computes for a rank that trains; every rank must call."""
+        """Return the object that trains on this rank; every rank must call this method.
+
+        A rank that only computes for another rank gets a `CommandedRank`.
+        """
 
 
 def refuse(*obstacles: tuple[bool, str]) -> None:
-    """Raise Incompatible with the first sentence that applies.
+    """Raise Incompatible with the message of the first obstacle that applies; do nothing if none applies.
 
     Args:
-        obstacles: (whether it applies, a sentence that names what would work).
+        obstacles: (True if the obstacle applies, message that names the obstacle and what would work).
     """
     for applies, sentence in obstacles:
         if applies:
@@ -147,15 +164,15 @@ def refuse(*obstacles: tuple[bool, str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The samples of one step on this process, and what the step needs besides.
+    """The samples of one training step in this process, and the settings of the step.
 
     Attributes:
         x: images, fp32 [samples, 3, height, width].
         y: labels, int64 [samples].
         step: index and epoch of the step, for compressors.
         lr: learning rate of the step's update.
-        num_parts: number of mini-batches in the batch, whose gradients are averaged.
-        amp: compute forward in bf16.
+        num_parts: number of mini-batches into which the batch is split; their gradients are averaged.
+        amp: compute forward in bf16 (autocast).
         on_loss: called with the mean loss, detached, before its gradient is used; raises if training has diverged.
     """
 
@@ -170,12 +187,12 @@ class Batch:
     def backward(
         self, network: nn.Module, accumulating: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
     ) -> None:
-        """Add the gradients of the mean loss to those of the network's parameters.
+        """Run forward and backward: add the gradients of the batch's mean loss to the `grad` of all parameters.
 
         Args:
-            network: the network, wrapped or bare.
-            accumulating: returns a context in which backward exchanges no gradients; used for all mini-batches but the
-                last.
+            network: the network, wrapped in DDP or not.
+            accumulating: returns a context in which backward exchanges no gradients; used for all mini-batches except
+                the last one.
         """
         *earlier, last = zip(self.x.chunk(self.num_parts), self.y.chunk(self.num_parts), strict=True)
         losses = []
@@ -196,49 +213,55 @@ class Batch:
 class Exchange(Protocol):
     """The part of a strategy that sends and receives messages, and counts them.
 
-    `CompressedCommunicator` is one. A subclass inherits that nothing is encoded and no residual kept.
+    `CompressedCommunicator` implements this protocol. The methods defined here suit an exchange that encodes nothing
+    and keeps no residuals.
     """
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Count the bytes and messages that this rank has sent since the start, per purpose."""
+        """Return the messages and bytes that this rank has sent since the start, per purpose."""
         raise NotImplementedError
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return what this rank encoded in its last step, by the ids of the layers in each payload."""
+        """Return the payloads that this rank encoded in its last step, by the ids of the layers in each payload."""
         return {}
 
     def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of each layer's residual (what it has not sent yet), by layer id."""
+        """Return the L2 norm of each layer's residual (the part of its gradients not sent yet), by layer id."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank keeps from step to step; call between two steps."""
+        """Return the state that this rank keeps from step to step; call this method between two steps."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
 
     def close(self) -> None:
-        """Release threads, connections and memory; every rank must call."""
+        """Release threads, connections and memory; every rank must call this method."""
 
 
 @runtime_checkable
 class RepeatsDecisions(Protocol):
-    """An exchange that decides something while training, which its step reports tell."""
+    """An exchange that makes decisions during training, such as a change of compressor, and can repeat them."""
 
     def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Decide again what a stopped process has decided, in `Decision.to_dict`'s form; every rank must call."""
+        """Make the decisions of a stopped process again, when its run resumes; every rank must call this method.
+
+        Args:
+            decisions: the decisions from the step reports, each as `Decision.to_dict` returned it.
+        """
 
 
 class BoundStrategy(abc.ABC):
     """A strategy on one rank, driven by the training loop.
 
     Args:
-        model: the bare network, whose parameters are trained.
-        exchanges: everything that sends and receives messages; what they report and keep is added up.
-        optimizer: updates the model's parameters; None if another process does.
+        model: the network whose parameters are trained, not wrapped in DDP.
+        exchanges: all objects that send and receive messages; their traffic is added up, their states are saved
+            together.
+        optimizer: updates the model's parameters; None if another process updates them.
 
     Attributes:
         model, exchanges, optimizer: the arguments.
@@ -258,14 +281,22 @@ class BoundStrategy(abc.ABC):
 
     @abc.abstractmethod
     def train_step(self, batch: Batch) -> StepReport:
-        """Learn from a batch: forward, backward, exchange and update; every rank must call."""
+        """Make one training step (forward, backward, exchange, update) and return its report.
+
+        Every rank must call this method.
+        """
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Wait until all updates are applied everywhere: ranks then hold equal parameters. Every rank must call."""
+        """Wait until all updates are applied on all ranks, which then hold equal parameters.
+
+        Every rank must call this method.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that this rank needs to resume bit for bit; every rank must call, between two steps.
+        """Return the state that this rank needs to resume bit for bit.
+
+        Every rank must call this method, between two steps.
 
         The next step may change the returned tensors in place.
         """
@@ -276,7 +307,10 @@ class BoundStrategy(abc.ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what `state_dict` returned in an earlier process of this rank; every rank must call."""
+        """Restore the state that `state_dict` returned in an earlier process of this rank.
+
+        Every rank must call this method.
+        """
         self.model.load_state_dict(state["model"])
         for exchange, saved in zip(self.exchanges, state["exchanges"], strict=True):
             exchange.load_state_dict(saved)
@@ -284,7 +318,7 @@ class BoundStrategy(abc.ABC):
             self.optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """Release threads, connections and memory; every rank must call.
+        """Release threads, connections and memory; every rank must call this method.
 
         Ranks close together, because a backend that closes while a peer still sends aborts that peer.
         """
@@ -295,46 +329,59 @@ class BoundStrategy(abc.ABC):
 
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return what this rank has sent since the start, per purpose."""
+        """Return the messages and bytes that this rank has sent since the start, per purpose."""
         all_traffic = [exchange.traffic for exchange in self.exchanges]
         return {p: sum((each[p] for each in all_traffic if p in each), Traffic()) for p in get_args(Purpose)}
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return what this rank encoded in its last step; if several exchanges encoded a layer, the first one's."""
+        """Return the payloads that this rank encoded in its last step, by the ids of the layers in each payload.
+
+        If several exchanges have encoded the same layers, the first exchange's payload is returned.
+        """
         return {key: payload for exchange in self.exchanges[::-1] for key, payload in exchange.last_encoded.items()}
 
     def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of each layer's residual, by layer id; if several exchanges keep one, the first one's."""
+        """Return the L2 norm of each layer's residual (the part of its gradients not sent yet), by layer id.
+
+        If several exchanges keep a residual of a layer, the first exchange's norm is returned.
+        """
         return {layer: norm for exchange in self.exchanges[::-1] for layer, norm in exchange.residual_norms().items()}
 
 
 class CommandedRank(abc.ABC):
-    """A process that computes for another one, which runs the training loop."""
+    """A process that computes on the commands of another process, which runs the training loop."""
 
     @abc.abstractmethod
     def follow(self, save: SaveState) -> None:
-        """Do what the process with the training loop commands, until it closes its strategy.
+        """Carry out the commands of the process with the training loop, until that process closes its strategy.
 
         Args:
-            save: saves this process's state at a checkpoint.
+            save: saves this process's state at a checkpoint; called with (number of optimizer steps done, state).
         """
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state that `follow` saved; call before `follow`."""
+        """Restore a state that `follow` saved; call this method before `follow`."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release connections and memory; every rank must call."""
+        """Release connections and memory; every rank must call this method."""
 
 
 @runtime_checkable
 class ReportsForOthers(Protocol):
-    """A strategy that also reports what the processes have done that compute for this one."""
+    """A strategy that also reports the work of other processes, which compute for this process."""
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the figures of each replica since the last row, given those of this process."""
+        """Return one dict per replica with what it has measured and counted since the last row of `metrics.csv`.
+
+        Args:
+            own: the same figures of this process alone.
+        """
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return rows of `links.csv` about the last steps, without the columns that say which evaluation it was."""
+        """Return the rows of `links.csv` about the last `num_steps` steps, without the columns run_id, epoch and step.
+
+        Each row gives the traffic between two processes.
+        """

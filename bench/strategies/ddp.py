@@ -44,15 +44,17 @@ WHOLE_MODEL_MB = 2.0**20
 class Ddp(Strategy):
     """Register the compressor and the collective as DDP's communication hook.
 
-    `none` with `native` and the async trigger is plain DDP without a hook of this project; PyTorch's own hooks are
-    registered as they are. If the optimizer exchanges something instead of gradients, the model is not wrapped in DDP.
+    The compressor `none` with the collective `native` and the async trigger is plain DDP without a hook of this
+    project; PyTorch's own hooks are registered as they are. If the optimizer exchanges something instead of gradients,
+    the model is not wrapped in DDP.
     """
 
     @override
     def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
-        """Return a quarter of the model, so that exchange overlaps backward, but 1 to 25 MiB: small buckets cost more.
+        """Return the default size of DDP's buckets in MiB; None if no gradients are sent.
 
-        A compressor that needs the whole model as one message gets the model's size. None: no gradients are sent.
+        It is a quarter of the model, so that the exchange overlaps backward, but at least 1 MiB, because small buckets
+        cost more, and at most 25 MiB. A compressor that needs the whole model as one message gets the model's size.
         """
         if optimizer.keeps_gradients:
             return None
@@ -75,13 +77,13 @@ class Ddp(Strategy):
             ),
             (
                 isinstance(compressor, OwnHook) and optimizer.exchanges,
-                f"{method} tries ways to send gradients, and {stepping} sends something else as well; use another "
-                "compressor or optimizer",
+                f"{method} compares methods of sending gradients, and {stepping} sends something else as well; use "
+                "another compressor or optimizer",
             ),
             (
                 config.accumulate > 1 and optimizer.watches_layers,
                 f"{stepping} takes its factors from one batch's forward and backward, and --accumulate "
-                f"{config.accumulate} makes a step of several; leave one of them out",
+                f"{config.accumulate} makes one step from several batches; leave one of them out",
             ),
             (
                 config.bucket_mb is not None and optimizer.keeps_gradients,
@@ -100,12 +102,15 @@ class Ddp(Strategy):
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:
-    """Return True if DDP without a hook does the same."""
+    """Return True if DDP without a communication hook does the same as these components with this trigger."""
     return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
 
 
 def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:
-    """Wrap the model in DDP, without a broadcast: ranks start from one seed and compare hashes of the weights."""
+    """Wrap the model in DDP with buckets of `bucket_mb` MiB, without broadcasts from rank 0.
+
+    Instead, all ranks draw the initial weights from the same seed and compare hashes of the weights.
+    """
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -117,23 +122,26 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
 
 
 class GradientExchange(Exchange, Protocol):
-    """The exchange of a backward's gradients."""
+    """An exchange that sends the gradients of each step's backward pass."""
 
     def start_step(self, step: Step) -> None:
-        """Set the current step; call before backward."""
+        """Set the current step; call this method before backward."""
 
     def finish_step(self) -> StepReport:
-        """End the step's exchange and report it; call after backward. Raises what failed during the step."""
+        """Wait for the end of the step's exchange and return its report; call this method after backward.
+
+        An exception during the exchange is raised here.
+        """
 
 
 class Replicas(BoundStrategy):
-    """Train a copy of the network on every rank: an optimizer on each applies the same update.
+    """Train a copy of the network on every rank: each rank's optimizer applies the same update.
 
     Args:
-        model: the bare network.
-        exchanges: of gradients, and of what the optimizer sends.
+        model: the network, not wrapped in DDP.
+        exchanges: the exchange of gradients, and the one of what the optimizer sends.
         optimizer: updates the model's parameters.
-        channel: carries what the optimizer exchanges in its `step`; None if it exchanges nothing.
+        channel: carries what the optimizer exchanges in its `step`; None if the optimizer exchanges nothing.
     """
 
     exchanges: Sequence[GradientExchange]
@@ -169,19 +177,19 @@ class Replicas(BoundStrategy):
 
     @abc.abstractmethod
     def _compute_gradients(self, batch: Batch) -> StepReport:
-        """Leave in every parameter the gradient that the optimizer steps on."""
+        """Run forward and backward, set every parameter's `grad` to what the optimizer needs, and return the report."""
 
     @override
     def synchronize(self) -> None:
-        """Do nothing: replicas are equal after every step."""
+        """Do nothing, because replicas are equal after every step."""
 
 
 class SharedGradients(Replicas):
-    """Let DDP exchange gradients in every backward, through our hook, one of PyTorch's, or none.
+    """Let DDP exchange gradients in every backward, with this project's hook, one of PyTorch's hooks, or no hook.
 
     Args:
-        setup: what this rank trains with.
-        channel: carries what the optimizer exchanges; None if it exchanges nothing.
+        setup: the run's components and this rank's model.
+        channel: carries what the optimizer exchanges; None if the optimizer exchanges nothing.
     """
 
     def __init__(self, setup: Setup, channel: CompressedCommunicator | None) -> None:
@@ -227,9 +235,9 @@ class SharedGradients(Replicas):
         super().load_state_dict(state)
 
     def _rebuild_buckets(self) -> None:
-        """Run one forward and backward: DDP rebuilds its buckets after the first, and rounding depends on buckets.
+        """Run one forward and backward, after which DDP rebuilds its buckets, as it did in the stopped process.
 
-        `load_state_dict` then replaces everything that this changed.
+        The rounding of sums depends on the buckets. `load_state_dict` then replaces all state that this changed.
         """
         config, device = self._setup.config, self._setup.device
         side = cast(Dataset, spec.build("datasets", config.filled["dataset"])).image_size
@@ -248,14 +256,14 @@ class SharedGradients(Replicas):
 
 
 class OwnGradients(Replicas):
-    """Leave each rank its own gradients: the optimizer exchanges something else.
+    """Let each rank keep its own gradients, because the optimizer exchanges something else.
 
     Ranks only vote on whether all gradients are finite. With the sync trigger they also wait until all ranks have
     finished backward.
 
     Args:
-        model: the bare network.
-        channel: the optimizer's channel, which carries and counts the votes.
+        model: the network, not wrapped in DDP.
+        channel: the optimizer's communicator, which also carries and counts the votes.
         optimizer: updates the model's parameters.
         trigger: with "sync", a rank continues when rank 0 has seen all ranks finish backward.
         nonfinite: what to do about a non-finite gradient.
@@ -323,13 +331,13 @@ class DdpExchange(Exchange):
         return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
 
     def start_step(self, step: Step) -> None:
-        """Set the current step; call before `backward`."""
+        """Set the current step; call this method before backward."""
         self._step_index = step.index
 
     def finish_step(self) -> StepReport:
-        """Check the reduced gradient for non-finite values and read DDP's timers.
+        """Check the reduced gradients for non-finite values, read DDP's timers, and return the step's report.
 
-        The gradient is equal on all ranks, so they need no vote.
+        The reduced gradients are equal on all ranks, so the ranks need no vote.
         """
         world_size, hook = dist.get_world_size(), self._torch_hook
         compressor = hook if hook is not None and not hook.is_dense_at(self._step_index) else None
@@ -357,7 +365,7 @@ class DdpExchange(Exchange):
 
     @override
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
     def _is_skipped(self) -> bool:
         gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]

@@ -162,7 +162,7 @@ def has_open(process: psutil.Process, part: str) -> bool:
         ([f"placed:devices={CXL}", "--world-size", "3"], "--world-size 3 contradicts"),
         ([f"placed:devices={CXL}", "--hosts", "5"], "leave out virtual hosts"),
         ([f"placed:by=data,devices={CXL}", "--collective", "native"], "use --collective pool or ring"),
-        ([f"placed:devices={CXL}", "--collective", "ring"], "one replica has no other to sum with; leave out"),
+        ([f"placed:devices={CXL}", "--collective", "ring"], "so there are no gradients to sum; leave out"),
         ([f"placed:devices={CXL}", "--compressor", "topk"], "topk would compress nothing"),
         ([f"placed:devices={CXL}", "--optimizer", "kfac"], "kfac watches whole layers"),
         ([f"placed:by=data,devices={CXL}", "--optimizer", "kfac:inner=max_adabelief"], "kfac watches whole layers"),

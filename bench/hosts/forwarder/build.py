@@ -1,6 +1,6 @@
 """Compile the forwarder of virtual hosts: `python -m bench.hosts.forwarder.build`.
 
-It is linked without the C library, whose functions it finds in the process that loads it.
+The compiled library is linked without the C library: it uses the C functions of the process that loads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LIBRARY = f"forwarder-{platform.machine()}.so"
 
 
 def sources() -> list[Path]:
-    """Return the C file; empty in an installation, which contains only the compiled library."""
+    """Return the C source files; empty in an installation, which contains only the compiled library."""
     return sorted((HERE / "native").glob("*.c"))
 
 
@@ -24,7 +24,7 @@ def build(folder: Path) -> Path:
     """Compile the library into `folder` and return its path.
 
     Raises:
-        BuildError: this machine is not supported, there is no compiler, or it failed.
+        BuildError: this machine is not supported, there is no compiler, or the compiler failed.
     """
     return compile_library(folder / LIBRARY, sources(), processors_of_this_machine()[0])
 

@@ -1,8 +1,8 @@
 """The forwarder: a user-space switch between virtual hosts that delays and loses frames and follows traces.
 
 `tun` is the only kernel module it needs: every host's `eth0` is a TAP device, whose frames a thread of the supervisor
-reads, holds and passes on (`native/forwarder.c`). It ends with the supervisor. The kernel's token bucket on `eth0`
-still limits the rate of an uplink, because it makes a sender wait instead of dropping what it sends too fast.
+reads, holds and passes on (`native/forwarder.c`). The forwarder ends with the supervisor. The kernel's token bucket on
+`eth0` still limits the rate of an uplink, because it makes a sender wait instead of dropping what is sent too fast.
 Source: Linux, Documentation/networking/tuntap.rst.
 """
 
@@ -28,7 +28,7 @@ from collectives.kernels.library import Library, open_library
 
 @functools.cache
 def found() -> Library:
-    """Return the compiled library, or why there is none; the result is cached."""
+    """Load the compiled library; return its handle, or the reason why there is none. The result is cached."""
     return open_library(HERE / LIBRARY, sources(), "compiled")
 
 
@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL:
     """Return the handle of the compiled library.
 
     Raises:
-        UsageError: there is no library.
+        UsageError: the library has not been built, or cannot be loaded.
     """
     handle = found().handle
     if handle is None:
@@ -52,7 +52,7 @@ _UNLIMITED_QUEUE_BYTES = 256_000_000
 
 
 class LinkDirection(ctypes.Structure):
-    """One direction of a link: a rate, a trace, or neither; the struct `Direction` of forwarder.c."""
+    """One direction of a link, with a constant rate, a trace, or no limit; the struct `Direction` of forwarder.c."""
 
     _fields_ = (
         ("bytes_per_ns", ctypes.c_double),
@@ -62,10 +62,14 @@ class LinkDirection(ctypes.Structure):
     )
 
     def __init__(self, rate_bps: float | None, trace: Trace | None) -> None:
-        """Read the trace.
+        """Read the trace, if there is one, and choose the size of the queue.
+
+        Args:
+            rate_bps: constant rate in bits per second, including headers; None: no constant rate.
+            trace: a rate that changes over time, instead of `rate_bps`; None: no trace.
 
         Raises:
-            UsageError: its file cannot be read, or has changed.
+            UsageError: the trace's file cannot be read, or has changed since the run was configured.
         """
         self._opportunities = trace.opportunities() if trace else array.array("I")
         mean_bps = trace.mean_bps if trace else rate_bps
@@ -76,7 +80,13 @@ class LinkDirection(ctypes.Structure):
         )
 
     def departures(self, arrivals_ns: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """Return when frames with these arrival times leave if none is dropped, in nanoseconds from the beginning."""
+        """Return the time at which each frame has passed this direction of the link, if no frame is dropped.
+
+        Args:
+            arrivals_ns: time at which each frame arrives, in nanoseconds from the beginning of the trace, like the
+                returned times.
+            lengths: size of each frame in bytes.
+        """
         numbers = ctypes.c_int64 * len(lengths)
         left = numbers()
         library().departures(
@@ -86,12 +96,13 @@ class LinkDirection(ctypes.Structure):
 
 
 class ForwardedHost(ctypes.Structure):
-    """A host of a running forwarder; the struct `Host` of forwarder.c.
+    """One host of a running forwarder; the struct `Host` of forwarder.c.
 
     Attributes:
-        forwarded: frames of this host that have reached the receiver's downlink; a broadcast once per receiver.
-        lost: frames lost on purpose.
-        dropped: frames dropped because a queue was full or the receiver did not accept them.
+        forwarded: number of this host's frames that have reached the receiver's downlink; a broadcast counts once per
+            receiver.
+        lost: number of this host's frames lost on purpose, because the link's `loss` is above 0.
+        dropped: number of this host's frames dropped because a queue was full or the receiver did not accept them.
     """
 
     _fields_ = (
@@ -121,7 +132,7 @@ class Forwarder:
     """A running forwarder; its thread ends with `close`, or with the process.
 
     Attributes:
-        hosts: each host's link, and the numbers of its frames since the start.
+        hosts: one `ForwardedHost` per host, with its link and the counts of its frames since the start.
     """
 
     def __init__(self, links: Sequence[HostLink], descriptors: Sequence[int], *, seed: int) -> None:
@@ -129,11 +140,12 @@ class Forwarder:
 
         Args:
             links: each host's link; constant rates of uplinks are ignored, because the kernel limits those.
-            descriptors: one per host: a non-blocking file that reads and writes single frames; closed by `close`.
+            descriptors: one non-blocking file descriptor per host, which reads and writes single frames; closed by
+                `close`.
             seed: seed of losses and jitter: the n-th frame of a host is lost in all runs with this seed, or in none.
 
         Raises:
-            UsageError: a trace's file cannot be read, or has changed.
+            UsageError: a trace's file cannot be read, or has changed since the run was configured.
         """
         self._up = [LinkDirection(None, link.uplink_trace) for link in links]
         self._down = [LinkDirection(link.downlink_bps, link.downlink_trace) for link in links]
@@ -158,11 +170,11 @@ class Forwarder:
 
     @property
     def task(self) -> str:
-        """Return the thread's path below /proc, where its CPU time can be read."""
+        """Return the path below /proc of the forwarder's thread, where the thread's CPU time can be read."""
         return f"{os.getpid()}/task/{self._thread.native_id}"
 
     def restart(self) -> None:
-        """Start traces, losses and jitter again from their beginning."""
+        """Start traces, losses and jitter from their beginning again, without stopping the forwarder."""
         self._network.origin_ns = time.monotonic_ns()
 
     def close(self) -> None:
@@ -174,11 +186,13 @@ class Forwarder:
 
     def _run(self) -> None:
         if library().forward(ctypes.byref(self._network)) != 0:
-            raise MemoryError("the forwarder has no memory")
+            raise MemoryError("the forwarder between virtual hosts could not allocate memory")
 
 
 def open_tap(interface: str) -> int:
-    """Make a TAP device in the calling thread's network namespace; it disappears when the descriptor is closed.
+    """Create a TAP device in the calling thread's network namespace, and return its non-blocking file descriptor.
+
+    The device disappears when the descriptor is closed.
 
     Raises:
         OSError: the kernel has no TAP devices, or this user may not use them.

@@ -1,4 +1,4 @@
-"""Trace a network, sort its operations by kind, and assign each one to a device; plan which process is which device."""
+"""Trace a network, assign each of its operations to a device by kind, and plan which rank is which device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MATRIX_NAMES = frozenset(["linear", "bilinear", "matmul", "mm", "bmm", "addmm",
 
 
 def work_of(node: fx.Node, traced: fx.GraphModule) -> Work:
-    """Return the kind of work of a node in a traced network."""
+    """Return the kind of operation of a node in a traced network."""
     if node.op == "call_module":
         module = traced.get_submodule(str(node.target))
         return next((work for work, classes in _MODULES.items() if isinstance(module, classes)), "other")
@@ -47,9 +47,9 @@ IN_PLACE = "changed in place"
 
 
 def trace(model: nn.Module) -> fx.GraphModule:
-    """Return the network's graph, with in-place operations replaced.
+    """Trace a network with torch.fx, and replace in-place operations with operations that make a new tensor.
 
-    Its modules are copies that share the parameters and buffers of `model`.
+    The modules in the traced network are copies that share the parameters and buffers of `model`.
 
     Raises:
         UsageError: the network cannot be traced, for example because it branches on its input's values.
@@ -78,7 +78,7 @@ def trace(model: nn.Module) -> fx.GraphModule:
 
 
 def _rewritten(node: fx.Node) -> bool:
-    """Replace an in-place function or method by one that makes a new tensor; return True if the node was one."""
+    """Make an in-place function or method return a new tensor instead; return True if the node was in place."""
     if node.kwargs.get("inplace"):
         node.update_kwarg("inplace", False)
         return True
@@ -89,7 +89,10 @@ def _rewritten(node: fx.Node) -> bool:
 
 
 def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
-    """Return the names of the trainable parameters that a node reads; a shared one has its first module's name."""
+    """Return the names of the trainable parameters that a node reads.
+
+    A parameter that several modules share has the name that it has in the first of them.
+    """
     read: list[torch.Tensor | None] = [attribute(traced, str(node.target))] if node.op == "get_attr" else []
     if node.op == "call_module":
         read = list(traced.get_submodule(str(node.target)).parameters())
@@ -97,7 +100,7 @@ def parameters_of(node: fx.Node, traced: fx.GraphModule) -> list[str]:
 
 
 def attribute(traced: fx.GraphModule, path: str) -> torch.Tensor | None:
-    """Return the tensor with a name such as "layer.weight"; None if that attribute is not a tensor."""
+    """Return the tensor at a path such as "layer.weight"; None if that attribute is not a tensor."""
     owner, _, name = path.rpartition(".")
     value = getattr(traced.get_submodule(owner), name)
     return value if isinstance(value, torch.Tensor) else None
@@ -116,11 +119,11 @@ _CHAINS: Mapping[str, tuple[Role, ...]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The device of every node in a graph.
+    """The device of every node in a traced network.
 
     Attributes:
         device_of: name of the device, by node name, for every node except the output.
-        notes: one sentence for each kind of operation that runs on another role than its first choice, and why.
+        notes: one sentence for each kind of operation whose preferred role no device has, with the role used instead.
     """
 
     device_of: Mapping[str, str]
@@ -128,16 +131,16 @@ class Assignment:
 
 
 def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: ActivationPolicy = "asic") -> Assignment:
-    """Place every operation on a device of one pool.
+    """Assign every operation to a device of one pool.
 
-    Several devices of one role take its operations in round-robin order. A module that is called twice stays on one
-    device, and so do all operations that read one parameter.
+    Several devices with the same role take its operations in round-robin order. A module that is called twice stays on
+    one device, and so do all operations that read the same parameter.
 
     Args:
-        traced: the network.
+        traced: the traced network.
         pool: the devices, at least one.
-        activations: role for activations: asic, dpu, or turns (both alternately); producer: each runs where its input
-            is made.
+        activations: role that runs activations: "asic", "dpu", or "turns" for these two alternately; "producer": each
+            activation runs on the device that makes its input.
     """
     activation_roles = ("asic", "dpu") if activations == "turns" else (activations,)
     num_assigned: collections.Counter[str] = collections.Counter()
@@ -186,7 +189,7 @@ def check_values(traced: fx.GraphModule, image_size: int = IMAGE_SIZE) -> None:
         image_size: side of the square input images, in pixels.
 
     Raises:
-        UsageError: an operation does not make exactly one tensor, or changes in place what others use too.
+        UsageError: an operation does not make exactly one tensor, or changes in place a value that others use too.
     """
     _Checker(traced).run(torch.empty(2, 3, image_size, image_size, device="meta"))
 
@@ -195,8 +198,8 @@ class _Checker(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if self._changes_shared_memory(n):
             raise UsageError(
-                f"the model's operation {n.name} changes in place what its other layers or its state hold too, so its "
-                "layers cannot be placed by type; use --strategy ddp, or an operation that makes a new tensor"
+                f"the model's operation {n.name} changes in place a value that other layers or its state also use, so "
+                "its layers cannot be placed by type; use --strategy ddp, or an operation that makes a new tensor"
             )
         value = super().run_node(n)
         if n.op != "output" and not isinstance(value, torch.Tensor):
@@ -207,7 +210,10 @@ class _Checker(fx.Interpreter):
         return value
 
     def _changes_shared_memory(self, n: fx.Node) -> bool:
-        """Return True if an in-place change affects more than later uses of the same value, which `trace` redirects."""
+        """Return True if a node changes in place memory that other values share.
+
+        Later uses of the changed value itself do not count, because `trace` redirects them.
+        """
         if n.op == "call_function" and getattr(n.target, "__name__", "").endswith("_"):
             return True
         changed = n.meta.get(IN_PLACE)
@@ -226,12 +232,12 @@ LOSS = "loss"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Route:
-    """The devices that run the operations of one replica.
+    """The devices that run the operations of one replica, and the values that they send to each other.
 
     Attributes:
-        traced: the whole network.
+        traced: the whole traced network.
         device_of: index of the device within its pool, by node name.
-        ranks: the ranks of the pool's devices.
+        ranks: the ranks of the pool's devices, by index.
     """
 
     traced: fx.GraphModule
@@ -250,22 +256,28 @@ class Route:
         return cast(fx.Node, output.args[0])
 
     def users(self, node: fx.Node) -> list[str]:
-        """Return the names of a value's users, the last one first; the loss is the result's last user."""
+        """Return the names of the nodes that use a node's value, the last user first.
+
+        The loss counts as the last user of the network's result.
+        """
         names = {user.name for user in node.users if user.op != "output"}
         in_order = [other.name for other in reversed(self.nodes) if other.name in names]
         return [LOSS, *in_order] if node is self.result else in_order
 
     def home(self, user: str) -> int:
-        """Return the index of the device on which a node, or the loss, is computed."""
+        """Return the index of the device that computes the node with this name; for `LOSS`, the loss."""
         return self.device_of[self.result.name if user == LOSS else user]
 
     def elsewhere(self, node: fx.Node) -> list[int]:
-        """Return the other devices that use a value, in the order of their first use."""
+        """Return the indices of the other devices that use a node's value, in the order of their first use."""
         homes = [self.home(user) for user in reversed(self.users(node))]
         return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
 
     def messages(self, source: int, to: int) -> list[Edge]:
-        """Return what one device sends to another in a step: values in the order of forward, then gradients."""
+        """Return what device `source` sends to device `to` in one step, in this order.
+
+        First come the values that `source` computes in forward, then the gradients of the values that `to` computed.
+        """
         nodes = [node for node in self.nodes if self.device_of[node.name] == source]
         values = [(node.name, "") for node in nodes if to in self.elsewhere(node)]
         gradients = [
@@ -285,9 +297,9 @@ class Plan:
     """Map ranks to devices: rank 0 is the host, and the devices follow in the order of the topology.
 
     Attributes:
-        names: of the host and the devices, by rank.
+        names: names of the host and the devices, by rank.
         pool: the devices of the first replica.
-        ranks: the ranks of each replica's devices; devices at the same index hold the same part of it.
+        ranks: for each replica, the ranks of its devices; devices at the same index hold the same part of the model.
     """
 
     names: Mapping[int, str]
@@ -296,7 +308,12 @@ class Plan:
 
     @classmethod
     def of(cls, topology: Topology, by: Split) -> Plan:
-        """Return the plan: one replica over all devices (type), one per device (data), or one per pool (both)."""
+        """Return the plan for a topology.
+
+        Args:
+            topology: the host and the devices.
+            by: "type": one replica over all devices; "data": one on each device; "both": one over each pool of roles.
+        """
         devices = topology.devices
         whole = [devices] if by == "type" else [(device,) for device in devices]
         pools = topology.pools() if by == "both" else whole
@@ -315,11 +332,11 @@ class Plan:
         return sorted(rank for ranks in self.ranks for rank in ranks)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Return (replica, index within its pool) of a device."""
+        """Return (index of the replica, index within its pool) of the device with this rank."""
         return next((r, ranks.index(rank)) for r, ranks in enumerate(self.ranks) if rank in ranks)
 
     def peers(self, index: int) -> list[int]:
-        """Return the ranks of the devices that hold the same part, one in every replica."""
+        """Return the ranks of the devices at this index in their pools, which hold the same part of every replica."""
         return [ranks[index] for ranks in self.ranks]
 
     def assign(self, model: nn.Module, activations: ActivationPolicy) -> tuple[Assignment, list[Route]]:

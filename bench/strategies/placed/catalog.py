@@ -1,6 +1,6 @@
-"""The catalogue: kinds of devices and links with their figures, in the files of `catalog/` and of a user's folder.
+"""The catalogue: TOML files that describe kinds of devices and links, in `catalog/` and in a user's folder.
 
-A placed run needs only the names of kinds; `bench place` computes with the figures.
+The strategy `placed` needs only the names of kinds; `bench place` computes with their figures, such as bandwidths.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ Tables: TypeAlias = dict[str, tuple[Mapping[str, Any], str]]
 
 
 def folders(own: Path | None = None) -> list[Path]:
-    """Return the folders of the catalogue's files: the shipped one, the user's, and the folder that was named.
+    """Return the folders with catalogue files: this package's, the user's (which may not exist), and `own` if given.
 
     Raises:
-        UsageError: the named folder holds no such file.
+        UsageError: `own` contains no TOML file.
     """
     if own is not None and not any(own.glob("*.toml")):
-        raise UsageError(f"--catalog {own} is no folder with .toml files; name one that holds links or devices")
+        raise UsageError(f"--catalog {own} is no folder with .toml files; give a folder with links or devices")
     users = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "gradwire" / "catalog"
     return [SHIPPED, users, *([own] if own else [])]
 
 
 def read_tables(folders: Iterable[Path]) -> tuple[Tables, Tables]:
-    """Return the tables of links and of devices in all TOML files; an entry replaces an earlier one of its name.
+    """Read all TOML files in the folders; return (table of every link, table of every device), by name.
+
+    An entry replaces an earlier entry with the same name.
 
     Raises:
-        UsageError: a file is not as it should be; the sentence names it and the entry.
+        UsageError: a file is not valid TOML, or contains anything but tables [link.NAME] and [device.NAME].
     """
     links: Tables = {}
     devices: Tables = {}
@@ -55,16 +57,16 @@ def read_tables(folders: Iterable[Path]) -> tuple[Tables, Tables]:
 
 
 def check_kinds(topology: Topology, links: Mapping[str, object], devices: Mapping[str, object], *measured: str) -> None:
-    """Check that the catalogue has every kind of a topology.
+    """Check that the catalogue has every kind of device and link that a topology names.
 
     Args:
         topology: the hosts, devices and links.
         links: the catalogue's links by name.
         devices: the catalogue's devices by name.
-        measured: kinds of links whose figures come from this machine.
+        measured: kinds of links that the catalogue may lack, because their figures are measured on this machine.
 
     Raises:
-        UsageError: it lacks one.
+        UsageError: the catalogue lacks a kind.
     """
     for what, name, known in (
         *(("device", host.kind, devices) for host in topology.hosts),

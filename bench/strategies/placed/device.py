@@ -1,12 +1,14 @@
-"""A device process: it holds a part of one replica, computes on the host's command, and sums with its peers.
+"""A device process: it holds a part of one replica, computes on the host's commands, and sums gradients with its peers.
+
+Its peers are the devices that hold the same part of the other replicas.
 
 Its states, with the host's commands on the arrows:
 
     idle -load-> loaded -batch-> compute -> done [-reduce->] reduce -> updated -> wait -batch-> compute ...
 
-With the async trigger it goes from done to reduce by itself; with the sync trigger the host commands it once all
-devices are done. It goes from reduce to updated when the host has told it whether the step is skipped, which depends
-on all devices.
+With the async trigger the device goes from done to reduce by itself; with the sync trigger the host commands it once
+all devices are done. The device goes from reduce to updated when the host has told it whether the step is skipped,
+which depends on all devices.
 """
 
 from __future__ import annotations
@@ -59,13 +61,13 @@ _NEXT: Mapping[DeviceState, DeviceState] = {
 
 
 class DeviceProcess(CommandedRank):
-    """Run one device.
+    """Run this process as one device, on the host's commands.
 
     Args:
         config: the run's configuration.
         stage: this device's part of a replica.
         replica: index of the replica.
-        channel: connects the devices that hold the same part of other replicas.
+        channel: connects the devices that hold the same part of all replicas, and sums their gradients.
         transport: connects all processes.
         optimizer: updates this device's parameters.
     """
@@ -104,8 +106,8 @@ class DeviceProcess(CommandedRank):
         """Carry out the host's commands until it sends "stop".
 
         Raises:
-            TransportError: a process was lost.
-            NonFiniteGradient: a gradient was not finite, and the run has nonfinite="raise".
+            TransportError: another process was lost.
+            NonFiniteGradient: a gradient was not finite, and the run's option `nonfinite` is "raise".
         """
         while (message := hear(self._transport, HOST_RANK))["command"] != "stop":
             match message["command"]:
@@ -145,7 +147,7 @@ class DeviceProcess(CommandedRank):
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Apply a restored state, including the traffic counted until the checkpoint."""
+        """Apply the state that `load_state_dict` got, if any, including the traffic counted until the checkpoint."""
         state = self._restored
         if state is None:
             return
@@ -197,7 +199,10 @@ class DeviceProcess(CommandedRank):
         self._enter("wait")
 
     def _compute(self) -> None:
-        """Run forward and backward; after forward, send the loss to the host."""
+        """Run forward and backward; the device that computes the loss sends it to the host after forward.
+
+        A straggler then sleeps until it is as slow as configured.
+        """
         device = self._stage.device
         x = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.takes_input else None
         y = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.makes_result else None
@@ -211,7 +216,7 @@ class DeviceProcess(CommandedRank):
         time.sleep((self._slowdown - 1) * max(0.0, time.perf_counter() - started - waited))
 
     def _reduce(self, step: Step) -> StepReport:
-        """Replace every parameter's gradient by its mean over replicas, and learn from the host whether to skip."""
+        """Replace every parameter's gradient with its mean over replicas, and ask the host whether to skip the step."""
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -232,7 +237,7 @@ class DeviceProcess(CommandedRank):
     def _gradients_in_pool(self) -> torch.Tensor | None:
         """Place all gradients in pool memory, which other devices read without a copy.
 
-        Return it as one flat tensor; None if gradients are sent compressed or by another collective.
+        Return that memory as one flat tensor; None if gradients are compressed or the collective is not `pool`.
         """
         pool = self._channel.collective
         if not isinstance(pool, BoundPool) or self._channel.reducer.compressor.component_name != "none":
@@ -244,7 +249,7 @@ class DeviceProcess(CommandedRank):
         return flat
 
     def _report(self) -> None:
-        """Send the host what it records and evaluates, and receive the averaged running statistics."""
+        """Send this device's figures, parameters and buffers to the host, and receive the averaged buffers."""
         figures = {
             "traffic": as_dicts(self._transport.traffic),
             "links": dict(self._stage.sent_bytes),

@@ -1,6 +1,6 @@
 """The host process: it loads the model onto the devices, sends them mini-batches and commands, and collects reports.
 
-It can also add the devices' gradients: `HostSum` is the devices' side of this, `serve_sum` the host's.
+The host can also add the devices' gradients: `HostSum` is the devices' side of this sum, `serve_sum` the host's side.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from compressors.ddp.report import EncodedLayer, StepReport
 
 
 class HostTraining(BoundStrategy):
-    """Command all devices, and count what they exchange; the trained parameters lie on them, and the host has a copy.
+    """Command all devices and count their traffic; devices hold the trained parameters, and the host has a copy.
 
     Args:
         config: the run's configuration.
-        model: the bare network; `synchronize` updates its parameters.
-        plan: which process is which device.
-        stages: each device's part of the network, by rank; here it only describes what lies on the device.
+        model: the network, not wrapped in DDP; `synchronize` updates its parameters.
+        plan: the map from ranks to devices.
+        stages: each device's part of the network, by rank; used only to know what each device holds.
         transport: connects all processes.
-        loop: a process group of the host only.
+        loop: a process group with only the host.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class HostTraining(BoundStrategy):
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
-        """Send one mini-batch to each replica, and wait until every device has updated its parameters.
+        """Send one mini-batch to each replica, wait until every device has updated its parameters, return the report.
 
-        With the sync trigger, first command the exchange.
+        With the sync trigger, also command the exchange of gradients once all devices have finished backward.
         """
         if not self._is_loaded:  # only now, because devices first look for a checkpoint
             self.load()
@@ -132,7 +132,7 @@ class HostTraining(BoundStrategy):
             send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
 
     def _hear_all(self) -> list[dict[str, Any]]:
-        """Return the next report of every device; requests for a sum that come before it are served.
+        """Return the next report of every device, and serve the requests for sums that arrive before the reports.
 
         The host serves one part of the network after another, so a device must not wait for another part's sums before
         it reports.
@@ -147,7 +147,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Fetch the first replica's parameters, and average running statistics over replicas, on host and devices."""
+        """Fetch the first replica's parameters; average buffers (running statistics) over replicas, also on devices."""
         self._tell_all({"command": "report"})
         for index, first in enumerate(self._plan.ranks[0]):
             stage = self._stages[first]
@@ -185,9 +185,12 @@ class HostTraining(BoundStrategy):
         self._batch_bytes = state["batch_bytes"]
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return one entry per replica: what its devices sent since the last row, their CPU time, memory and weights.
+        """Return one dict per replica: what its devices sent since the last call, their CPU time, memory and weights.
 
-        Call once per `synchronize`. The host's own figures are shared out equally over the replicas.
+        Call this method once per `synchronize`.
+
+        Args:
+            own: the host's figures; its CPU time and samples are divided equally among the replicas.
         """
         part = 1 / self._plan.num_replicas
         of_host = own["cpu_s_per_step"]
@@ -215,7 +218,13 @@ class HostTraining(BoundStrategy):
         return replicas
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return a row for each two processes between which mini-batches, activations or their gradients were sent."""
+        """Return a row for each two processes between which mini-batches, activations or their gradients were sent.
+
+        Each row gives the bytes per step since the last call of this method.
+
+        Args:
+            num_steps: number of steps since the last call.
+        """
         totals = {(HOST_RANK, rank): nbytes for rank, nbytes in self._batch_bytes.items() if nbytes}
         for rank, report in self._reports.items():
             totals |= {(rank, int(to)): nbytes for to, nbytes in report["links"].items()}
@@ -249,7 +258,7 @@ def _nothing() -> dict[Purpose, Traffic]:
 
 
 class HostSum(Collective):
-    """Sum payloads at the host; devices use it instead of the run's collective with merge=host.
+    """Sum payloads at the host; with merge=host, devices use this collective instead of the run's collective.
 
     Args:
         to_host: the transport that connects all processes, including the host.
@@ -265,15 +274,15 @@ class HostSum(Collective):
 
     @override
     def check_compatible(self, kind: type[Payload]) -> None:
-        """Accept every kind."""
+        """Accept every kind of payload."""
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return nothing: the schedule has no host."""
+        """Return None, because a schedule of messages between ranks cannot include the host."""
 
 
 class BoundHostSum(BoundCollective):
-    """Run a device's side of the sum; `serve_sum` is the host's."""
+    """Run a device's side of the sum at the host; `serve_sum` is the host's side."""
 
     options: HostSum
 
@@ -287,12 +296,12 @@ class BoundHostSum(BoundCollective):
 
 
 def serve_sum(transport: Transport, ranks: Sequence[int], requests: Sequence[dict[str, Any]]) -> None:
-    """Receive payloads from some devices, add them, and send the sum to each.
+    """Receive one payload from each of these devices, add the payloads, and send the sum to each device.
 
     Args:
         transport: connects all processes.
-        ranks: the devices.
-        requests: each device's request.
+        ranks: the devices' ranks.
+        requests: each device's request, in the order of `ranks`: {"sum": reduce operation, "nbytes": payload's size}.
     """
     terms = [
         unpack(receive_bytes(transport, rank, request["nbytes"])) for rank, request in zip(ranks, requests, strict=True)

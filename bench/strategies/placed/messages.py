@@ -1,4 +1,4 @@
-"""Messages between a host and its devices: commands and reports as JSON behind their length, and tensors."""
+"""Messages between a host and its devices: commands and reports (JSON preceded by its length), and tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 1 << 26
 
 
 def tell(transport: Transport, to: int, value: Any) -> None:
-    """Send a value as JSON; return when the message has been sent."""
+    """Send a value as JSON to the rank `to`; return when the message has been sent."""
     text = json.dumps(value).encode()
     parts = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (_LENGTH.pack(len(text)), text)]
     with transport.counted_as("control"):
@@ -30,7 +30,7 @@ def hear(transport: Transport, source: int) -> Any:
     """Receive a value that `tell` sent.
 
     Raises:
-        TransportError: the sender is lost, or the message is not one of `tell`.
+        TransportError: the sender was lost, or the message did not come from `tell`.
     """
     (length,) = _LENGTH.unpack(receive_bytes(transport, source, _LENGTH.size).numpy().tobytes())
     if length > _LONGEST:
@@ -40,12 +40,12 @@ def hear(transport: Transport, source: int) -> Any:
 
 
 def as_dicts(traffic: Mapping[Purpose, Traffic]) -> dict[Purpose, dict[str, Any]]:
-    """Return traffic as values for JSON."""
+    """Return the traffic of each purpose as a dict of values that JSON can store."""
     return {purpose: dataclasses.asdict(entry) for purpose, entry in traffic.items()}
 
 
 def from_dicts(values: Mapping[Purpose, Mapping[str, Any]]) -> dict[Purpose, Traffic]:
-    """Return the traffic of `as_dicts`."""
+    """Return the traffic of each purpose from the values that `as_dicts` returned."""
     return {purpose: Traffic(**entry) for purpose, entry in values.items()}
 
 
@@ -70,7 +70,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def receive_bytes(transport: Transport, source: int, nbytes: int) -> torch.Tensor:
-    """Receive so many bytes, uint8 [nbytes]."""
+    """Receive `nbytes` bytes and return them as uint8 [nbytes]."""
     buffer = torch.empty(nbytes, dtype=torch.uint8)
     if nbytes:
         transport.receive_into(buffer, source).wait()
@@ -96,11 +96,17 @@ def send_tensor(
 ) -> tuple[list[Pending], int]:
     """Start sending a tensor or None; the tensor must not change before every returned `Pending` is done.
 
+    Args:
+        transport: connects all processes.
+        tensor: the tensor, on any device.
+        to: the receiver's rank.
+        wants_gradient: tell the receiver that this rank needs the gradient of the tensor.
+
     Returns:
-        (sends to wait for, bytes sent, including the header)
+        (sends to wait for, number of bytes sent including the header)
 
     Raises:
-        TypeError: the header cannot hold the tensor's type, or its number of dimensions (more than 7).
+        TypeError: the tensor has a dtype that the header cannot express, or more than 7 dimensions.
     """
     flags = _WANTS_GRADIENT * wants_gradient + _ABSENT * (tensor is None)
     shape: Sequence[int] = () if tensor is None else tensor.shape
@@ -116,10 +122,13 @@ def send_tensor(
 
 
 def receive_tensor(transport: Transport, source: int, device: torch.device) -> tuple[torch.Tensor | None, bool]:
-    """Receive a tensor, or None, that `send_tensor` sent, and whether the sender wants its gradient.
+    """Receive what `send_tensor` sent.
+
+    Returns:
+        (the tensor on `device`, or None if None was sent; True if the sender wants the tensor's gradient)
 
     Raises:
-        TransportError: the sender is lost, or the message is not one of `send_tensor`.
+        TransportError: the sender was lost, or the message did not come from `send_tensor`.
     """
     header = receive_bytes(transport, source, _HEADER.size).numpy().tobytes()
     code, dimensions, flags, zero, *sizes = _HEADER.unpack(header)

@@ -2,8 +2,8 @@
 
 The host loads the model onto the devices, and sends them mini-batches and commands. Activations and their gradients go
 directly from device to device, through shared memory. With by=type one replica is spread over all devices, each
-operation on a device whose role suits it; with by=data every device holds a replica; with by=both every pool of roles
-holds one.
+operation on a device whose role suits it; with by=data every device holds a replica; with by=both every pool (devices
+of different roles) holds a replica.
 
 Source: a patent on a heterogeneous training system around CXL (2022-11): roles by layer type in paragraphs 39-42, the
 host's part in 45-51, triggers in 58-59.
@@ -83,8 +83,8 @@ class Placed(Strategy):
         num_processes = 1 + len(topology.devices)
         if options.world_size not in (None, num_processes):
             raise UsageError(
-                f"--world-size {options.world_size} contradicts {self.devices}, which makes {num_processes} processes "
-                "with the host; leave it out"
+                f"--world-size {options.world_size} contradicts {self.devices}, which describes {num_processes} "
+                "processes including the host; leave out --world-size"
             )
         return dataclasses.replace(
             options,
@@ -123,7 +123,8 @@ class Placed(Strategy):
             ),
             (
                 config.replicas == 1 and spec.short_text(collective) != "pool",
-                f"one replica has no other to sum with; leave out --collective {config.collective}",
+                "there is only one replica, so there are no gradients to sum; leave out --collective "
+                f"{config.collective}",
             ),
             (
                 collective.component_name == "native",
@@ -135,7 +136,7 @@ class Placed(Strategy):
             ),
             (
                 self.merge == "host" and config.replicas == 1,
-                "one replica has no other to sum gradients with; leave out merge=host",
+                "there is only one replica, so there are no gradients to sum; leave out merge=host",
             ),
             (
                 self.by == "data" and self.activations != "asic",
@@ -151,8 +152,8 @@ class Placed(Strategy):
             ),
             (
                 config.replicas == 1 and method != "none",
-                f"one replica has no other to sum gradients with, so {method} would compress nothing; use by=data or "
-                "by=both with several pools",
+                f"there is only one replica, so there are no gradients to sum and {method} would compress nothing; use "
+                "by=data, or by=both with several pools",
             ),
             (
                 optimizer.watches_layers,

@@ -26,8 +26,8 @@ class _Done:
     """One operation that has run forward.
 
     Attributes:
-        out: its output.
-        leaves: each input that wants a gradient, detached, by the name of the node that made it.
+        out: the operation's output.
+        leaves: each input that needs a gradient, detached, by the name of the node that made it.
     """
 
     out: Any
@@ -42,16 +42,16 @@ class Stage:
     """Run one device's part of one replica.
 
     Args:
-        route: the device of every operation.
+        route: the replica's devices and the operations on each.
         own: this device's index in its pool.
         transport: connects all processes.
         device: the torch device for tensors.
 
     Attributes:
         device: the torch device for tensors.
-        takes_input: this device receives the mini-batch.
-        makes_result: this device computes the loss.
-        sent_bytes: bytes of activations and their gradients sent so far, by the receiver's rank.
+        takes_input: True if this device receives the mini-batch.
+        makes_result: True if this device computes the network's result and the loss.
+        sent_bytes: bytes of activations and their gradients that this device has sent so far, by the receiver's rank.
     """
 
     def __init__(self, route: Route, own: int, transport: Transport, device: torch.device) -> None:
@@ -84,7 +84,7 @@ class Stage:
         return {name: b for name, b in self._route.traced.named_buffers() if name.startswith(modules)}
 
     def forward(self, x: torch.Tensor | None, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
-        """Run this device's operations.
+        """Run this device's operations, and send other devices the values that they need.
 
         Args:
             x: the mini-batch; None if another device takes it.
@@ -115,7 +115,10 @@ class Stage:
         return self._loss[0].detach()
 
     def backward(self) -> None:
-        """Accumulate the parameters' gradients and send other devices those that they need; call after `forward`."""
+        """Add to the parameters' gradients, and send other devices the gradients of their values.
+
+        Call this method after `forward`.
+        """
         parts: dict[Edge, torch.Tensor | None] = {}  # gradients made on this device for values made on it
         if self._loss is not None:
             loss, logits = self._loss
@@ -152,7 +155,10 @@ class Stage:
         return function(*args, **kwargs)
 
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
-        """Return the gradient of a node's output: the sum over its users, the last one first."""
+        """Return the gradient of a node's output: the sum of its users' gradients, the last user's first.
+
+        None if no user has a gradient.
+        """
         total = None
         for user in self._users[node.name]:
             home, edge = self._route.home(user), (node.name, user)
@@ -169,7 +175,17 @@ class Stage:
         self.sent_bytes[rank] += nbytes
 
     def _receive(self, edge: Edge, peer: int) -> tuple[torch.Tensor | None, bool]:
-        """Wait for an edge's value or gradient; return it, once, and whether the sender wants a gradient of it."""
+        """Wait for a value or gradient from another device, and return it.
+
+        Each can be received only once.
+
+        Args:
+            edge: the value or gradient.
+            peer: index of the sending device in the pool.
+
+        Returns:
+            (the tensor, or None; True if the sender wants the tensor's gradient)
+        """
         while edge not in self._arrived:
             arriving = self._expected[peer].pop(0)
             with self._transport.counted_as("activation"):

@@ -128,7 +128,7 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
         ({"hosts": 2, "loss": "much"}, "is not a share"),
         ({"hosts": 2, "loss": "much%"}, "is not a share"),
         ({"hosts": 2, "latency": "20s"}, "give 0 to 10 s"),
-        ({"cluster_file": "edge.toml", "latency": "1ms"}, "put all of it into the file"),
+        ({"cluster_file": "edge.toml", "latency": "1ms"}, "put all settings into the file"),
         ({"cluster_file": "no such file.toml"}, "cannot be read"),
     ],
 )

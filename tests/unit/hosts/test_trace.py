@@ -48,7 +48,7 @@ def test_a_trace_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
         ("", "needs a delivery opportunity after millisecond 0"),
         ("0\n0\n", "needs a delivery opportunity after millisecond 0"),
         ("1\nfast\n", "line 2: 'fast' is not a delivery opportunity"),
-        ("2\n1\n", "line 2: '1' is not a delivery opportunity; .* none below the one before"),
+        ("2\n1\n", "line 2: '1' is not a delivery opportunity; .* none smaller than the number before"),
         ("1.5\n", "line 1: '1.5' is not"),
         ("-1\n", "line 1: '-1' is not"),
         ("1\n\n2\n", "line 2: '' is not"),

@@ -77,7 +77,7 @@ def test_loss_and_jitter_tell_experiments_apart() -> None:
         ({"hosts": 3, "device": "cuda"}, "use --device cpu"),
         ({"hosts": 2, "nnodes": 2, "rdzv_endpoint": "a:1"}, "virtual hosts are on one machine"),
         ({"hosts": 2, "node_rank": 1}, "--node-rank 1 does not exist among 1 machines"),
-        ({"ranks_per_host": 2}, "say how many with --hosts N"),
+        ({"ranks_per_host": 2}, "give their number with --hosts N"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:

@@ -134,7 +134,7 @@ class Changing(nn.Module):
 
 @pytest.mark.parametrize("what", ["part", "viewed", "buffer", "function"])
 def test_a_network_that_changes_in_place_what_others_see_is_refused(what: str) -> None:
-    with torch.device("meta"), pytest.raises(UsageError, match="changes in place what its other layers"):
+    with torch.device("meta"), pytest.raises(UsageError, match="changes in place a value that other layers"):
         check_values(trace(Changing(what)))
 
 
