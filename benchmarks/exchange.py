@@ -92,7 +92,7 @@ def all_pairs() -> list[str]:
             continue
         fitting = [
             collective
-            for collective in compressor.default_collectives
+            for collective in compressor.traits.default_collectives
             if incompatibility(compressor.check_compatible, spec.build("collectives", collective)) is None
         ]
         pairs.append(f"{name}+{fitting[0]}")

@@ -35,7 +35,7 @@ PARTS = {
         "collectives.schedule.execution:PackedPieces._receive",
         "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
-    "report": ("compressors.ddp.encode_group:EncodeGroup.account",),
+    "report": ("compressors.ddp.reducer:_Encoded.layers",),
     "write out": (
         "compressors.ddp.reducer:PerLayerReducer._finish",
         "compressors.ddp.reducer:PerLayerReducer.finish_bucket",

@@ -51,7 +51,7 @@ class Ours:
 
     def __init__(self, ddp: DistributedDataParallel, compressor: str, collective: str) -> None:
         chosen = build("compressors", Compressor, compressor)
-        self.hook = attach(ddp, chosen, collective, momentum=0.9 if chosen.owns_momentum else None)
+        self.hook = attach(ddp, chosen, collective, momentum=0.9 if chosen.traits.owns_momentum else None)
 
     def finish(self) -> None:
         assert self.hook.step_ok()

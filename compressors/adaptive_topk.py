@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count
-from collectives.payloads.base import Payload
-from collectives.payloads.sparse import Sparse
+from collectives.payloads import Payload
 from compressors.kernels.selection import sum_of_squares, top_k
-from compressors.layer import Layer, Memory, Step
-from compressors.topk import DensitySparsifier, num_kept
+from compressors.layer import Layer, Step, Tensors
+from compressors.topk import TopK, num_kept
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # grid of a layer's ratio, as multiples of the common ratio
 COMMON = FACTORS.index(1.0)
@@ -30,20 +29,18 @@ MEASURED_AT = "measured_at"  # state per layer: the common density at which its 
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdaptiveTopK(DensitySparsifier):
+class AdaptiveTopK(TopK):
     """Adaptive top-k: sends the fewest entries whose squared error is at most that of `topk` at the same ratio.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
     """
 
-    sends: ClassVar[type[Payload]] = Sparse
-
     refresh: Annotated[Count, Doc("steps after which the layers' errors are measured again")] = 100
 
+    @override
     def density_for(self, layer: Layer, step: Step) -> float:
-        """Return the common density times the layer's factor, which is 1 until its errors are measured."""
-        factors = step.memory.derived("factors", lambda: factors_of(step.memory))
-        return min(1.0, self.density(step) * factors.get(layer.id, 1.0))
+        factors = step.memory.derived("factors", lambda: _factors_of(step.memory.by_layer(CURVES)))
+        return min(1.0, self.density(step) * factors.get(layer.id, 1.0))  # 1 until the layer's errors are measured
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -51,9 +48,7 @@ class AdaptiveTopK(DensitySparsifier):
             density = self.density(step)
             step.memory.propose(CURVES, layer.id, _error_curve(x, density).cpu())
             step.memory.propose(MEASURED_AT, layer.id, torch.tensor(density, dtype=torch.float64))
-        k = num_kept(self.density_for(layer, step), x.numel())
-        indices = top_k(x, k)
-        return self._sparse(x, indices, step)
+        return super().encode(x, layer, step)
 
     @override
     def encode_sum(
@@ -61,22 +56,24 @@ class AdaptiveTopK(DensitySparsifier):
     ) -> Payload | None:
         if self._measures(layer, step):
             return None
-        k = num_kept(self.density_for(layer, step), layer.numel)
-        return self._largest_of_sum(gradients, residual, left, k, step)
+        return super().encode_sum(gradients, residual, left, layer, step)
 
     def _measures(self, layer: Layer, step: Step) -> bool:
-        """Return True every `refresh` steps, and if warm-up has changed the density since the last measurement."""
+        # every `refresh` steps, and if warm-up has changed the density since the last measurement
         measured_at = step.memory.get(MEASURED_AT, layer.id)
         return measured_at is None or float(measured_at) != self.density(step) or step.index % self.refresh == 0
 
+    @override
+    def expected_nbytes(self, layer: Layer) -> None:
+        return None
+
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - k / m for the smallest k of the grid."""
+        # 1 - k / m for the smallest k of the grid
         return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
 
 
-def factors_of(memory: Memory) -> dict[int, float]:
-    """Return the factor of every layer whose errors were measured, by layer id."""
-    curves = memory.by_layer(CURVES)
+def _factors_of(curves: Tensors) -> dict[int, float]:
     return dict(zip(curves, choose_factors(torch.stack(list(curves.values()))), strict=True)) if curves else {}
 
 
@@ -90,8 +87,8 @@ def choose_factors(curves: torch.Tensor) -> list[float]:
     Args:
         curves: fp64 [num_layers, len(FACTORS) + 1], squared error at each factor, then the layer's number of elements.
     """
-    errors, numels = curves[:, :-1], curves[:, -1:]
-    entries = numels * torch.tensor(FACTORS, dtype=curves.dtype)
+    errors = curves[:, :-1]
+    entries = curves[:, -1:] * torch.tensor(FACTORS, dtype=curves.dtype)
     allowed = float(errors[:, COMMON].sum())
     rows = torch.arange(len(curves))
 
@@ -114,10 +111,9 @@ def choose_factors(curves: torch.Tensor) -> list[float]:
 
 
 def _error_curve(x: torch.Tensor, ratio: float) -> torch.Tensor:
-    """Return the squared error of top-k at each ratio, then the number of elements: fp64 [len(FACTORS) + 1]."""
-    numel = x.numel()
-    counts = [num_kept(min(1.0, ratio * factor), numel) for factor in FACTORS]
+    # the squared error of top-k at each ratio, then the number of elements: fp64 [len(FACTORS) + 1]
+    counts = [num_kept(min(1.0, ratio * factor), x.numel()) for factor in FACTORS]
     largest = x[top_k(x, counts[-1])].double().square().sort(descending=True).values
     total = largest.new_tensor(sum_of_squares(x))
-    kept = largest.cumsum(0)[torch.tensor(counts) - 1]
-    return torch.cat([(total - kept).clamp(min=0), total.new_tensor([float(numel)])])
+    lost = (total - largest.cumsum(0)[torch.tensor(counts) - 1]).clamp(min=0)
+    return torch.cat([lost, total.new_tensor([float(x.numel())])])

@@ -11,6 +11,7 @@ is corrected in the same step, and values have 16 bits on the wire.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -21,9 +22,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
 from collectives.options import MOST, Count, CountOrZero, OptionError, Positive, PositiveOrZero, value_text
-from collectives.payloads.base import Payload
-from collectives.payloads.dense import Dense
-from collectives.payloads.sparse import Sparse
+from collectives.payloads import Dense, Payload, Sparse
+from compressors.base import Traits
 from compressors.kernels.residuals import LargeEntries, add_and_find, find
 from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
 from compressors.layer import Layer, Memory, Step
@@ -85,30 +85,34 @@ class Algc(DensitySparsifier):
         if self.min_ratio > self.max_ratio:
             raise OptionError("algc: min_ratio must be at most max_ratio; lower it, or raise max_ratio")
         if self.link_bps:
-            chosen = self._worthwhile_numel()
+            # For m elements, compressing takes compress_s + m / compress_per_s and saves m (4 - ratio (v + 4)) bytes.
+            saved_nbytes = 4 - self.ratio * (TORCH_DTYPES[self.value_dtype].itemsize + 4)
+            gain_s = saved_nbytes / (self.link_bps / 8) - 1 / self.compress_per_s  # per element
+            chosen = min(MOST, math.ceil(self.compress_s / gain_s)) if gain_s > 0 else MOST
             if self.min_numel not in (DEFAULT_MIN_NUMEL, chosen):
                 raise OptionError("algc: link_bps chooses min_numel itself; leave one of them out")
             self.min_numel = chosen
 
-    @property
+    @functools.cached_property
     @override
-    def emits(self) -> frozenset[type[Payload]]:
-        return super().emits | ({Dense} if self.flush_every or self.min_numel_of else set())
+    def traits(self) -> Traits:
+        emits = super().traits.emits | ({Dense} if self.flush_every or self.min_numel_of else set())
+        return dataclasses.replace(super().traits, emits=emits)
 
     @override
     def warnings(self) -> list[str]:
-        if self.ratio >= self.min_ratio:
-            return []
-        return [
+        note = (
             f"algc sends at least min_ratio={value_text(self.min_ratio)} of every layer, so the density is not "
             f"ratio={value_text(self.ratio)}; lower min_ratio too"
-        ]
+        )
+        return [note] if self.ratio < self.min_ratio else []
 
     @override
-    def min_numel_for(self, layer: Layer) -> int:
+    def leaves_dense(self, layer: Layer) -> bool:
         sizes = dict(text.split(":") for text in self.min_numel_of)
         fitting = [start for start in sizes if layer.name.startswith(start)]
-        return int(sizes[max(fitting, key=len)]) if fitting else self.min_numel
+        min_numel = int(sizes[max(fitting, key=len)]) if fitting else self.min_numel
+        return layer.numel <= min_numel or self._always_dense(layer)
 
     @override
     def density_for(self, layer: Layer, step: Step) -> float:
@@ -116,7 +120,7 @@ class Algc(DensitySparsifier):
         control = step.memory.get(CONTROL, layer.id)
         if control is None:
             return average
-        share = float(control[1]) / step.memory.derived("mean_rms", lambda: mean_rms(step.memory))
+        share = float(control[1]) / step.memory.derived("mean_rms", lambda: _mean_rms(step.memory))
         return min(max(average * share, self.min_ratio), max(self.max_ratio, average))
 
     @override
@@ -131,20 +135,21 @@ class Algc(DensitySparsifier):
     ) -> Payload | None:
         if self._flushes(step):
             return None
-        (gradient,) = gradients
-        payload = self._payload(left, add_and_find(gradient, residual, self._tracked(layer, step), left), layer, step)
+        found = add_and_find(gradients[0], residual, self._tracked(layer, step), left)
+        payload = self._payload(left, found, layer, step)
         payload.subtract_from_(left)
         return payload
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - density for the smallest density that can occur."""
+        # 1 - density for the smallest density that can occur
         return self._bound_for(min(self.ratio, self.min_ratio) / WINDOW)
 
     def _flushes(self, step: Step) -> bool:
         return self.flush_every > 0 and step.index % self.flush_every == self.flush_every - 1
 
     def _tracked(self, layer: Layer, step: Step) -> float:
-        """Return the threshold of the last step, or infinity if this step must compute the exact one."""
+        # the threshold of the last step; infinity if this step must compute the exact one
         control = step.memory.get(CONTROL, layer.id)
         if control is None or self.threshold == "exact" or step.index % self.refresh == 0:
             return math.inf
@@ -152,11 +157,11 @@ class Algc(DensitySparsifier):
 
     def _payload(self, x: torch.Tensor, found: LargeEntries, layer: Layer, step: Step) -> Payload:
         """Return the payload of the entries that reach the threshold, and propose the state for the next step."""
-        rms = math.sqrt(found.squares / x.numel())
+        squares, indices, values = found
+        rms = math.sqrt(squares / x.numel())
         if rms == 0:
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
         target, threshold = self.density_for(layer, step), self._tracked(layer, step)
-        indices, values = found.positions, found.values
         if math.isinf(threshold) or not target / WINDOW <= indices.numel() / layer.numel <= target * WINDOW:
             threshold, indices = self._exact(x, target)
             values = x.index_select(0, indices)
@@ -177,22 +182,12 @@ class Algc(DensitySparsifier):
         threshold = float(magnitudes(x.index_select(0, indices)).amin())
         level = max(threshold, SMALLEST)
         count, most = count_reaching(x, level), math.floor(WINDOW * target * x.numel()) + 1
-        if count == len(indices):
-            return threshold, indices
-        return threshold, top_k(x, most) if count > most else reaching(x, level)
-
-    def _worthwhile_numel(self) -> int:
-        """Return the layer size m from which compression saves more time on the link than it costs.
-
-        Compression costs compress_s + m / compress_per_s seconds and saves m (4 - ratio (v + 4)) bytes.
-        """
-        bytes_per_s = self.link_bps / 8
-        kept_nbytes = self.ratio * (TORCH_DTYPES[self.value_dtype].itemsize + 4)
-        gain_per_element = (4 - kept_nbytes) / bytes_per_s - 1 / self.compress_per_s
-        return min(MOST, math.ceil(self.compress_s / gain_per_element)) if gain_per_element > 0 else MOST
+        if count != len(indices):
+            indices = top_k(x, most) if count > most else reaching(x, level)
+        return threshold, indices
 
 
-def mean_rms(memory: Memory) -> float:
-    """Return the mean over layers of the root mean squares' moving averages, weighted by layer size."""
+def _mean_rms(memory: Memory) -> float:
+    # the mean over layers of the root mean squares' moving averages, weighted by layer size
     rows = torch.stack(list(memory.by_layer(CONTROL).values()))
     return float((rows[:, 1] * rows[:, 2]).sum() / rows[:, 2].sum())

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from typing_extensions import Doc, override
 
 from collectives.base import Collective
-from collectives.options import CountOrZero, Incompatible, Options
-from collectives.payloads.base import HEADER_BYTES, Payload
-from collectives.payloads.bundle import Bundle
-from collectives.payloads.dense import Dense
+from collectives.options import CountOrZero, Incompatible, OptionError, Options
+from collectives.payloads import Bundle, Codes, Dense, Payload
+from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.layer import Layer, LayerKind, Step, end_to_end
 
@@ -34,10 +35,43 @@ Given = Sequence[tuple[Layer, torch.Tensor]]
 # Maps fp32 [n] of this rank to its mean over all ranks, fp32 [n]; every rank must call it.
 Average = Callable[[torch.Tensor], torch.Tensor]
 DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class NonFiniteSum(ArithmeticError):
     """The sum of gradient and residual holds a NaN or an infinity."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a compressor's options mean for those who run it; the defaults suit most compressors.
+
+    Attributes:
+        emits: all payload types that are sent (the members of a bundle, not the bundle).
+        keeps_residual: the part that was not sent is added to the next gradient.
+        feedback_diverges: error feedback is known to diverge, whatever `contraction_bound` says.
+        owns_momentum: momentum is applied before selection; the optimizer's own momentum must then be off.
+        clip_norm: a compressed layer's gradient is clipped to this L2 norm / sqrt(world_size) before the residual is
+            added; 0: it is not clipped.
+        one_bucket: the whole model must be one bucket, which prevents overlap with backward.
+        needs_all_ranks: ranks wait for each other before they can encode.
+        dense_steps: number of first optimizer steps in which all layers are sent uncompressed.
+        denser_epochs: number of first epochs in which more is sent than later.
+        default_collectives: the collectives to try if the user gives none; the first that takes the payloads is used.
+        default_lr_scaling: "none", or "linear" to multiply the learning rate by the number of ranks.
+    """
+
+    emits: frozenset[type[Payload]]
+    keeps_residual: bool = False
+    feedback_diverges: bool = False
+    owns_momentum: bool = False
+    clip_norm: float = 0.0
+    one_bucket: bool = False
+    needs_all_ranks: bool = False
+    dense_steps: int = 0
+    denser_epochs: int = 0
+    default_collectives: tuple[str, ...] = ("native", "allgather")
+    default_lr_scaling: str = "none"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -58,87 +92,41 @@ class Compressor(Options, abc.ABC):
     biased: ClassVar[bool] = True
     granularity: ClassVar[Granularity] = "layer"
 
-    @property
-    def keeps_residual(self) -> bool:
-        """Return True if the part that was not sent is added to the next gradient."""
-        return False
+    @functools.cached_property
+    def traits(self) -> Traits:
+        """Return what follows from these options; a subclass replaces single traits of `super().traits`."""
+        return Traits(emits=frozenset({self.sends}))
 
-    @property
-    def owns_momentum(self) -> bool:
-        """Return True if momentum is applied before selection; the optimizer's own momentum must then be off."""
-        return False
-
-    @property
-    def one_bucket(self) -> bool:
-        """Return True if the whole model must be one bucket, which prevents overlap with backward."""
-        return False
-
-    @property
-    def needs_all_ranks(self) -> bool:
-        """Return True if ranks wait for each other before they can encode."""
-        return False
-
-    @property
-    def denser_epochs(self) -> int:
-        """Return the number of epochs at the start of a run in which more is sent than later."""
-        return 0
-
-    @property
-    def default_collectives(self) -> tuple[str, ...]:
-        """Return the collectives to try if the user gives none; the first one that takes the payloads is used."""
-        return ("native", "allgather")
-
-    @property
-    def default_lr_scaling(self) -> str:
-        """Return the default learning-rate scaling: "none", or "linear" to multiply by the number of ranks."""
-        return "none"
-
-    @property
-    def emits(self) -> frozenset[type[Payload]]:
-        """Return all payload types sent under these options (the members of a bundle, not the bundle)."""
-        return frozenset({self.sends})
-
-    def check_compatible(self, collective: Collective) -> None:
-        """Check that the collective can sum what this compressor sends.
+    def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
+        """Check that the collective can sum what this compressor sends, and that these options suit the layers.
 
         Raises:
-            Incompatible: it cannot; the message names what would work.
+            Incompatible: it cannot, or they do not; the message names what would work.
         """
-        for kind in sorted(self.emits, key=lambda kind: kind.__name__):
+        emits = self.traits.emits
+        for kind in sorted(emits, key=lambda kind: kind.__name__):
             try:
                 collective.check_compatible(kind)
             except Incompatible as error:
                 raise Incompatible(f"{self.component_name} sends {kind.__name__} payloads: {error}") from None
-        keeps = collective.recodes and collective.keeps_residuals
-        if keeps and not (all(kind.elementwise for kind in self.emits) or self.feedback_stays_bounded):
+        if not (collective.recodes and collective.keeps_residuals) or all(kind.elementwise for kind in emits):
+            return
+        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
+        # A threshold has bound 1: its residual is sent once it has grown.
+        if self.traits.feedback_diverges or (bound is not None and bound > 1):
             raise Incompatible(
                 "server:downlink=recode keeps the error of its answers, which would grow without limit: "
                 f"{self.component_name} is no contraction under these options; use downlink=dense or union, "
                 "or error_feedback=false"
             )
 
-    def check_layers(self, layers: Sequence[Layer]) -> None:
-        """Check that these options work for a model of these layers.
-
-        Raises:
-            Incompatible: they do not; the message says what to change.
-        """
-
     def leaves_dense(self, layer: Layer) -> bool:
         """Return True if the per-layer policy sends this layer uncompressed, in fp32."""
-        return False
-
-    def is_dense_at(self, step_index: int) -> bool:
-        """Return True if all layers are sent uncompressed at this step."""
         return False
 
     @abc.abstractmethod
     def expected_nbytes(self, layer: Layer) -> int | None:
         """Return the bytes sent for a compressed layer at full compression, or None if they depend on the data."""
-
-    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
-        return None
 
     def contraction_bound(self, layer: Layer) -> float | None:
         """Return a proved c with |x - C(x)|^2 <= c |x|^2 at full compression, or None if there is none.
@@ -148,12 +136,6 @@ class Compressor(Options, abc.ABC):
         may be an `x` of which nothing is sent.
         """
         return None
-
-    @property
-    def feedback_stays_bounded(self) -> bool:
-        """Return False if error feedback is known to diverge with this compressor."""
-        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
-        return bound is None or bound <= 1  # a threshold has bound 1: its residual is sent once it has grown
 
     def warnings(self) -> list[str]:
         """Return what a user should know before a run with these options, one sentence each."""
@@ -165,71 +147,23 @@ class PerLayer(Compressor):
     """Encode each layer, or the concatenated layers of a bucket, into one payload.
 
     A subclass defines `sends`, `encode` and `expected_nbytes`. The other methods have defaults.
-
-    Attributes:
-        notices_nonfinite: `encode_sum` raises `NonFiniteSum`, so the caller need not check its input.
-        averages: the update is the mean over ranks; set to False in a subclass that defines `finish`.
     """
 
-    notices_nonfinite: ClassVar[bool] = False
-    averages: ClassVar[bool] = True
-    _parts_behind_encode: ClassVar[Callable[..., Payload | None] | None] = None
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Drop the faster forms of a base class's `encode` if a subclass encodes in its own way."""
+        """Keep a subclass that encodes in its own way from inheriting the `encode_sum` of another class."""
         super().__init_subclass__(**kwargs)
-        own = vars(cls)
-        if "encode" in own and "encode_parts" not in own and cls.encode_parts is not PerLayer.encode_parts:
-            cls._parts_behind_encode = cls.encode_parts  # `super().encode` may need it
-            cls.encode_parts = PerLayer.encode_parts  # type: ignore[method-assign]
-        if "encode" in own and "encode_sum" not in own:
-            cls.encode_sum, cls.notices_nonfinite = PerLayer.encode_sum, False  # type: ignore[method-assign]
-        if "finish" in own:
-            cls.averages = False
+        if "encode" in vars(cls) and "encode_sum" not in vars(cls):
+            cls.encode_sum = PerLayer.encode_sum  # type: ignore[method-assign]
 
-    def kind_for(self, layer: Layer) -> type[Payload]:
-        """Return the type of `encode`'s payload for this layer at full compression."""
-        return self.sends
-
-    def density_for(self, layer: Layer, step: Step) -> float | None:
-        """Return the share of a compressed layer's entries that `encode` aims to send, in (0, 1].
-
-        None if the method has no such share.
-        """
-        return None
-
-    def clip_limit(self, step: Step) -> float | None:
-        """Return the L2 norm to which a compressed layer's gradient is clipped before the residual is added.
-
-        None if it is not clipped.
-        """
-        return None
-
+    @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """Return the payload for `x`, and propose to `step.memory` what the method needs at the next step.
-
-        The default calls `encode_parts`; a subclass defines one of the two.
 
         Args:
             x: fp32 [layer.numel], finite. It must not be changed, and the payload must not share its memory.
             layer: the layer of `x`; for granularity "bucket", one flat layer that stands for several.
             step: the current step.
         """
-        encode_parts = self._parts_behind_encode or self.encode_parts
-        payload = encode_parts([x], layer, step)
-        if payload is None:
-            raise TypeError(f"{self.component_name} defines neither encode nor encode_parts")
-        return payload
-
-    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload | None:
-        """Encode several gradients without concatenating them first; None if there is no such form.
-
-        Args:
-            gradients: fp32, contiguous; concatenated they are the `x` of `encode`.
-            layer: as in `encode`.
-            step: the current step.
-        """
-        return None
 
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
@@ -237,7 +171,7 @@ class PerLayer(Compressor):
         """Add gradient and residual, encode the sum and subtract the payload, in one pass over memory.
 
         Args:
-            gradients: fp32, contiguous; concatenated they are [layer.numel].
+            gradients: fp32, contiguous; concatenated they are [layer.numel]. One, unless granularity is "bucket".
             residual: fp32 [layer.numel].
             left: fp32 [layer.numel], overwritten with the part that is not sent; shares no memory with the others.
             layer: as in `encode`.
@@ -247,22 +181,9 @@ class PerLayer(Compressor):
             The payload, or None if there is no such pass; the caller then takes the three steps one by one.
 
         Raises:
-            NonFiniteSum: the sum is not finite (only methods with `notices_nonfinite`).
+            NonFiniteSum: the sum is not finite (only methods that are marked with `finds_nonfinite`).
         """
         return None
-
-    def agree(self, given: Given, step: Step, transport: Transport) -> None:
-        """Agree with the other ranks on values that `encode` needs, such as shared scales; every rank must call.
-
-        Args:
-            given: the layers and tensors that `encode` will get.
-            step: the current step; the agreed values are written to its memory.
-            transport: connection to the other ranks.
-        """
-
-    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
-        """Subtract this rank's decoded payload from `x`, fp32 [layer.numel], in place."""
-        payload.subtract_from_(x)
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
         """Turn the sum over ranks into the update; by default the mean.
@@ -276,30 +197,21 @@ class PerLayer(Compressor):
         out.zero_()
         total.add_to_(out, divisor=step.world_size)
 
-    @override
-    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        dense = sum(layer.numel for layer in layers if self.leaves_dense(layer))
-        units = [layer for layer in layers if layer.numel and not self.leaves_dense(layer)]
-        if self.granularity == "bucket" and units:
-            units = [end_to_end(units)]
-        lengths = []
-        for unit in units:
-            nbytes = self.expected_nbytes(unit)
-            if nbytes is None:
-                return None
-            lengths.append(nbytes)
-        lengths += [HEADER_BYTES + FP32_BYTES * dense] * bool(dense)
-        return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
+
+def finds_nonfinite(encode_sum: F) -> F:
+    """Mark an `encode_sum` that raises `NonFiniteSum`, so that the caller need not check the gradients first."""
+    encode_sum.finds_nonfinite = True  # type: ignore[attr-defined]
+    return encode_sum
 
 
 @dataclasses.dataclass(kw_only=True)
 class MultiRound(Compressor):
     """Exchange several messages per bucket, each of them the mean of one tensor over ranks."""
 
-    @property
+    @functools.cached_property
     @override
-    def needs_all_ranks(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, needs_all_ranks=True)
 
     @abc.abstractmethod
     def reduce(
@@ -327,6 +239,10 @@ class MultiRound(Compressor):
     def num_exchanged(self, layer: Layer, step: Step) -> int:
         """Return the number of fp32 values that `reduce` sends for a compressed layer, summed over all rounds."""
 
+    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
+        """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
+        return None
+
 
 @dataclasses.dataclass(kw_only=True)
 class TorchHook(Compressor):
@@ -336,17 +252,12 @@ class TorchHook(Compressor):
     """
 
     @override
-    def check_compatible(self, collective: Collective) -> None:
+    def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         if collective.component_name != "native":
             raise Incompatible(
                 f"{self.component_name} is PyTorch's own communication hook and talks to the backend itself; "
                 "use collective native"
             )
-
-    @override
-    def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Return the sum over layers: tensors that the backend all-reduces have no headers."""
-        return sum(self.expected_nbytes(layer) or 0 for layer in layers)
 
     @abc.abstractmethod
     def hook(self, process_group: ProcessGroup) -> tuple[object, DDPHook]:
@@ -367,6 +278,23 @@ class TorchHook(Compressor):
         """Load what `state_of` returned into the hook's state."""
 
 
+def expected_bucket_nbytes(compressor: Compressor, layers: Sequence[Layer]) -> int | None:
+    """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
+    if isinstance(compressor, MultiRound):
+        return compressor.expected_bucket_nbytes(layers)
+    if isinstance(compressor, TorchHook):  # tensors that the backend all-reduces have no headers
+        return sum(compressor.expected_nbytes(layer) or 0 for layer in layers)
+    dense = sum(layer.numel for layer in layers if compressor.leaves_dense(layer))
+    units = [layer for layer in layers if layer.numel and not compressor.leaves_dense(layer)]
+    if compressor.granularity == "bucket" and units:
+        units = [end_to_end(units)]
+    lengths = [nbytes for nbytes in map(compressor.expected_nbytes, units) if nbytes is not None]
+    if len(lengths) < len(units):
+        return None
+    lengths += [HEADER_BYTES + FP32_BYTES * dense] * bool(dense)
+    return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
+
+
 @dataclasses.dataclass(kw_only=True)
 class LayerPolicy(Compressor):
     """The options of a compressor with error feedback that can send chosen layers uncompressed."""
@@ -378,30 +306,144 @@ class LayerPolicy(Compressor):
     ] = ()
     dense_ends: Annotated[bool, Doc("send the first and the last layer of the model in fp32")] = False
 
-    @property
+    @functools.cached_property
     @override
-    def keeps_residual(self) -> bool:
-        return self.error_feedback
-
-    def min_numel_for(self, layer: Layer) -> int:
-        """Return the number of elements up to which this layer is sent in fp32."""
-        return self.min_numel
+    def traits(self) -> Traits:
+        emits = super().traits.emits | ({Dense} if self.min_numel or self.skip or self.dense_ends else set())
+        return dataclasses.replace(super().traits, keeps_residual=self.error_feedback, emits=emits)
 
     @override
     def leaves_dense(self, layer: Layer) -> bool:
-        return (
-            layer.numel <= self.min_numel_for(layer)
-            or layer.kind in self.skip
-            or (self.dense_ends and layer.position in (0.0, 1.0))
-        )
+        return layer.numel <= self.min_numel or self._always_dense(layer)
 
-    @property
-    @override
-    def emits(self) -> frozenset[type[Payload]]:
-        leaves_some = bool(self.min_numel or self.skip or self.dense_ends)
-        return super().emits | ({Dense} if leaves_some else set())
+    def _always_dense(self, layer: Layer) -> bool:
+        return layer.kind in self.skip or (self.dense_ends and layer.position in (0.0, 1.0))
 
 
 @dataclasses.dataclass(kw_only=True)
 class LossyCompressor(LayerPolicy, PerLayer):
     """The usual base class: encode per layer, with the options of `LayerPolicy`."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class PartsEncoder(LossyCompressor):
+    """Encode the gradients of a bucket where they lie, without concatenating them first."""
+
+    granularity: ClassVar[Granularity] = "bucket"
+
+    @abc.abstractmethod
+    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload:
+        """Return the payload; the gradients, fp32 and contiguous, are concatenated the `x` of `encode`."""
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        return self.encode_parts([x], layer, step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class SharedScale(LossyCompressor):
+    """Base of the methods that can send integer levels with one scale per layer for all ranks.
+
+    Attributes:
+        combine: how the ranks' scales become the shared one.
+    """
+
+    combine: ClassVar[Literal["max", "mean"]]
+
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        """Return the type of `encode`'s payload for this layer at full compression."""
+        return Dense if self.shares_scale(layer) else Codes
+
+    @abc.abstractmethod
+    def shares_scale(self, layer: Layer) -> bool:
+        """Return True if this layer is sent as levels with a shared scale."""
+
+    @abc.abstractmethod
+    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
+
+    def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
+        """Round fp32 scales, in any shape, after the ranks have agreed on them; by default unchanged."""
+        return scale
+
+    def agree(self, given: Given, step: Step, transport: Transport) -> None:
+        """Agree with the other ranks on the scales that `encode` needs, in `step.memory.scales`; every rank must call.
+
+        Args:
+            given: the layers and tensors that `encode` will get.
+            step: the current step.
+            transport: connection to the other ranks.
+        """
+        own = {layer.id: float(self.local_scale(x)) for layer, x in given if self.shares_scale(layer)}
+        if not own:
+            return
+        scales = transport.all_reduce_scalars([*own.values()], "max" if self.combine == "max" else "sum")
+        if self.combine == "mean":
+            scales = [total / step.world_size for total in scales]
+        rounded = self.rounded_scale(torch.tensor(scales, dtype=torch.float32))
+        step.memory.scales.update(zip(own, rounded.tolist(), strict=True))
+
+    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
+        """Subtract this rank's decoded payload from `x`, fp32 [layer.numel], in place."""
+        if isinstance(payload, Dense) and self.shares_scale(layer):
+            x.sub_(payload.values, alpha=step.memory.scales[layer.id])
+        else:
+            payload.subtract_from_(x)
+
+    @override
+    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
+        super().finish(total, layer, step, out)
+        if self.shares_scale(layer):
+            out.mul_(step.memory.scales[layer.id])
+
+
+@dataclasses.dataclass(kw_only=True)
+class Sparsifier(LossyCompressor):
+    """Base of the methods that send some entries and keep the others in the residual.
+
+    Raises:
+        OptionError: momentum_correction without error_feedback.
+    """
+
+    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
+    momentum_correction: Annotated[
+        bool,
+        Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum_correction and not self.error_feedback:
+            raise OptionError(f"{self.component_name}: momentum_correction=true needs error_feedback=true")
+
+    @functools.cached_property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(
+            super().traits,
+            owns_momentum=self.momentum_correction,
+            dense_steps=self.dense_steps,
+            emits=super().traits.emits | ({Dense} if self.dense_steps else set()),
+        )
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return None  # as many entries as reach a threshold
+
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        """Return the share of a compressed layer's entries that `encode` aims to send, in (0, 1].
+
+        None if the method has no such share.
+        """
+        return None
+
+    @abc.abstractmethod
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
+        """Return the payload of entries `values`, fp32 [k], at ascending positions.
+
+        Entries that are zero on the wire are left out.
+        """
+
+    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> IndexedValues:
+        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
+from collectives.payloads import Dense
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.dense import Dense
-from compressors.base import Granularity, LossyCompressor, PerLayer
+from compressors.base import Granularity, PartsEncoder, PerLayer
 from compressors.layer import Layer, Step
 
 
@@ -26,9 +26,9 @@ class NoCompression(PerLayer, name="none"):
     biased: ClassVar[bool] = False
     granularity: ClassVar[Granularity] = "bucket"
 
+    @override
     def leaves_dense(self, layer: Layer) -> bool:
-        """Return True for every layer, which saves the copy that `encode` would make."""
-        return True
+        return True  # which saves the copy that `encode` would make
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
@@ -44,13 +44,12 @@ class NoCompression(PerLayer, name="none"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class SixteenBitFloats(LossyCompressor):
+class SixteenBitFloats(PartsEncoder):
     """Base of the methods that send every element in a 16-bit type.
 
     Collective `native` adds in that type; the other collectives add in fp32 and round once per hop.
     """
 
-    granularity: ClassVar[Granularity] = "bucket"
     dtype: ClassVar[torch.dtype]
 
     @override
@@ -60,9 +59,9 @@ class SixteenBitFloats(LossyCompressor):
             to_value_dtype(gradient, self.dtype, step.world_size, out=out)
         return Dense(values)
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return the square of half a unit in the last place."""
-        return float(torch.finfo(self.dtype).eps / 2) ** 2
+        return float(torch.finfo(self.dtype).eps / 2) ** 2  # half a unit in the last place
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:

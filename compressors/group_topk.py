@@ -9,6 +9,7 @@ buckets (scope=bucket), so encoding and sending overlap with backward. Indices a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,10 +17,9 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count, value_text
-from collectives.payloads.base import Payload
+from collectives.payloads import GroupSparse, Payload
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.group_sparse import GroupSparse
-from compressors.base import Granularity, NonFiniteSum
+from compressors.base import Granularity, NonFiniteSum, Traits, finds_nonfinite
 from compressors.kernels.selection import select_groups, send_groups
 from compressors.layer import Layer, Step
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
@@ -68,7 +68,6 @@ class GroupTopK(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = GroupSparse
     granularity: ClassVar[Granularity] = "bucket"
-    notices_nonfinite: ClassVar[bool] = True
 
     group_size: Annotated[Count, Doc("elements per group")] = 1024
     scope: Annotated[
@@ -86,14 +85,10 @@ class GroupTopK(DensitySparsifier):
         return compressor
 
     def __post_init__(self) -> None:
-        for name, value in self._of_preset.items():
+        for name, value in PRESETS.get(self.preset, {}).items():  # an unknown preset is refused below
             if name not in self.given:
                 setattr(self, name, value)
         super().__post_init__()
-
-    @property
-    def _of_preset(self) -> dict[str, Any]:
-        return PRESETS.get(self.preset, {})
 
     @override
     def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
@@ -103,32 +98,28 @@ class GroupTopK(DensitySparsifier):
         defaults = type(self)(preset=self.preset).option_texts() | {"preset": "none"}
         return {name: text for name, text in texts.items() if text != defaults[name]}
 
-    @property
-    def one_bucket(self) -> bool:
-        """Return True for scope=model, whose groups need the gradient of the whole model."""
-        return self.scope == "model"
-
-    @property
-    def default_collectives(self) -> tuple[str, ...]:
-        """Return `ring` for the patent's preset."""
-        return ("ring",) if self.preset == "patent" else super().default_collectives
-
-    @property
-    def default_lr_scaling(self) -> str:
-        """Return "linear" for the patent's preset: the patent multiplies the learning rate by the number of nodes."""
-        return "linear" if self.preset == "patent" else super().default_lr_scaling
+    @functools.cached_property
+    @override
+    def traits(self) -> Traits:
+        traits = dataclasses.replace(super().traits, one_bucket=self.scope == "model")
+        if self.preset == "patent":  # which multiplies the learning rate by the number of nodes
+            traits = dataclasses.replace(traits, default_collectives=("ring",), default_lr_scaling="linear")
+        return traits
 
     @override
     def warnings(self) -> list[str]:
-        sentences = []
-        if self.ratio * self.group_size < 0.5:
-            sentences.append(
+        notes = (
+            (
+                self.ratio * self.group_size < 0.5,
                 f"group_topk keeps at least one entry of every {self.group_size}, so the density is not "
-                f"ratio={value_text(self.ratio)}; use group_size={int(1 / self.ratio)} or more"
-            )
-        if self.one_bucket:
-            sentences.append("scope=model makes one bucket of the whole model, so sending cannot overlap with backward")
-        return sentences
+                f"ratio={value_text(self.ratio)}; use group_size={int(1 / self.ratio)} or more",
+            ),
+            (
+                self.scope == "model",
+                "scope=model makes one bucket of the whole model, so sending cannot overlap with backward",
+            ),
+        )
+        return [note for applies, note in notes if applies]
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -138,6 +129,7 @@ class GroupTopK(DensitySparsifier):
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
 
     @override
+    @finds_nonfinite
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
@@ -148,8 +140,9 @@ class GroupTopK(DensitySparsifier):
             raise NonFiniteSum
         return GroupSparse(layer.numel, self.group_size, k, values, indices).knowing(positions)
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - k / group_size before rounding, or the bound of a shorter last group if that is larger."""
+        # 1 - k / group_size before rounding, or the bound of a shorter last group if that is larger
         k, last_k = self._kept(self.ratio, layer.numel)
         num_whole, rest = divmod(layer.numel, self.group_size)
         shares = [k / self.group_size] * (num_whole > 0) + [last_k / max(rest, 1)] * (rest > 0)
@@ -162,5 +155,5 @@ class GroupTopK(DensitySparsifier):
         return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])
 
     def _kept(self, density: float, numel: int) -> tuple[int, int]:
-        """Return how many entries a whole group sends, and a shorter last group (0 if there is none)."""
+        # of a whole group, and of a shorter last one (0 if there is none)
         return num_kept(density, self.group_size), num_kept(density, numel % self.group_size)

@@ -11,6 +11,7 @@ threshold is the mean magnitude; a code is decoded as the mean magnitude of the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -19,18 +20,17 @@ import torch
 from annotated_types import Ge, Gt, Le
 from typing_extensions import Doc, override
 
+from collectives.base import Collective
 from collectives.options import CountOrZero, Incompatible, OptionError, PositiveOrZero
-from collectives.payloads.base import Payload
+from collectives.payloads import Codes, Dense, Payload, RowSparse
+from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.codes import Codes
-from collectives.payloads.dense import Dense
-from collectives.payloads.group_sparse import RowSparse
-from compressors.kernels.quantisation import CODES, LEVELS, ternary, ternary_and_mean, ternary_payload
+from compressors.base import SharedScale, Traits
+from compressors.kernels.quantisation import CODES, LEVELS, level_dtype, ternary, ternary_and_mean
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k
 from compressors.layer import Layer, Step
-from compressors.quantizers import SharedScale
 from compressors.topk import TORCH_DTYPES, ValueDtype, num_kept, roundoff
 
 Importance = Literal["l1", "l2", "taylor", "random"]
@@ -86,19 +86,21 @@ class Hylo(SharedScale):
         if self.shared_threshold and self.decode == "mean_selected":
             raise OptionError("hylo: decode=mean_selected differs between ranks; leave it out of shared_threshold=true")
 
-    @property
+    @functools.cached_property
     @override
-    def emits(self) -> frozenset[type[Payload]]:
-        return frozenset({RowSparse, Dense} if self.shared_threshold else {RowSparse, Dense, Codes})
+    def traits(self) -> Traits:
+        emits: set[type[Payload]] = {RowSparse, Dense} if self.shared_threshold else {RowSparse, Dense, Codes}
+        return dataclasses.replace(super().traits, emits=frozenset(emits), needs_all_ranks=self.shared_threshold)
 
     @override
     def kind_for(self, layer: Layer) -> type[Payload]:
-        if layer.filter_axis is not None:
-            return Dense if self._num_filters_kept(layer) == _num_filters(layer) else RowSparse
-        return Dense if self.shared_threshold else Codes
+        if layer.filter_axis is None:
+            return super().kind_for(layer)
+        return Dense if self._num_filters_kept(layer) == _num_filters(layer) else RowSparse
 
     @override
-    def check_layers(self, layers: Sequence[Layer]) -> None:
+    def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
+        super().check_compatible(collective, layers)
         for layer in layers:
             sends_filters = layer.filter_axis is not None and not self.leaves_dense(layer)
             if sends_filters and layer.weight is not None and not layer.weight.is_contiguous():
@@ -106,11 +108,10 @@ class Hylo(SharedScale):
                     f"hylo: the filters of {layer.name} are interleaved (channels_last); use torch.contiguous_format"
                 )
 
+    @override
     def leaves_dense(self, layer: Layer) -> bool:
-        """Return True for small layers, and for layers that are neither convolutions nor fully connected."""
-        if super().leaves_dense(layer):
-            return True
-        return layer.filter_axis is None and not self._is_fully_connected(layer)
+        is_linear = layer.kind == "linear" or (self.fc_like and layer.kind == "other" and len(layer.shape) == 2)
+        return super().leaves_dense(layer) or (layer.filter_axis is None and not is_linear)
 
     def rate(self, layer: Layer) -> float:
         """Return the share of a convolution's filters to send, in [min_rate, 1]; it falls with the layer's size."""
@@ -122,7 +123,8 @@ class Hylo(SharedScale):
             return self._encode_filters(x, layer, step)
         if self.shared_threshold:
             agreed = step.memory.scales[layer.id]
-            return self.shared_payload(ternary(x, agreed, LEVELS) if agreed else torch.zeros_like(x), step)
+            levels = ternary(x, agreed, LEVELS) if agreed else torch.zeros_like(x)
+            return Dense(levels.to(level_dtype(step.world_size)))
         return self._encode_codes(x, self.local_scale(x))
 
     @override
@@ -131,8 +133,7 @@ class Hylo(SharedScale):
     ) -> Payload | None:
         if self.kind_for(layer) is not Codes or self.threshold:
             return None
-        (gradient,) = gradients
-        payload = self._encode_codes(left, self._adaptive(left, *add_and_measure(gradient, residual, left)))
+        payload = self._encode_codes(left, self._adaptive(left, *add_and_measure(gradients[0], residual, left)))
         payload.subtract_from_(left)
         return payload
 
@@ -153,24 +154,20 @@ class Hylo(SharedScale):
             if self.threshold or self.shared_threshold:
                 return 1.0
             return 1 - self.gamma / layer.numel / (2 if self.pow2_threshold else 1)
-        filters = _num_filters(layer)
-        kept = self._num_filters_kept(layer)
+        filters, kept = _num_filters(layer), self._num_filters_kept(layer)
         left = (filters - kept) * (layer.numel // filters if self.importance == "l1" else 1)
         unbounded = left and (self.max_age or self.importance == "taylor")
         return 1 - (0.0 if unbounded else kept / (kept + left)) * (1 - roundoff(self.value_dtype) ** 2)
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
+        if layer.filter_axis is None:  # shared levels have 8 bits, for up to 127 ranks
+            return HEADER_BYTES + layer.numel if self.shared_threshold else Codes.packed_nbytes(layer.numel, 2)
         dtype = TORCH_DTYPES[self.value_dtype]
-        match self.kind_for(layer):
-            case kind if kind is Codes:
-                return Codes.packed_nbytes(layer.numel, 2)
-            case kind if kind is RowSparse:
-                rows, row_numel = _rows_per_filter(layer)
-                return RowSparse.packed_nbytes(layer.numel, row_numel, rows * self._num_filters_kept(layer), dtype)
-        if layer.filter_axis is None:
-            return self.shared_nbytes(layer)
-        return Dense(torch.empty(layer.numel, dtype=dtype, device="meta")).nbytes
+        if self.kind_for(layer) is Dense:
+            return HEADER_BYTES + dtype.itemsize * layer.numel
+        rows, row_numel = _rows_per_filter(layer)
+        return RowSparse.packed_nbytes(layer.numel, row_numel, rows * self._num_filters_kept(layer), dtype)
 
     @override
     def shares_scale(self, layer: Layer) -> bool:
@@ -190,39 +187,29 @@ class Hylo(SharedScale):
         return torch.where(scale > 0, scale / (2 * mantissa), scale)
 
     def _adaptive(self, x: torch.Tensor, total: float, largest: float) -> torch.Tensor:
-        """Return the threshold for `x`, given the sum and the maximum of its magnitudes."""
+        # the threshold for `x`, given the sum and the maximum of its magnitudes
         return x.new_tensor([total / x.numel() * self.gamma]).clamp_(max=largest)
 
     def _encode_codes(self, x: torch.Tensor, threshold: torch.Tensor) -> Payload:
-        """Return the payload of a fully connected layer, two bits per element."""
         threshold = self.rounded_scale(threshold)
-        if not self._sends_mean:
-            return ternary_payload(ternary(x, float(threshold), CODES), x.numel(), threshold)
+        # Codes that are decoded to the mean halve the residual of real gradients.
+        is_fixed = self.threshold or self.shared_threshold or self.pow2_threshold
+        if self.decode == "threshold" or (self.decode == "auto" and is_fixed):
+            return Codes(x.numel(), "ternary", CODES, ternary(x, float(threshold), CODES), threshold)
         codes, mean = ternary_and_mean(x, float(threshold))
-        return ternary_payload(codes, x.numel(), x.new_tensor([mean]))
-
-    @property
-    def _sends_mean(self) -> bool:
-        """Return True if codes are decoded to the mean; on real gradients that halves the residual."""
-        if self.decode != "auto":
-            return self.decode == "mean_selected"
-        return not (self.threshold or self.shared_threshold or self.pow2_threshold)
-
-    def _is_fully_connected(self, layer: Layer) -> bool:
-        return layer.kind == "linear" or (self.fc_like and layer.kind == "other" and len(layer.shape) == 2)
+        return Codes(x.numel(), "ternary", CODES, codes, x.new_tensor([mean]))
 
     def _num_filters_kept(self, layer: Layer) -> int:
         return num_kept(self.rate(layer), _num_filters(layer))
 
     def _encode_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        """Return the payload of a convolution's most important filters."""
         dtype = TORCH_DTYPES[self.value_dtype]
         if self.kind_for(layer) is Dense:
             return Dense(to_value_dtype(x, dtype, step.world_size).clone())
         chosen = self._choose_filters(x, layer, step)
         rows_per_filter, row_numel = _rows_per_filter(layer)
-        firsts = torch.arange(rows_per_filter, device=x.device) * _num_filters(layer)
-        rows = (firsts.unsqueeze(1) + chosen).view(-1)
+        firsts = torch.arange(rows_per_filter, device=x.device).unsqueeze(1) * _num_filters(layer)
+        rows = (firsts + chosen).view(-1)
         return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype, step.world_size))
 
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
@@ -230,37 +217,32 @@ class Hylo(SharedScale):
 
         Of equal scores, the filter with the lower number is sent.
         """
-        scores = self._scores(x, layer, step)
-        ages = step.memory.get("ages", layer.id)
-        k = self._num_filters_kept(layer)
+        scores, k = self._scores(x, layer, step), self._num_filters_kept(layer)
         if not self.max_age:
             return top_k(scores, k)
+        ages = step.memory.get("ages", layer.id)
         ages = torch.zeros_like(scores) if ages is None else ages.to(scores.device)
         waited = ages >= self.max_age
-        if int(waited.sum()) > k:  # the oldest filters first; otherwise some might never be sent
-            scores = torch.where(waited, ages, 0.0)
-        else:
-            scores = torch.where(waited, torch.inf, scores)
-        chosen = top_k(scores, k)
+        # If too many wait, the oldest filters first; otherwise some might never be sent.
+        too_many = int(waited.sum()) > k
+        chosen = top_k(torch.where(waited, ages, 0.0) if too_many else torch.where(waited, torch.inf, scores), k)
         step.memory.propose("ages", layer.id, (ages + 1).index_fill_(0, chosen, 0))
         return chosen
 
     def _scores(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-        """Return the importance of every filter, fp32 [num_filters], >= 0."""
+        # fp32 [num_filters], >= 0
         rows_per_filter, row_numel = _rows_per_filter(layer)
         filters = x.view(rows_per_filter, -1, row_numel)
-        match self.importance:
-            case "l1":
-                return filters.abs().sum((0, 2))
-            case "l2":
-                norms: torch.Tensor = torch.linalg.vector_norm(filters, dim=(0, 2), dtype=torch.float64)
-                return norms.float()
-            case "random":
-                return uniform_numbers(seed_for(layer, step, per_rank=True), filters.shape[1], x.device)
-            case "taylor":
-                if layer.weight is None:
-                    raise ValueError(f"hylo: importance=taylor needs the weight of {layer.name}")
-                return (layer.weight.detach().float().view_as(filters) * filters).abs().sum((0, 2))
+        if self.importance == "random":
+            return uniform_numbers(seed_for(layer, step, per_rank=True), filters.shape[1], x.device)
+        if self.importance == "l2":
+            norms: torch.Tensor = torch.linalg.vector_norm(filters, dim=(0, 2), dtype=torch.float64)
+            return norms.float()
+        if self.importance == "taylor":
+            if layer.weight is None:
+                raise ValueError(f"hylo: importance=taylor needs the weight of {layer.name}")
+            filters = layer.weight.detach().float().view_as(filters) * filters
+        return filters.abs().sum((0, 2))
 
 
 def _num_filters(layer: Layer) -> int:

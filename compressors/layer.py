@@ -74,10 +74,6 @@ def copies(tensors: Tensors) -> Tensors:
 
 LayerKind = Literal["conv", "linear", "norm", "bias", "other"]
 
-_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_CONV_TRANSPOSE = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORM = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Layer:
@@ -141,10 +137,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
     for module in model.modules():
         for field, parameter in module.named_parameters(recurse=False):
             owner.setdefault(id(parameter), (module, field))
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    order = {id(module): None for module, _ in (owner[id(p)] for _, p in trainable)}
-    rank_of = {module_id: rank for rank, module_id in enumerate(order)}
-    last = max(1, len(rank_of) - 1)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    modules = dict.fromkeys(id(owner[id(parameter)][0]) for _, parameter in trainable)
+    position_of = {module_id: place / max(1, len(modules) - 1) for place, module_id in enumerate(modules)}
     layers = []
     for index, (name, parameter) in enumerate(trainable):
         module, field = owner[id(parameter)]
@@ -157,22 +152,22 @@ def layers_of(model: nn.Module) -> list[Layer]:
                 kind=kind,
                 numel=parameter.numel(),
                 filter_axis=axis,
-                position=rank_of[id(module)] / last,
+                position=position_of[id(module)],
                 weight=parameter,
             )
         )
     return layers
 
 
+# Kind and filter axis of the parameters of a module, except for biases.
+_KINDS: tuple[tuple[Any, LayerKind, int | None], ...] = (
+    ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), "norm", None),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "conv", 0),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv", 1),
+    (nn.Linear, "linear", None),
+)
+
+
 def _classify(module: nn.Module, field: str) -> tuple[LayerKind, int | None]:
-    if isinstance(module, _NORM):
-        return "norm", None
-    if "bias" in field:
-        return "bias", None
-    if isinstance(module, _CONV):
-        return "conv", 0
-    if isinstance(module, _CONV_TRANSPOSE):
-        return "conv", 1
-    if isinstance(module, nn.Linear):
-        return "linear", None
-    return "other", None
+    kind, axis = next(((kind, axis) for types, kind, axis in _KINDS if isinstance(module, types)), ("other", None))
+    return ("bias", None) if "bias" in field and kind != "norm" else (kind, axis)

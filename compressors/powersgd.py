@@ -9,6 +9,7 @@ orthogonalised as a batch. Factors are stored as rows, so that products read the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -18,7 +19,7 @@ from typing_extensions import Doc, override
 
 from collectives.options import Count, CountOrZero, OptionError, Positive
 from collectives.payloads.base import HEADER_BYTES
-from compressors.base import FP32_BYTES, Average, Given, LayerPolicy, MultiRound
+from compressors.base import FP32_BYTES, Average, Given, LayerPolicy, MultiRound, Traits
 from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.layer import Layer, Step
 
@@ -56,12 +57,12 @@ class PowerSgd(LayerPolicy, MultiRound):
                 "of the step before"
             )
 
+    @override
     def leaves_dense(self, layer: Layer) -> bool:
-        """Return True if the policy says so, or if two thin matrices would not be small enough."""
         if super().leaves_dense(layer) or len(layer.shape) < 2 or layer.numel == 0:
             return True
-        share = 0.5 if self.alternate else 1.0
-        return share * self._num_both(layer) * self.min_compression_rate >= layer.numel
+        sent_per_step = self._num_both(layer) * (0.5 if self.alternate else 1.0)
+        return sent_per_step * self.min_compression_rate >= layer.numel
 
     def contraction_bound(self, layer: Layer) -> float:
         """Return 1 - r / min(n, m), in expectation, for a random Q; 1 with warm_start.
@@ -83,12 +84,12 @@ class PowerSgd(LayerPolicy, MultiRound):
         factors = sum(self._num_both(layer) for layer in layers if not self.leaves_dense(layer))
         if self.alternate and factors:
             return None
-        num_messages = 2 if factors else 1 if rest else 0
-        return num_messages * HEADER_BYTES + FP32_BYTES * (factors + rest)
+        return (2 if factors else int(rest > 0)) * HEADER_BYTES + FP32_BYTES * (factors + rest)
 
+    @functools.cached_property
     @override
-    def is_dense_at(self, step_index: int) -> bool:
-        return step_index < self.dense_steps
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, dense_steps=self.dense_steps)
 
     @override
     def reduce(
@@ -99,10 +100,14 @@ class PowerSgd(LayerPolicy, MultiRound):
         average: Average,
         updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Exchange all P and the rest, then all Q; with `alternate`, only this step's factor and the rest."""
+        # All P and the rest, then all Q; with `alternate`, only this step's factor and the rest.
         batches = _by_shape(compressed, updates)
         known: Factor = "last_p" if self.alternate and step.index % 2 else "last_q"
-        before = [_orthonormal(self._last(batch, known, step)) for batch in batches]
+        # the factors to start from, as rows: fp32 [num, r, n or m]
+        starts = [
+            [self._start(layer, step, batch.xs[0].device, known).mT for layer in batch.layers] for batch in batches
+        ]
+        before = [_orthonormal(torch.stack(rows)) for rows in starts]
         found = _averaged(
             [batch.times(rows, known) for batch, rows in zip(batches, before, strict=True)] + list(rest), average
         )
@@ -112,11 +117,15 @@ class PowerSgd(LayerPolicy, MultiRound):
             ps = [_orthonormal(p) for p in ps]
             qs = _averaged([batch.times(p, "last_p") for batch, p in zip(batches, ps, strict=True)], average)
         for batch, p, q in zip(batches, ps, qs, strict=True):
-            batch.write_products(p, q)
-            if self.warm_start and (known == "last_p" or not self.alternate):
-                batch.keep(q, "last_q", step)
-            elif self.warm_start:
-                batch.keep(p, "last_p", step)
+            for left, right, update in zip(p, q, batch.updates, strict=True):
+                if update.dtype == left.dtype:
+                    torch.mm(left.mT, right, out=update)
+                else:
+                    update.copy_(left.mT @ right)
+            if self.warm_start:
+                kept, rows = ("last_p", p) if self.alternate and known == "last_q" else ("last_q", q)
+                for layer, row in zip(batch.layers, rows, strict=True):
+                    step.memory.propose(kept, layer.id, row.mT.contiguous())
         return means
 
     @override
@@ -127,10 +136,6 @@ class PowerSgd(LayerPolicy, MultiRound):
 
     def _num_both(self, layer: Layer) -> int:
         return self._rank_of(layer) * sum(matrix_shape(layer))
-
-    def _last(self, batch: _Batch, factor: Factor, step: Step) -> torch.Tensor:
-        """Return the factors to start from, as rows: fp32 [num, r, n or m]."""
-        return torch.stack([self._start(layer, step, batch.device, factor).mT for layer in batch.layers])
 
     def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
         """Return the last step's factor, or random numbers in [-1, 1) that all ranks share: fp32 [n or m, r].
@@ -167,10 +172,6 @@ class _Batch:
     xs: list[torch.Tensor]
     updates: list[torch.Tensor]
 
-    @property
-    def device(self) -> torch.device:
-        return self.xs[0].device
-
     def times(self, rows: torch.Tensor, factor: Factor) -> torch.Tensor:
         """Multiply with the given factors: from all P, as rows [num, r, n], to all Q, as rows [num, r, m], or back.
 
@@ -180,19 +181,6 @@ class _Batch:
         if rows.is_cuda:
             return rows @ torch.stack(xs)
         return torch.stack([row @ x for row, x in zip(rows, xs, strict=True)])
-
-    def write_products(self, p: torch.Tensor, q: torch.Tensor) -> None:
-        """Overwrite every update with P^T Q, from rows [num, r, n] and [num, r, m]."""
-        for left, right, update in zip(p, q, self.updates, strict=True):
-            if update.dtype == left.dtype:
-                torch.mm(left.mT, right, out=update)
-            else:
-                update.copy_(left.mT @ right)
-
-    def keep(self, rows: torch.Tensor, factor: Factor, step: Step) -> None:
-        """Propose a factor for the next step."""
-        for layer, row in zip(self.layers, rows, strict=True):
-            step.memory.propose(factor, layer.id, row.mT.contiguous())
 
 
 def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_Batch]:
@@ -207,13 +195,13 @@ def _by_shape(compressed: Given, updates: Sequence[torch.Tensor]) -> list[_Batch
 
 
 def _orthonormal(rows: torch.Tensor) -> torch.Tensor:
-    """Return orthonormal rows that span the same spaces, [num, r, length], contiguous."""
+    # rows that span the same spaces, [num, r, length], contiguous
     columns: torch.Tensor = torch.linalg.qr(rows.mT).Q
     return columns.mT.contiguous()
 
 
 def _averaged(tensors: list[torch.Tensor], average: Average) -> list[torch.Tensor]:
-    """Return the means over ranks of several tensors, sent as one message; send none if there are no tensors."""
+    # the means over ranks, sent as one message, or as none if there are no tensors
     if not tensors:
         return []
     parts = torch.split(average(torch.cat([t.reshape(-1) for t in tensors])), [t.numel() for t in tensors])

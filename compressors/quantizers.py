@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -14,11 +15,9 @@ from typing_extensions import Doc, override
 
 from collectives.kernels.loop import Parts
 from collectives.options import OptionError, PositiveOrZero
-from collectives.payloads.base import HEADER_BYTES, Payload
-from collectives.payloads.codes import Codes
-from collectives.payloads.dense import Dense
-from collectives.transport.base import Transport
-from compressors.base import Given, Granularity, LossyCompressor
+from collectives.payloads import Codes, Dense, Payload
+from collectives.payloads.base import HEADER_BYTES
+from compressors.base import PartsEncoder, SharedScale, Traits
 from compressors.kernels.quantisation import (
     CODES,
     LEVELS,
@@ -28,7 +27,6 @@ from compressors.kernels.quantisation import (
     pack_levels,
     pack_powers,
     random_ternary,
-    ternary_payload,
 )
 from compressors.kernels.random import seed_for
 from compressors.kernels.selection import squares_and_largest, sum_of_limited, sum_of_squares
@@ -36,7 +34,7 @@ from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class StochasticQuantizer(LossyCompressor):
+class StochasticQuantizer(PartsEncoder):
     """Base of the quantisers that round at random, without bias, with one scale per block of a bucket.
 
     Source: Karimireddy et al. 2019 (arXiv:1901.09847), remark 7; Horvath et al. 2019 (arXiv:1905.10988) for the
@@ -48,14 +46,10 @@ class StochasticQuantizer(LossyCompressor):
 
     sends: ClassVar[type[Payload]] = Codes
     biased: ClassVar[bool] = False
-    granularity: ClassVar[Granularity] = "bucket"
 
     block_numel: Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale")] = 512
 
-    @property
-    @abc.abstractmethod
-    def code_bits(self) -> int:
-        """Return the number of bits per code."""
+    bits: Annotated[Literal[2, 4, 8], Doc("bits per element")] = 8
 
     @property
     @abc.abstractmethod
@@ -63,17 +57,22 @@ class StochasticQuantizer(LossyCompressor):
         """Return the w in E|Q(x) - x|^2 <= w |x|^2."""
 
     @property
+    def num_magnitudes(self) -> int:
+        """Return how many magnitudes above zero a code of sign and `bits` - 1 bits can express."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
     def shrinkage(self) -> float:
         """Return the factor applied to the scales: 1, or 1 / (1 + w) with error feedback."""
         return 1 / (1 + self.variance_bound) if self.error_feedback else 1.0
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return w, or w / (1 + w) with error feedback; both hold in expectation."""
-        return self.variance_bound * self.shrinkage
+        return self.variance_bound * self.shrinkage  # w, or w / (1 + w) with error feedback; both in expectation
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
-        return Codes.packed_nbytes(layer.numel, self.code_bits, block_numel=self.block_numel)
+        return Codes.packed_nbytes(layer.numel, self.bits, block_numel=self.block_numel)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -92,32 +91,20 @@ class Qsgd(StochasticQuantizer, name="qsgd"):
     norm: Annotated[Literal["l2", "max"], Doc("scale of a block; max has the smaller error in small blocks")] = "l2"
 
     @property
-    def num_levels(self) -> int:
-        """Return s, the number of levels above zero per sign."""
-        return (1 << (self.bits - 1)) - 1
-
-    @property
     @override
-    def code_bits(self) -> int:
-        return self.bits
-
-    @property
     def variance_bound(self) -> float:
-        """Return min(n / (4 s^2), sqrt(n) / s) for blocks of n elements.
-
-        The variance of a level is at most 1/4, and at most its expectation.
-        """
-        return min(self.block_numel / (4 * self.num_levels**2), math.sqrt(self.block_numel) / self.num_levels)
+        # min(n / (4 s^2), sqrt(n) / s) for blocks of n elements and s levels per sign: the variance of a level is at
+        # most 1/4, and at most its expectation.
+        return min(self.block_numel / (4 * self.num_magnitudes**2), math.sqrt(self.block_numel) / self.num_magnitudes)
 
     @override
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
         x = Parts(gradients)
-        measure = block_norms if self.norm == "l2" else block_maxima
-        norms = measure(x, self.block_numel)
+        norms = block_norms(x, self.block_numel) if self.norm == "l2" else block_maxima(x, self.block_numel)
         key = seed_for(layer, step, per_rank=True)
         packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
-        pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_levels, key=key, out=packed)
-        scales = norms.mul_(self.shrinkage / self.num_levels)
+        pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_magnitudes, key=key, out=packed)
+        scales = norms.mul_(self.shrinkage / self.num_magnitudes)
         return Codes(x.numel, "levels", self.bits, packed, scales, self.block_numel)
 
 
@@ -139,18 +126,9 @@ class Natural(StochasticQuantizer, name="natural"):
 
     @property
     @override
-    def code_bits(self) -> int:
-        return self.bits
-
-    @property
-    def num_exponents(self) -> int:
-        """Return the number of powers of two that a code can express."""
-        return (1 << (self.bits - 1)) - 1
-
-    @property
     def variance_bound(self) -> float:
-        """Return 1/8, from rounding between powers, plus 2 sqrt(n) times the smallest power, from elements below it."""
-        return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_exponents)
+        # 1/8 from rounding between powers, plus 2 sqrt(n) times the smallest power from elements below it
+        return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_magnitudes)
 
     @override
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
@@ -160,8 +138,7 @@ class Natural(StochasticQuantizer, name="natural"):
         mantissas, _ = torch.frexp(maxima)
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
         packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
-        key = seed_for(layer, step, per_rank=True)
-        pack_powers(x, scales, self.block_numel, bits=self.bits, key=key, out=packed)
+        pack_powers(x, scales, self.block_numel, bits=self.bits, key=seed_for(layer, step, per_rank=True), out=packed)
         return Codes(x.numel, "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)
 
 
@@ -169,7 +146,7 @@ INT8_LEVELS = 127  # per sign
 
 
 @dataclasses.dataclass(kw_only=True)
-class Int8(LossyCompressor, name="int8"):
+class Int8(PartsEncoder, name="int8"):
     """Eight bits: sends every element as an integer in -127..127 times the scale of its block.
 
     Source: block-wise linear quantisation as in Dettmers 2016 (arXiv:1511.04561).
@@ -180,7 +157,6 @@ class Int8(LossyCompressor, name="int8"):
     """
 
     sends: ClassVar[type[Payload]] = Codes
-    granularity: ClassVar[Granularity] = "bucket"
 
     block_numel: Annotated[int, Ge(1), Le(8192), Doc("elements per scale")] = 256
     rounding: Annotated[Literal["nearest", "stochastic"], Doc("stochastic is unbiased but has twice the error")] = (
@@ -196,78 +172,14 @@ class Int8(LossyCompressor, name="int8"):
         pack_levels(x, scales, self.block_numel, bits=8, key=key, out=packed)
         return Codes(x.numel, "levels", 8, packed, scales, self.block_numel)
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return n / (4 * 127^2) for blocks of n elements.
-
-        An element's error is at most half a level; with random rounding, its root mean square is.
-        """
+        # An element's error is at most half a level; with random rounding, its root mean square is.
         return min(self.block_numel, layer.numel) / (4 * INT8_LEVELS**2)
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
         return Codes.packed_nbytes(layer.numel, 8, block_numel=self.block_numel)
-
-
-@dataclasses.dataclass(kw_only=True)
-class SharedScale(LossyCompressor):
-    """Base of the methods that can send integer levels with one scale per layer for all ranks.
-
-    Attributes:
-        combine: how the ranks' scales become the shared one.
-    """
-
-    combine: ClassVar[Literal["max", "mean"]]
-
-    @property
-    @override
-    def needs_all_ranks(self) -> bool:
-        """Return True if scales are shared: levels with a scale of their own are sent as `Codes`."""
-        return Codes not in self.emits
-
-    @abc.abstractmethod
-    def shares_scale(self, layer: Layer) -> bool:
-        """Return True if this layer is sent as levels with a shared scale."""
-
-    @abc.abstractmethod
-    def local_scale(self, x: torch.Tensor) -> torch.Tensor:
-        """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
-
-    def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
-        """Round fp32 scales, in any shape, after the ranks have agreed on them; by default unchanged."""
-        return scale
-
-    def shared_payload(self, levels: torch.Tensor, step: Step) -> Dense:
-        """Return the payload of integer levels [numel], in a type that can hold their sum over ranks."""
-        return Dense(levels.to(level_dtype(step.world_size)))
-
-    def shared_nbytes(self, layer: Layer) -> int:
-        """Return the packed bytes of `shared_payload` for up to 127 ranks."""
-        return HEADER_BYTES + layer.numel
-
-    @override
-    def agree(self, given: Given, step: Step, transport: Transport) -> None:
-        shared = [(layer.id, float(self.local_scale(x))) for layer, x in given if self.shares_scale(layer)]
-        if not shared:
-            return
-        scales = transport.all_reduce_scalars([scale for _, scale in shared], "max" if self.combine == "max" else "sum")
-        if self.combine == "mean":
-            scales = [total / step.world_size for total in scales]
-        rounded = self.rounded_scale(torch.tensor(scales, dtype=torch.float32)).tolist()
-        step.memory.scales.update(zip([layer_id for layer_id, _ in shared], rounded, strict=True))
-
-    @override
-    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
-        if isinstance(payload, Dense) and self.shares_scale(layer):
-            x.sub_(payload.values, alpha=step.memory.scales[layer.id])
-        else:
-            super().subtract_(x, payload, layer, step)
-
-    @override
-    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Write the mean; levels with a shared scale are multiplied by it."""
-        super().finish(total, layer, step, out)
-        if self.shares_scale(layer):
-            out.mul_(step.memory.scales[layer.id])
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -306,14 +218,11 @@ class TernGrad(SharedScale, name="terngrad"):
         if self.shared_scale and self.error_feedback:
             raise OptionError("terngrad: shared_scale=true and error_feedback=true exclude each other; leave one out")
 
-    @property
+    @functools.cached_property
     @override
-    def emits(self) -> frozenset[type[Payload]]:
-        return super().emits - {Codes} | {Dense if self.shared_scale else Codes}
-
-    @override
-    def kind_for(self, layer: Layer) -> type[Payload]:
-        return Dense if self.shared_scale else Codes
+    def traits(self) -> Traits:
+        emits = super().traits.emits - {Codes} | {Dense if self.shared_scale else Codes}
+        return dataclasses.replace(super().traits, emits=emits, needs_all_ranks=self.shared_scale)
 
     @override
     def shares_scale(self, layer: Layer) -> bool:
@@ -329,12 +238,12 @@ class TernGrad(SharedScale, name="terngrad"):
         key = seed_for(layer, step, per_rank=True)
         if self.shared_scale:
             levels = random_ternary(x, step.memory.scales[layer.id], key, LEVELS, limit=limit)
-            return self.shared_payload(levels, step)
+            return Dense(levels.to(level_dtype(step.world_size)))
         scale = min(limit, largest)
         codes = random_ternary(x, scale, key, CODES, limit=limit)
         if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
             scale = sum_of_squares(x, limit) / sum_of_limited(x, limit)
-        return ternary_payload(codes, x.numel(), x.new_tensor([scale]))
+        return Codes(x.numel(), "ternary", CODES, codes, x.new_tensor([scale]))
 
     def contraction_bound(self, layer: Layer) -> float | None:
         """Return the bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.
@@ -357,11 +266,11 @@ class TernGrad(SharedScale, name="terngrad"):
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
-        return self.shared_nbytes(layer) if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
+        # Shared levels have 8 bits, for up to 127 ranks.
+        return HEADER_BYTES + layer.numel if self.shared_scale else Codes.packed_nbytes(layer.numel, 2)
 
     def _limit_and_largest(self, x: torch.Tensor) -> tuple[float, float]:
-        """Return the magnitude at which `x` is clipped and its largest magnitude, both exact in fp32."""
+        # the magnitude at which `x` is clipped and its largest magnitude, both exact in fp32
         squares, largest = squares_and_largest(x)
-        root_mean_square = math.sqrt(squares / x.numel())
-        limit = torch.tensor(self.clip_sigmas * root_mean_square, dtype=torch.float32)
+        limit = torch.tensor(self.clip_sigmas * math.sqrt(squares / x.numel()), dtype=torch.float32)
         return float(limit) if self.clip_sigmas else math.inf, largest

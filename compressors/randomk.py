@@ -12,10 +12,9 @@ from typing_extensions import Doc, override
 
 from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Loop, array
 from collectives.options import OptionError, value_text
-from collectives.payloads.base import Payload
+from collectives.payloads import Payload, Seeded
 from collectives.payloads.codec.philox import check_numel, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
-from collectives.payloads.sparse import Seeded
 from compressors.kernels.random import seed_for
 from compressors.kernels.selection import TYPES
 from compressors.layer import Layer, Step
@@ -128,26 +127,26 @@ class RandomK(DensitySparsifier):
 
     @override
     def warnings(self) -> list[str]:
-        sentences = []
-        if not (self.scaled or self.error_feedback):
-            sentences.append(
-                "randomk without scaling or error feedback shrinks the update; use scaled=true or error_feedback=true"
-            )
-        if self.error_feedback and self.ratio < 0.2 and not self.momentum_correction:
-            sentences.append(
+        notes = (
+            (
+                not (self.scaled or self.error_feedback),
+                "randomk without scaling or error feedback shrinks the update; use scaled=true or error_feedback=true",
+            ),
+            (
+                self.error_feedback and self.ratio < 0.2 and not self.momentum_correction,
                 f"randomk with ratio={value_text(self.ratio)} sends an element every {round(1 / self.ratio)} steps, "
-                "which momentum can make diverge; use momentum_correction=true or a larger ratio"
-            )
-        return sentences
+                "which momentum can make diverge; use momentum_correction=true or a larger ratio",
+            ),
+        )
+        return [note for applies, note in notes if applies]
 
     @override
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        (gradient,) = gradients
         seed, count = self._seed_and_count(layer, step)
         values = Seeded.room(count, TORCH_DTYPES[self.value_dtype], left.device)
-        positions = send_drawn(gradient, residual, left, seed, step.world_size, values)
+        positions = send_drawn(gradients[0], residual, left, seed, step.world_size, values)
         return Seeded(layer.numel, seed, values).knowing(positions)
 
     @override
@@ -161,11 +160,12 @@ class RandomK(DensitySparsifier):
         return Seeded(x.numel(), seed, values).knowing(positions)
 
     def _seed_and_count(self, layer: Layer, step: Step) -> tuple[int, int]:
-        """Return seed and number of this step's positions, which all ranks share."""
+        # of this step's positions, which all ranks share
         return seed_for(layer, step, per_rank=False), num_kept(self.density(step), layer.numel)
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - k / m, or m / k - 1 if scaled, before rounding; both hold in expectation."""
+        # 1 - k / m, or m / k - 1 if scaled, before rounding; both hold in expectation.
         share = num_kept(self.ratio, layer.numel) / layer.numel
         if self.scaled:
             return share * ((1 + roundoff(self.value_dtype)) / share - 1) ** 2 + 1 - share

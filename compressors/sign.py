@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
@@ -10,9 +11,8 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.options import OptionError, Positive
-from collectives.payloads.base import Payload
-from collectives.payloads.codes import Codes, TwoMeans
-from compressors.base import LossyCompressor
+from collectives.payloads import Codes, Payload, TwoMeans
+from compressors.base import LossyCompressor, Traits
 from compressors.kernels.quantisation import (
     CODES,
     add_signs_and_magnitude,
@@ -21,7 +21,6 @@ from compressors.kernels.quantisation import (
     signs_and_sums,
     ternary,
     ternary_of_sum,
-    ternary_payload,
 )
 from compressors.layer import Layer, Step
 
@@ -57,19 +56,18 @@ class Sign(LossyCompressor, name="sign"):
                 "sign: mode=vote needs error_feedback=false, because the residual of an unscaled sign diverges"
             )
 
-    @property
+    @functools.cached_property
     @override
-    def feedback_stays_bounded(self) -> bool:
-        """Return False for mode=vote: its error is not in units of the gradient, so it would outweigh new votes."""
-        return self.mode != "vote" and super().feedback_stays_bounded
+    def traits(self) -> Traits:
+        # The error of a vote is not in units of the gradient, so it would outweigh new votes.
+        return dataclasses.replace(super().traits, feedback_diverges=self.mode == "vote")
 
     @override
     def warnings(self) -> list[str]:
         if self.mode == "vote":
             return ["sign: mode=vote moves every element by the learning rate, so use a far smaller learning rate"]
-        if not self.error_feedback:
-            return ["sign without error feedback is biased and may not converge; error_feedback=true is safe"]
-        return []
+        note = "sign without error feedback is biased and may not converge; error_feedback=true is safe"
+        return [] if self.error_feedback else [note]
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
@@ -80,9 +78,8 @@ class Sign(LossyCompressor, name="sign"):
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        (gradient,) = gradients
         packed = Codes.room(layer.numel, 1, left.device)
-        payload = self._signs(packed, add_signs_and_magnitude(gradient, residual, packed, left), layer)
+        payload = self._signs(packed, add_signs_and_magnitude(gradients[0], residual, packed, left), layer)
         payload.subtract_from_(left)
         return payload
 
@@ -90,14 +87,15 @@ class Sign(LossyCompressor, name="sign"):
         scale = magnitude / layer.numel if self.mode == "scaled" else 1.0
         return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], dtype=torch.float32, device=packed.device))
 
+    @override
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Write the mean; with mode=vote the sign of the sum, which is 0 for an even vote."""
         super().finish(total, layer, step, out)
         if self.mode == "vote":
-            out.sign_()
+            out.sign_()  # 0 for an even vote
 
+    @override
     def contraction_bound(self, layer: Layer) -> float | None:
-        """Return 1 - 1 / m if scaled, the maximum of 1 - |x|_1^2 / (m |x|^2); a vote has no bound for small x."""
+        # 1 - 1 / m if scaled is the maximum of 1 - |x|_1^2 / (m |x|^2); a vote has no bound for small x.
         return 1 - 1 / layer.numel if self.mode == "scaled" else None
 
     @override
@@ -125,9 +123,11 @@ class OneBit(LossyCompressor, name="onebit"):
 
     @override
     def warnings(self) -> list[str]:
-        if self.error_feedback:
-            return []
-        return ["onebit without error feedback is biased and may not converge; error_feedback=true is safe"]
+        return (
+            []
+            if self.error_feedback
+            else ["onebit without error feedback is biased and may not converge; error_feedback=true is safe"]
+        )
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
@@ -138,15 +138,14 @@ class OneBit(LossyCompressor, name="onebit"):
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        (gradient,) = gradients
         packed = TwoMeans.room(layer.numel, left.device)
-        payload = _two_means(layer.numel, packed, *add_signs_and_sums(gradient, residual, packed, left))
+        payload = _two_means(layer.numel, packed, *add_signs_and_sums(gradients[0], residual, packed, left))
         payload.subtract_from_(left)
         return payload
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - 1 / m, the bound for one mean magnitude for both signs; two means are never worse."""
-        return 1 - 1 / layer.numel
+        return 1 - 1 / layer.numel  # the bound for one mean magnitude for both signs; two means are never worse
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
@@ -182,26 +181,28 @@ class TwoBit(LossyCompressor, name="twobit"):
 
     @override
     def warnings(self) -> list[str]:
-        if self.error_feedback:
-            return []
-        return ["twobit without error feedback loses what is below its threshold; set error_feedback=true"]
+        return (
+            []
+            if self.error_feedback
+            else ["twobit without error feedback loses what is below its threshold; set error_feedback=true"]
+        )
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         threshold = x.new_tensor([self.threshold])
-        return ternary_payload(ternary(x, float(threshold), CODES), x.numel(), threshold)
+        return Codes(x.numel(), "ternary", CODES, ternary(x, float(threshold), CODES), threshold)
 
     @override
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Codes:
-        (gradient,) = gradients
         threshold = residual.new_tensor([self.threshold])
-        return ternary_payload(ternary_of_sum(gradient, residual, float(threshold), left), layer.numel, threshold)
+        codes = ternary_of_sum(gradients[0], residual, float(threshold), left)
+        return Codes(layer.numel, "ternary", CODES, codes, threshold)
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1: an element that is sent moves by t <= |x| towards 0, and a layer below t sends nothing."""
-        return 1.0
+        return 1.0  # an element that is sent moves by t <= |x| towards 0, and a layer below t sends nothing
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:

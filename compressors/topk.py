@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 import ctypes
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
@@ -13,12 +13,11 @@ import torch
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
-from collectives.options import CountOrZero, OptionError, Positive, PositiveOrZero
-from collectives.payloads.base import Payload
+from collectives.options import CountOrZero, Positive, PositiveOrZero
+from collectives.payloads import Payload, Sparse, SparseLevels
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.dense import Dense
-from collectives.payloads.sparse import LARGEST, NUM_LEVELS, IndexedValues, Sparse, SparseLevels
-from compressors.base import LossyCompressor, NonFiniteSum
+from collectives.payloads.sparse import LARGEST, NUM_LEVELS
+from compressors.base import NonFiniteSum, Sparsifier, Traits, finds_nonfinite
 from compressors.kernels.quantisation import pack_nearest_levels
 from compressors.kernels.random import seed_for
 from compressors.kernels.residuals import add_and_find, add_and_measure, add_and_top_k, send_top_k
@@ -27,7 +26,7 @@ from compressors.kernels.selection import (
     largest_magnitude,
     magnitude_range,
     reaching,
-    root_mean_square,
+    sum_of_squares,
     top_k,
 )
 from compressors.layer import Layer, Step
@@ -47,56 +46,6 @@ def roundoff(dtype: ValueDtype) -> float:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sparsifier(LossyCompressor, abc.ABC):
-    """Base of the methods that send some entries and keep the others in the residual.
-
-    Raises:
-        OptionError: momentum_correction without error_feedback.
-    """
-
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
-    momentum_correction: Annotated[
-        bool,
-        Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
-    ] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum_correction and not self.error_feedback:
-            raise OptionError(f"{self.component_name}: momentum_correction=true needs error_feedback=true")
-
-    @property
-    @override
-    def owns_momentum(self) -> bool:
-        return self.momentum_correction
-
-    @property
-    @override
-    def emits(self) -> frozenset[type[Payload]]:
-        return super().emits | ({Dense} if self.dense_steps else set())
-
-    @override
-    def is_dense_at(self, step_index: int) -> bool:
-        return step_index < self.dense_steps
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None  # as many entries as reach a threshold
-
-    @abc.abstractmethod
-    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
-        """Return the payload of entries `values`, fp32 [k], at ascending positions.
-
-        Entries that are zero on the wire are left out.
-        """
-
-    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> IndexedValues:
-        """Return the payload of the entries of `x` at ascending positions."""
-        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)
-
-
-@dataclasses.dataclass(kw_only=True)
 class TypedSparsifier(Sparsifier):
     """A sparsifier with an option for the floating-point type of the values on the wire."""
 
@@ -108,21 +57,6 @@ class TypedSparsifier(Sparsifier):
         if not values.all():
             indices, values = indices[values != 0], values[values != 0]
         return Sparse(numel, indices, values)
-
-    def _largest_of_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
-    ) -> Sparse:
-        """Encode the k largest entries of one layer's gradient + residual; see `encode_sum` for the arguments.
-
-        Raises:
-            NonFiniteSum: the sum is not finite.
-        """
-        (gradient,) = gradients
-        dtype = TORCH_DTYPES[self.value_dtype]
-        positions, values, is_finite = send_top_k(gradient, residual, left, k, dtype, step.world_size)
-        if not is_finite:
-            raise NonFiniteSum
-        return Sparse(left.numel(), positions, values)
 
     def _bound_for(self, share: float) -> float:
         """Return the contraction bound if the entries sent, once rounded, hold at least this share of |x|^2."""
@@ -136,11 +70,11 @@ class ShareSparsifier(Sparsifier):
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
     warmup_epochs: Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4
 
-    @property
+    @functools.cached_property
     @override
-    def denser_epochs(self) -> int:
-        falling = range(self.warmup_epochs)
-        return next((epoch for epoch in falling if 0.25 ** (epoch + 1) <= self.ratio), self.warmup_epochs)
+    def traits(self) -> Traits:
+        denser = sum(0.25 ** (epoch + 1) > self.ratio for epoch in range(self.warmup_epochs))
+        return dataclasses.replace(super().traits, denser_epochs=denser)
 
     def density(self, step: Step) -> float:
         """Return the share of the entries to send at this step, in (0, 1]."""
@@ -177,27 +111,30 @@ class TopK(DensitySparsifier, name="topk"):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
-    notices_nonfinite: ClassVar[bool] = True
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        indices = top_k(x, num_kept(self.density(step), x.numel()))
-        return self._sparse(x, indices, step)
+        return self._sparse(x, top_k(x, num_kept(self.density_for(layer, step), x.numel())), step)
 
     @override
+    @finds_nonfinite
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload:
-        return self._largest_of_sum(gradients, residual, left, num_kept(self.density(step), layer.numel), step)
+    ) -> Payload | None:
+        k, dtype = num_kept(self.density_for(layer, step), layer.numel), TORCH_DTYPES[self.value_dtype]
+        positions, values, is_finite = send_top_k(gradients[0], residual, left, k, dtype, step.world_size)
+        if not is_finite:
+            raise NonFiniteSum
+        return Sparse(layer.numel, positions, values)
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - k / m before rounding: the k largest of m entries hold at least k / m of |x|^2."""
+        # The k largest of m entries hold at least k / m of |x|^2.
         return self._bound_for(num_kept(self.ratio, layer.numel) / layer.numel)
 
     @override
-    def expected_nbytes(self, layer: Layer) -> int:
-        k = num_kept(self.ratio, layer.numel)
-        return Sparse.packed_nbytes(layer.numel, k, TORCH_DTYPES[self.value_dtype])
+    def expected_nbytes(self, layer: Layer) -> int | None:
+        return Sparse.packed_nbytes(layer.numel, num_kept(self.ratio, layer.numel), TORCH_DTYPES[self.value_dtype])
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -223,34 +160,33 @@ class Threshold(TypedSparsifier, name="threshold"):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         if self.unit == "absolute":
-            level = self.threshold
-        else:
-            largest = largest_magnitude(x)
-            level = self._level(largest if self.unit == "max" else root_mean_square(x), largest)
+            return self._sparse(x, reaching(x, self.threshold), step)
+        largest = largest_magnitude(x)
+        level = self._level(largest if self.unit == "max" else math.sqrt(sum_of_squares(x) / x.numel()), largest)
         return self._sparse(x, reaching(x, level), step)
 
     @override
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload | None:
-        (gradient,) = gradients
         if self.unit == "rms":
             return None
         if self.unit == "max":
-            _, largest = add_and_measure(gradient, residual, left)
+            _, largest = add_and_measure(gradients[0], residual, left)
             payload = self._sparse(left, reaching(left, self._level(largest, largest)), step)
         else:
-            found = add_and_find(gradient, residual, self.threshold, left)
-            payload = self._sparse_values(layer.numel, found.positions, found.values, step)
+            _, positions, values = add_and_find(gradients[0], residual, self.threshold, left)
+            payload = self._sparse_values(layer.numel, positions, values, step)
         payload.subtract_from_(left)
         return payload
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - 1 / m for a relative threshold, which the largest entry always reaches; 1 for an absolute one."""
+        # The largest entry always reaches a relative threshold; perhaps none reaches an absolute one.
         return self._bound_for(0.0 if self.unit == "absolute" else 1 / layer.numel)
 
     def _level(self, unit: float, largest: float) -> float:
-        """Return threshold * unit, at most `largest`: otherwise a flat gradient would never be sent."""
+        # at most `largest`: otherwise a flat gradient would never be sent
         return min(self.threshold * unit, largest)
 
 
@@ -289,16 +225,16 @@ class Dgc(DensitySparsifier, name="dgc"):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        indices = self._select(x, num_kept(self.density(step), x.numel()), layer, step)
-        return self._sparse(x, indices, step)
+        return self._sparse(x, self._select(x, num_kept(self.density(step), x.numel()), layer, step), step)
+
+    @functools.cached_property
+    @override
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, clip_norm=self.clip_norm)
 
     @override
-    def clip_limit(self, step: Step) -> float | None:
-        return self.clip_norm / math.sqrt(step.world_size) if self.clip_norm else None
-
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - 1 / m: the largest entry is always sent, and the sample decides how many others are."""
-        return self._bound_for(1 / layer.numel)
+        return self._bound_for(1 / layer.numel)  # the sample decides how many are sent besides the largest entry
 
     def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Return the ascending positions of the entries that reach the sampled threshold, but at most the k largest.
@@ -310,8 +246,7 @@ class Dgc(DensitySparsifier, name="dgc"):
             return torch.arange(k, device=x.device)
         if k < MIN_SAMPLED * stride:
             return top_k(x, k)
-        start = seed_for(layer, step, per_rank=True) % stride
-        sample = x[start::stride].contiguous()
+        sample = x[seed_for(layer, step, per_rank=True) % stride :: stride].contiguous()
         threshold = kth_largest(sample, max(1, math.ceil(sample.numel() * k / x.numel())))
         candidates = reaching(x, threshold)
         for _ in range(MAX_ROUNDS):
@@ -344,18 +279,17 @@ class QSparse(ShareSparsifier, name="qsparse"):
     """
 
     sends: ClassVar[type[Payload]] = SparseLevels
-    notices_nonfinite: ClassVar[bool] = True
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         return self._sparse(x, top_k(x, num_kept(self.density(step), x.numel())), step)
 
     @override
+    @finds_nonfinite
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        (gradient,) = gradients
-        positions, values = add_and_top_k(gradient, residual, num_kept(self.density(step), layer.numel), left)
+        positions, values = add_and_top_k(gradients[0], residual, num_kept(self.density(step), layer.numel), left)
         if largest_magnitude(values) == math.inf:  # entries that are not finite are among the largest
             raise NonFiniteSum
         payload = self._sparse_values(layer.numel, positions, values, step)
@@ -374,8 +308,9 @@ class QSparse(ShareSparsifier, name="qsparse"):
         ratio = max(1.0, ctypes.c_float((high / low) ** (1 / (NUM_LEVELS - 1))).value)
         return SparseLevels(numel, indices, low, ratio, pack_nearest_levels(values, low, ratio))
 
+    @override
     def contraction_bound(self, layer: Layer) -> float:
-        """Return 1 - 1 / m: the largest entry arrives unchanged, and the others lose at most their own magnitude."""
+        # The largest entry arrives unchanged, and the others lose at most their own magnitude.
         return 1 - (1 - TOP_ROUNDOFF**2) / layer.numel
 
     @override

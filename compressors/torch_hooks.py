@@ -7,6 +7,7 @@ because the backend does not report what it sends.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated, Any, ClassVar
 
 import torch.distributed as dist
@@ -16,8 +17,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from typing_extensions import Doc, override
 
 from collectives.options import MOST, Count, CountOrZero, Positive
-from compressors.base import FP32_BYTES, DDPHook, TorchHook
+from compressors.base import FP32_BYTES, DDPHook, TorchHook, Traits
 from compressors.layer import Layer
+from compressors.powersgd import matrix_shape
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,9 +85,10 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
     start_step: Annotated[int, Ge(2), Le(MOST), Doc("first optimizer step that is compressed")] = 2
     seed: Annotated[CountOrZero, Doc("seed of the random factors")] = 0
 
+    @functools.cached_property
     @override
-    def is_dense_at(self, step_index: int) -> bool:
-        return step_index < self.start_step
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, dense_steps=self.start_step)
 
     @override
     def hook(self, process_group: dist.ProcessGroup) -> tuple[object, DDPHook]:
@@ -122,11 +125,11 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
         for name in _PER_BUCKET:
             getattr(state, name).clear()
 
+    @override
     def expected_nbytes(self, layer: Layer) -> int:
-        """Return the bytes of both factors, or of the layer in fp32 if they would not be small enough."""
+        # both factors, or the layer in fp32 if they would not be small enough
         if len(layer.shape) < 2 or layer.numel == 0:
             return FP32_BYTES * layer.numel
-        num_rows = layer.shape[0]
-        num_columns = layer.numel // num_rows
+        num_rows, num_columns = matrix_shape(layer)
         factors = min(self.rank, num_rows, num_columns) * (num_rows + num_columns)
         return FP32_BYTES * (factors if factors * self.min_compression_rate < layer.numel else layer.numel)

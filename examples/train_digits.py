@@ -56,9 +56,9 @@ def main() -> None:
 
     model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     # Methods with momentum correction apply the momentum themselves, before they choose which entries to send.
-    momentum = MOMENTUM if compressor.owns_momentum else None
+    momentum = MOMENTUM if compressor.traits.owns_momentum else None
     hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum)  # (*)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.0 if compressor.owns_momentum else MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=MOMENTUM if momentum is None else 0.0)
 
     num_steps = first_epoch = 0
     if options.checkpoint and any(options.checkpoint.glob("epoch-*/.metadata")):

@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
 def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # of a component with default options
     match kind:
         case "compressors":
-            return {"emits": _plain(component().emits)}
+            return {"emits": _plain(component().traits.emits)}
         case "datasets":
             dataset = component()
             sizes = dict(zip(("train_size", "test_size"), dataset.sizes(), strict=True))

@@ -9,7 +9,7 @@ import torch
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
-from compressors.base import FP32_BYTES, Compressor, PerLayer
+from compressors.base import FP32_BYTES, Compressor, PerLayer, SharedScale, expected_bucket_nbytes
 from compressors.ddp.hook import OwnHook
 from compressors.layer import Layer, LayerKind, layers_of
 
@@ -65,7 +65,7 @@ def plan_layers(config: RunConfig) -> LayerPlan:
     return LayerPlan(
         layers=rows,
         dense_nbytes=sum(row.dense_nbytes for row in rows),
-        sent_nbytes=compressor.expected_bucket_nbytes(layers),
+        sent_nbytes=expected_bucket_nbytes(compressor, layers),
         warnings=compressor.warnings(),
     )
 
@@ -79,7 +79,7 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
             kind=layer.kind,
             payload=_payload(compressor, layer),
             dense_nbytes=FP32_BYTES * layer.numel,
-            sent_nbytes=compressor.expected_bucket_nbytes([layer]),
+            sent_nbytes=expected_bucket_nbytes(compressor, [layer]),
         )
         for layer in layers
     ]
@@ -90,4 +90,4 @@ def _payload(compressor: Compressor, layer: Layer) -> str:
         return "to be chosen"
     if compressor.leaves_dense(layer) or not isinstance(compressor, PerLayer):
         return "Dense"
-    return compressor.kind_for(layer).__name__
+    return (compressor.kind_for(layer) if isinstance(compressor, SharedScale) else compressor.sends).__name__

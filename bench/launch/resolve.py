@@ -90,7 +90,7 @@ def check(options: RunConfig) -> RunConfig:
         epochs=None if config.steps else DEFAULT_EPOCHS,
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
-        lr_scaling=parts.compressor.default_lr_scaling,
+        lr_scaling=parts.compressor.traits.default_lr_scaling,
     )
     _check_together(config, parts)
     return config
@@ -120,7 +120,7 @@ def resolve(options: RunConfig) -> RunConfig:
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
     gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
     config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor))
-    if parts.compressor.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
+    if parts.compressor.traits.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
         raise UsageError(
             f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
             f"small for it; leave it out, or give {gradient_mb:g} or more"
@@ -130,7 +130,7 @@ def resolve(options: RunConfig) -> RunConfig:
         raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
-        parts.compressor.check_layers(layers_of(network))
+        parts.compressor.check_compatible(parts.collective, layers_of(network))
     notes = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy, *_length_notes(config)]
     return dataclasses.replace(config, notes=tuple(notes))
 
@@ -196,7 +196,7 @@ def build_components(config: RunConfig) -> Components:
     """
     strategy: Strategy = spec.build("strategies", config.strategy)
     compressor: Compressor = spec.build("compressors", config.compressor)
-    defaults = strategy.default_collectives or compressor.default_collectives
+    defaults = strategy.default_collectives or compressor.traits.default_collectives
     names = [config.collective] if config.collective else defaults
     collectives: list[Collective] = [spec.build("collectives", name) for name in names]
     legal = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
@@ -216,7 +216,7 @@ def _check_together(config: RunConfig, parts: Components) -> None:
         parts.compressor.check_compatible(parts.collective)
         parts.optimizer.check_compatible(parts.compressor, parts.collective)
         parts.collective.check_ranks(config.replicas)
-        if parts.compressor.owns_momentum:
+        if parts.compressor.traits.owns_momentum:
             parts.optimizer.hand_over_momentum()
 
 
@@ -336,7 +336,7 @@ def _check_alone(options: RunConfig) -> None:
 
 
 def _scaling_notes(config: RunConfig, parts: Components) -> list[str]:
-    chosen = parts.compressor.default_lr_scaling
+    chosen = parts.compressor.traits.default_lr_scaling
     if chosen == "none" or config.lr_scaling != chosen or config.replicas == 1:
         return []  # a note is for users who do not expect the compressor's default
     scaled = config.lr * LrScaling.parse(chosen).factor(config.replicas)

@@ -119,12 +119,12 @@ class AsyncServer(Strategy):
                 f"{method} tries compressors and collectives inside DDP; use --strategy ddp or another compressor",
             ),
             (
-                compressor.needs_all_ranks,
+                compressor.traits.needs_all_ranks,
                 f"{method} has ranks agree with each other before they send, and with {name} ranks do not wait for "
                 "each other; use --strategy ddp or another compressor",
             ),
             (
-                compressor.one_bucket,
+                compressor.traits.one_bucket,
                 f"{method} wants the whole model as one message with these options, and {name} sends every layer by "
                 "itself; use --strategy ddp or other options",
             ),

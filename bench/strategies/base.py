@@ -65,7 +65,7 @@ class Setup:
 
         If the compressor applies momentum itself, the reducer takes the momentum over from the optimizer.
         """
-        if not self.compressor.owns_momentum:
+        if not self.compressor.traits.owns_momentum:
             return reducer_for(self.compressor), self.optimizer
         optimizer, momentum, nesterov = self.optimizer.hand_over_momentum()
         return reducer_for(self.compressor, momentum=momentum, nesterov=nesterov), optimizer

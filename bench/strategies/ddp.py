@@ -58,7 +58,7 @@ class Ddp(Strategy):
         """
         if optimizer.keeps_gradients:
             return None
-        return max(0.001, model_mb) if compressor.one_bucket else min(25.0, max(1.0, model_mb / 4))
+        return max(0.001, model_mb) if compressor.traits.one_bucket else min(25.0, max(1.0, model_mb / 4))
 
     @override
     def check_compatible(
@@ -194,7 +194,7 @@ class SharedGradients(Replicas):
 
     def __init__(self, setup: Setup, channel: CompressedCommunicator | None) -> None:
         config, compressor, optimizer = setup.config, setup.compressor, setup.optimizer
-        self.ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.one_bucket else config.bucket_mb)
+        self.ddp = wrap(setup.model, setup.device, WHOLE_MODEL_MB if compressor.traits.one_bucket else config.bucket_mb)
         settings = HookSettings(
             seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
         )
@@ -292,7 +292,7 @@ class OwnGradients(Replicas):
             await_command(self._channel.transport)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         saw_nonfinite = any(zero_nonfinite_(gradient, self._nonfinite) for gradient in gradients)
-        skipped = self._nonfinite != "zero" and self._channel.on_any_rank(saw_nonfinite)
+        skipped = self._nonfinite != "zero" and self._channel.start_on_any_rank(saw_nonfinite)()
         seconds = time.perf_counter() - started
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)
 
@@ -340,7 +340,7 @@ class DdpExchange(Exchange):
         The reduced gradients are equal on all ranks, so the ranks need no vote.
         """
         world_size, hook = dist.get_world_size(), self._torch_hook
-        compressor = hook if hook is not None and not hook.is_dense_at(self._step_index) else None
+        compressor = hook if hook is not None and self._step_index >= hook.traits.dense_steps else None
         encoded = [
             EncodedLayer(
                 layer=layer,

@@ -25,7 +25,7 @@ from collectives.schedule.layout import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport
 from compressors.auto.choice import Choice, Pair, Part, dense_pair, pairs_on
-from compressors.base import FP32_BYTES, PerLayer
+from compressors.base import FP32_BYTES, PerLayer, Sparsifier
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Memory, Step
 
@@ -62,7 +62,7 @@ def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> See
             torch.cuda.synchronize(x.device)
         seconds.append(time.perf_counter() - started)
     nbytes, left, norm = payload.nbytes, x.clone(), float(x.norm())
-    compressor.subtract_(left, payload, layer, trial)
+    payload.subtract_from_(left)
     return Seen(seconds=min(seconds), nbytes=nbytes, error=float(left.norm()) / norm if norm else 1.0)
 
 
@@ -104,7 +104,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
     """Return `_waves` of a pair; cached, because it is needed for every layer whenever the link may have changed."""
     compressor, collective = pair.built()
-    if all(kind.elementwise for kind in compressor.emits) and collective.carries_wires:
+    if all(kind.elementwise for kind in compressor.traits.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
     return _waves(collective, world_size, Layout((Leaf(numel),)), _growing(nbytes, numel))
 
@@ -186,6 +186,7 @@ class Candidates:
         return any(
             compressor.density_for(layer, step) != compressor.density_for(layer, self._looked_at)
             for compressor in self._compressors.values()
+            if isinstance(compressor, Sparsifier)
             for layer in self.layers[:1]
         )
 
@@ -271,7 +272,7 @@ class Candidates:
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
         """Return the ids of layers that are cheaper dense, if they save more than another message per bucket costs."""
-        if all(kind.elementwise for kind in self._compressors[pair].emits):
+        if all(kind.elementwise for kind in self._compressors[pair].traits.emits):
             return set()
         without_waves, gains = dataclasses.replace(self.link, wave_s=0.0), {}
         for layer in (layer for layer in self.layers if layer.numel > SMALL):

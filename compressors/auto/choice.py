@@ -237,7 +237,7 @@ class ChosenPairs(Reducer):
             bound = self.bound(pair)
             parts.append(bucket.part(indices))
             pendings.append(bound.reducer.start(parts[-1], self._timed(bound.collective), transport))
-        bucket.let_go()
+        bucket.gradients = bucket.updates
 
         def wait() -> None:
             started = time.perf_counter()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,14 +25,13 @@ from typing_extensions import Doc, override
 
 from collectives.base import Collective
 from collectives.options import Incompatible, OptionError
-from collectives.payloads.base import Payload
-from collectives.payloads.dense import Dense
 from compressors.auto.choice import FIRST, Choice, ChosenPairs, dense_pair, read_choices
 from compressors.auto.chooser import Chooser
 from compressors.auto.ranking import StepSeconds
+from compressors.base import Traits
 from compressors.ddp.gradients import reduced_layers
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
-from compressors.layer import Layer, Step
+from compressors.layer import Layer
 
 
 class ChoosingHook(CompressionHook):
@@ -99,8 +99,8 @@ class ChoosingHook(CompressionHook):
         return finish
 
     @override
-    def _begin_step(self, step: Step) -> None:
-        super()._begin_step(step)
+    def _begin(self) -> None:
+        super()._begin()
         self._report.decision = self._pairs.choice
         self._pairs.wire_s = 0.0
 
@@ -113,7 +113,7 @@ class ChoosingHook(CompressionHook):
     def _conclude(self) -> None:
         super()._conclude()
         if self._settings.nonfinite == "zero":  # no flag was sent
-            self.on_any_rank(False)
+            self.start_on_any_rank(False)()
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
         self._chooser.step, self._chooser.was_skipped = self._step, self._report.skipped
         with contextlib.suppress(StopIteration):
@@ -162,30 +162,22 @@ class Auto(OwnHook, name="auto"):
                     f"auto: {path} holds no choices ({error}); give the choices.jsonl of a run of auto"
                 ) from None
 
-    @property
+    @functools.cached_property
     @override
-    def default_collectives(self) -> tuple[str, ...]:
-        return ("ring",)
-
-    @property
-    @override
-    def emits(self) -> frozenset[type[Payload]]:
-        return frozenset({Dense})
+    def traits(self) -> Traits:
+        return dataclasses.replace(super().traits, default_collectives=("ring",))
 
     @override
-    def check_compatible(self, collective: Collective) -> None:
+    def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         name = collective.component_name
         if collective.decodes or name == "pool":
             raise Incompatible(
                 f"auto cannot switch pairs on {name}, which keeps state outside the ranks; use collective ring, "
                 "native, tree, halving_doubling, hierarchical or allgather"
             )
-        super().check_compatible(collective)
-
-    @override
-    def check_layers(self, layers: Sequence[Layer]) -> None:
+        super().check_compatible(collective, layers)
         ids = {layer.id for layer in layers if layer.numel}
-        if any(choice.ways.keys() != ids for choice in self.recorded):
+        if layers and any(choice.ways.keys() != ids for choice in self.recorded):
             raise Incompatible(
                 f"auto: {self.choices} is of another model, which has other layers; give the choices.jsonl of this "
                 "model"

@@ -76,20 +76,17 @@ def attach(
         compressor = build("compressors", Compressor, compressor)
     if isinstance(collective, str):
         collective = build("collectives", Collective, collective)
-    compressor.check_compatible(collective)
     if isinstance(compressor, TorchHook):
         raise ValueError(
             f"{compressor.component_name} is PyTorch's own hook; "
             "use ddp.register_comm_hook(*compressor.hook(ddp.process_group))"
         )
     ddp = _engine(ddp)
-    _check_embeddings(ddp)
-    if reason := change_since_wrapping(ddp):
-        raise ValueError(reason)
     layers = reduced_layers(ddp)
-    compressor.check_layers(layers)
+    compressor.check_compatible(collective, layers)
     _check_types(layers, compressor)
-    _check_one_bucket(ddp, layers, compressor)
+    if compressor.traits.one_bucket:
+        _check_one_bucket(ddp, layers, compressor)
     _check_momentum(compressor, momentum, nesterov=nesterov)
     settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
     if isinstance(compressor, OwnHook):
@@ -102,7 +99,7 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     """Return the DDP model inside what `torch.compile` wrapped around it.
 
     Raises:
-        ValueError: there is none, or its options leave a communication hook without buckets.
+        ValueError: there is none, its options leave a communication hook without buckets, or its gradients do not fit.
     """
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, DistributedDataParallel):
@@ -110,33 +107,37 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
         is_sharded = any(cls.__module__.startswith("torch.distributed.fsdp") for cls in type(ddp).__mro__)
         got = "one in FSDP, which reduces gradients itself" if is_sharded else f"a bare {type(ddp).__name__}"
         raise ValueError(f"attach needs a model in DDP and got {got}; give it DistributedDataParallel(model)")
-    if ddp._use_python_reducer:
-        raise ValueError(
-            'under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no buckets, which attach needs; '
-            "set it to True, then wrap the model again"
-        )
-    if ddp._delay_all_reduce_all_params:
+    if ddp._delay_all_reduce_all_params:  # such a model lacks the attributes below
         raise ValueError(
             "delay_all_reduce_named_params leaves DDP without buckets, which attach needs; wrap the model without it"
         )
-    if ddp.mixed_precision is not None:
-        raise ValueError(
-            "mixed_precision takes the place of DDP's communication hook; wrap the model without it and use autocast"
-        )
-    if ddp._get_ddp_logging_data().get("comm_hook"):
-        raise ValueError("this model already has a communication hook (perhaps a closed one); wrap it in DDP again")
-    if ddp.skip_all_reduce_unused_params:
-        raise ValueError(
-            "with skip_all_reduce_unused_params ranks would not know when a step ends; wrap the model without it"
-        )
-    return ddp
-
-
-def _check_embeddings(ddp: DistributedDataParallel) -> None:
+    obstacles = (
+        (
+            ddp._use_python_reducer,
+            'under torch._dynamo.config.optimize_ddp = "python_reducer" DDP has no buckets, which attach needs; '
+            "set it to True, then wrap the model again",
+        ),
+        (
+            ddp.mixed_precision is not None,
+            "mixed_precision takes the place of DDP's communication hook; wrap the model without it and use autocast",
+        ),
+        (
+            ddp._get_ddp_logging_data().get("comm_hook"),
+            "this model already has a communication hook (perhaps a closed one); wrap it in DDP again",
+        ),
+        (
+            ddp.skip_all_reduce_unused_params,
+            "with skip_all_reduce_unused_params ranks would not know when a step ends; wrap the model without it",
+        ),
+    )
+    reasons = [reason for applies, reason in obstacles if applies]
     for name, module in ddp.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             embedding = f"{type(module).__name__} {name}".strip()
-            raise ValueError(f"{embedding} makes sparse gradients, which do not fit in buckets; give it sparse=False")
+            reasons.append(f"{embedding} makes sparse gradients, which do not fit in buckets; give it sparse=False")
+    if reason := next(iter(reasons), None) or change_since_wrapping(ddp):
+        raise ValueError(reason)
+    return ddp
 
 
 def _check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
@@ -155,8 +156,6 @@ def _check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
 
 
 def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], compressor: Compressor) -> None:
-    if not compressor.one_bucket:
-        return
     weights = [layer.weight for layer in layers if layer.weight is not None]
     types = {str(weight.dtype) for weight in weights}
     if len(types) > 1:
@@ -165,8 +164,7 @@ def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], com
             f"parameters of {' and '.join(sorted(types))} into separate buckets; convert them to one dtype"
         )
     nbytes = sum(weight.nbytes for weight in weights)
-    limit = FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap
-    if nbytes > limit:
+    if nbytes > (FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap):
         raise ValueError(
             f"{compressor.component_name} wants the whole model as one bucket under these options; "
             f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"
@@ -175,12 +173,12 @@ def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], com
 
 def _check_momentum(compressor: Compressor, momentum: float | None, *, nesterov: bool) -> None:
     name = compressor.component_name
-    if compressor.owns_momentum and (momentum is None or not 0 <= momentum < 1):
+    if not compressor.traits.owns_momentum:
+        if momentum is not None or nesterov:
+            option = "nesterov" if momentum is None else "momentum"
+            raise ValueError(f"{name} applies no momentum under these options; leave {option} to the optimizer")
+    elif momentum is None or not 0 <= momentum < 1:
         raise ValueError(
             f"{name} applies the momentum itself under these options; give attach its coefficient in [0, 1), "
             "for example momentum=0.9, and the optimizer momentum=0"
         )
-    if not compressor.owns_momentum and momentum is not None:
-        raise ValueError(f"{name} applies no momentum under these options; leave momentum to the optimizer")
-    if not compressor.owns_momentum and nesterov:
-        raise ValueError(f"{name} applies no momentum under these options; leave nesterov to the optimizer")

@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 from collectives.base import BoundCollective, Collective, Key
-from collectives.payloads.base import Payload
-from collectives.payloads.bundle import Bundle
-from collectives.payloads.dense import Dense
+from collectives.payloads import Bundle, Dense, Payload
 from collectives.transport.base import Purpose, Traffic, Transport, wait_all
 from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
@@ -52,13 +50,13 @@ class CompressedCommunicator:
         self._downlink = Downlink(reducer.compressor, layers)
         self.collective = collective.bind(transport, self._downlink)
         self._others: list[BoundCollective] = []
-        self._begin_step(
-            Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
-        )
+        step = Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
+        CompressedCommunicator.start_step(self, step)
 
     def start_step(self, step: Step) -> None:
         """Begin a training step; call it before anything is sent in this step."""
-        self._begin_step(step)
+        self._step = self._downlink.step = step
+        self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace each layer's tensor by the mean over ranks of what was transmitted; every rank must call.
@@ -69,10 +67,10 @@ class CompressedCommunicator:
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
-        started = time.perf_counter()
-        bucket = Bucket(layers=self.layers, gradients=[tensor.view(-1) for tensor in tensors], step=self._step)
-        self.reducer.reduce(bucket, self.collective.sum, self.transport)
-        self._account(bucket.encoded, bucket.encode_s, started)
+        with self.exchanging() as report:
+            bucket = Bucket(layers=self.layers, gradients=[tensor.view(-1) for tensor in tensors], step=self._step)
+            self.reducer.reduce(bucket, self.collective.sum, self.transport)
+            report.encoded, report.encode_s = bucket.encoded, bucket.encode_s
 
     def combine_(
         self, tensors: Sequence[torch.Tensor], op: CombineOp = "mean", layers: Sequence[Layer] | None = None
@@ -88,16 +86,17 @@ class CompressedCommunicator:
             TransportError: a rank was lost, or did not answer in time.
             PayloadError: the collective cannot compute a maximum (`allgather`).
         """
-        started = time.perf_counter()
-        layers = self.layers if layers is None else layers
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        key = tuple(layer.id for layer in layers)
-        combined = torch.zeros_like(flat)
-        total = self.collective.sum(Dense(flat), key, "max" if op == "max" else "sum")
-        total.add_to_(combined, divisor=self.transport.world_size if op == "mean" else 1)
-        for tensor, part in zip(tensors, combined.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
-        self._account([_sent_whole(layer, tensor) for layer, tensor in zip(layers, tensors, strict=True)], 0.0, started)
+        with self.exchanging() as report:
+            layers = self.layers if layers is None else layers
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            combined = torch.zeros_like(flat)
+            total = self.collective.sum(
+                Dense(flat), tuple(layer.id for layer in layers), "max" if op == "max" else "sum"
+            )
+            total.add_to_(combined, divisor=self.transport.world_size if op == "mean" else 1)
+            for tensor, part in zip(tensors, combined.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+            report.encoded = _sent_whole(layers, tensors)
 
     def average_(self, flat: torch.Tensor) -> None:
         """Replace the concatenated tensors of all layers by their mean over ranks; every rank must call.
@@ -110,12 +109,11 @@ class CompressedCommunicator:
         Raises:
             TransportError: a rank was lost, or did not answer in time.
         """
-        started = time.perf_counter()
-        total = self.collective.sum(Dense(flat), tuple(layer.id for layer in self.layers))
-        assert isinstance(total, Dense)  # element-wise payloads stay what they are
-        torch.div(total.values, self.transport.world_size, out=flat)
-        parts = flat.split([layer.numel for layer in self.layers])
-        self._account([_sent_whole(layer, part) for layer, part in zip(self.layers, parts, strict=True)], 0.0, started)
+        with self.exchanging() as report:
+            total = self.collective.sum(Dense(flat), tuple(layer.id for layer in self.layers))
+            assert isinstance(total, Dense)  # element-wise payloads stay what they are
+            torch.div(total.values, self.transport.world_size, out=flat)
+            report.encoded = _sent_whole(self.layers, flat.split([layer.numel for layer in self.layers]))
 
     def bind(self, collective: Collective) -> BoundCollective:
         """Bind another collective to the same transport, until `close`; every rank must call."""
@@ -128,19 +126,21 @@ class CompressedCommunicator:
         self._report.add(report)
 
     @contextlib.contextmanager
-    def exchanging(self) -> Iterator[None]:
-        """Report the seconds of a `with` block as exchange time during which nothing else was computed."""
-        started = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - started
-        self.book(StepReport(exchange_s=seconds, exposed_s=seconds))
+    def exchanging(self) -> Iterator[StepReport]:
+        """Report the seconds of a `with` block as exchange time during which nothing else was computed.
 
-    def on_any_rank(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank; every rank must call."""
-        return self.start_on_any_rank(flag)()
+        The block may write what it encodes to the report that it gets.
+        """
+        report, started = StepReport(), time.perf_counter()
+        yield report
+        report.exchange_s = report.exposed_s = time.perf_counter() - started
+        self.book(report)
 
     def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
-        """Begin `on_any_rank`; return a function that waits for the result, to be called once."""
+        """Begin to tell all ranks whether the flag is set on any; every rank must call.
+
+        Return a function that waits for the result, to be called once.
+        """
         finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
         return lambda: any(finish())
 
@@ -188,23 +188,17 @@ class CompressedCommunicator:
             collective.close()
         self.transport.close()
 
-    def _begin_step(self, step: Step) -> None:
-        self._step = self._downlink.step = step
-        self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
-
     @property
     def exposed_s(self) -> float:
         """Return the seconds that training has waited for exchanges in this step so far."""
         return self._report.exposed_s or 0.0
 
-    def _account(self, encoded: Sequence[EncodedLayer], encode_s: float, started: float) -> None:
-        """Report an exchange during which nothing else was computed."""
-        seconds = time.perf_counter() - started
-        self.book(StepReport(encode_s=encode_s, exchange_s=seconds, exposed_s=seconds, encoded=list(encoded)))
 
-
-def _sent_whole(layer: Layer, tensor: torch.Tensor) -> EncodedLayer:
-    return EncodedLayer(layer=layer, payload="Dense", nbytes=tensor.nbytes, num_entries=tensor.numel(), seconds=0.0)
+def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> list[EncodedLayer]:
+    return [
+        EncodedLayer(layer=layer, payload="Dense", nbytes=tensor.nbytes, num_entries=tensor.numel(), seconds=0.0)
+        for layer, tensor in zip(layers, tensors, strict=True)
+    ]
 
 
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
@@ -218,11 +212,10 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
         group: process group with the same ranks and backend; None: the default group, with all ranks.
     """
     shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)
-    backends = dict(item.split(":") for item in dist.get_backend_config(shared).split(","))
     own = dist.new_group(
         dist.get_process_group_ranks(shared),
         timeout=datetime.timedelta(seconds=timeout_s),
-        backend=backends[device.type],
+        backend=dict(item.split(":") for item in dist.get_backend_config(shared).split(","))[device.type],
         use_local_synchronization=shared != dist.group.WORLD,
     )
     return open_transport(cast(dist.ProcessGroup, own), device, timeout_s)
@@ -232,14 +225,14 @@ def await_command(transport: Transport) -> None:
     """Tell rank 0 that this rank's backward has ended, and wait until all ranks' have; every rank must call."""
     word = torch.zeros(1, dtype=torch.uint8, device=transport.device)
     with transport.counted_as("control"):
-        if transport.rank == 0:
-            others = range(1, transport.world_size)
-            for source in others:
-                transport.receive_into(word, source).wait()
-            wait_all([transport.send(word, to) for to in others])
-        else:
+        if transport.rank != 0:
             transport.send(word, 0).wait()
             transport.receive_into(word, 0).wait()
+            return
+        others = range(1, transport.world_size)
+        for source in others:
+            transport.receive_into(word, source).wait()
+        wait_all([transport.send(word, to) for to in others])
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -296,9 +289,9 @@ class Downlink:
             total: fp32 [numel], the layers' concatenated sums.
             layers: ids of the layers, in the order in which they lie in `total`.
         """
-        at, memory = self.step, self._memory
         # An answer is not summed, so the world size is 1; a rank of its own gives it its own random numbers.
-        step = dataclasses.replace(at, memory=memory, rank=at.world_size + at.rank, world_size=1)
+        rank = self.step.world_size + self.step.rank
+        step = dataclasses.replace(self.step, memory=self._memory, rank=rank, world_size=1)
         groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
         payloads = [
             Dense(part.clone()) if group.dense else cast(PerLayer, self._compressor).encode(part, group.layer, step)

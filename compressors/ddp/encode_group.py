@@ -1,20 +1,18 @@
-"""Groups of layers that one `encode` call covers, and the buffers and state that are kept per group."""
+"""Groups of layers that one `encode` call covers, and what a reducer keeps per group from step to step."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from collectives.base import Key
-from collectives.payloads.base import Payload
+from collectives.payloads import Dense
 from compressors.base import Compressor
-from compressors.ddp.report import EncodedLayer
-from compressors.kernels.residuals import accelerate, add
-from compressors.layer import Layer, Step, end_to_end
+from compressors.layer import Layer, Step, Tensors, copies, end_to_end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,62 +55,10 @@ class EncodeGroup:
         """Tell whether all gradients are contiguous fp32, so that the native loops can read them in place."""
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
-    def add_gradient(self, base: torch.Tensor | None, *, factor: float = 1.0, out: torch.Tensor) -> None:
-        """Write gradient + factor * base into `out`, without concatenating the layers' gradients first.
-
-        Args:
-            base: fp32 [numel], or None for zeros.
-            factor: multiplies `base`.
-            out: fp32 [numel], overwritten; may be `base`.
-        """
-        for gradient, part in self._parts():
-            if base is None:
-                out[part].copy_(gradient)
-            else:
-                add(gradient, base[part], factor=factor, out=out[part])
-
-    def accelerate(
-        self,
-        velocity: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        momentum: float,
-        *,
-        nesterov: bool,
-        now: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Apply `kernels.residuals.accelerate` to each layer's part; its tensors are fp32 [numel]."""
-        for gradient, part in self._parts():
-            old = None if velocity is None else velocity[part]
-            unsent = None if residual is None else residual[part]
-            accelerate(gradient, old, unsent, momentum, nesterov=nesterov, now=now[part], out=out[part])
-
-    def _parts(self) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yield each layer's gradient, and its slice of the concatenated elements."""
-        for gradient, borders in zip(self.gradients, itertools.pairwise(self.borders), strict=True):
-            yield gradient, slice(*borders)
-
     def scatter_to_updates(self, update: torch.Tensor) -> None:
         """Copy an update, floating [numel], into `updates`."""
-        parts = torch.split(update, [layer.numel for layer in self.layers])
-        for out, part in zip(self.updates, parts, strict=True):
+        for out, part in zip(self.updates, update.split([layer.numel for layer in self.layers]), strict=True):
             out.copy_(part)
-
-    def account(self, payload: Payload, seconds: float, density_wanted: float | None) -> list[EncodedLayer]:
-        """Divide the payload's bytes among the layers by the entries each sends, and the seconds by their sizes."""
-        counts = payload.entries_between(self.borders) if len(self.layers) > 1 else [payload.num_entries]
-        total, nbytes = sum(counts), payload.nbytes
-        return [
-            EncodedLayer(
-                layer=layer,
-                payload=type(payload).__name__,
-                nbytes=nbytes * (count / total if total else layer.numel / self.layer.numel),
-                num_entries=count,
-                seconds=seconds * layer.numel / self.layer.numel,
-                density_wanted=density_wanted,
-            )
-            for layer, count in zip(self.layers, counts, strict=True)
-        ]
 
 
 def group_layers(
@@ -137,7 +83,7 @@ def group_layers(
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
     compressed: list[Layer] = []
     dense: list[Layer] = []
-    all_dense = step is not None and compressor.is_dense_at(step.index)
+    all_dense = step is not None and step.index < compressor.traits.dense_steps
     for layer in sorted((layer for layer in layers if layer.numel), key=lambda layer: layer.id):
         (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
     groups = [[layer] for layer in compressed] if compressor.granularity == "layer" else [compressed]
@@ -153,3 +99,121 @@ def group_layers(
         for group in (*groups, dense)
         if group
     ]
+
+
+class BufferPool:
+    """Reuse send buffers from step to step: touching new pages costs more than copying into old ones.
+
+    A buffer that is not released by the end of a step is left to the holder of its message, and not reused.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[Key, torch.Tensor] = {}
+        self._lent: dict[Key, torch.Tensor] = {}
+        self._returned: dict[Key, torch.Tensor] = {}
+
+    def acquire(self, group: EncodeGroup) -> torch.Tensor:
+        """Return an uninitialised buffer [group.layer.numel] of the group's dtype."""
+        buffer = self._free.pop(group.key, None)
+        if buffer is None or buffer.numel() != group.layer.numel or buffer.dtype != group.dtype:
+            buffer = Dense.room(group.layer.numel, group.dtype, group.device)
+        self._lent[group.key] = buffer
+        return buffer
+
+    def release(self, groups: Iterable[EncodeGroup]) -> None:
+        """Mark the buffers of these groups as free for the next step."""
+        for group in groups:
+            if (buffer := self._lent.pop(group.key, None)) is not None:
+                self._returned[group.key] = buffer
+
+    def end_step(self) -> None:
+        """Keep the released buffers; drop those of groups that no longer exist and those not released."""
+        self._free, self._lent, self._returned = self._returned, {}, {}
+
+
+class LayerStore:
+    """Keep one tensor per group from step to step, for example residuals, with a proposed next value.
+
+    Two buffers per group alternate, so that a step allocates nothing.
+    """
+
+    def __init__(self) -> None:
+        self._accepted: dict[Key, torch.Tensor] = {}
+        self._proposed: dict[Key, torch.Tensor] = {}
+        self._spare: dict[Key, torch.Tensor] = {}
+        self._sizes: dict[int, int] = {}
+
+    def accepted(self, group: EncodeGroup) -> torch.Tensor | None:
+        """Return the group's fp32 tensor [numel] of the last `commit`, or None before the first; do not change it.
+
+        Raises:
+            ValueError: the state that was loaded belongs to another model.
+        """
+        if group.key not in self._accepted:
+            self._regroup(group)
+        accepted = self._accepted.get(group.key)
+        if accepted is None:
+            return None
+        if accepted.numel() != group.layer.numel:  # the native loops do not check
+            raise ValueError(
+                f"the state that was loaded has {accepted.numel()} elements for layer {group.layer.name}, which has "
+                f"{group.layer.numel}: it is of another model"
+            )
+        if accepted.device != group.device:  # after `load`
+            accepted = self._accepted[group.key] = accepted.to(group.device)
+        return accepted
+
+    def propose(self, group: EncodeGroup) -> torch.Tensor:
+        """Return an uninitialised fp32 tensor for the caller to fill; `commit` makes it the accepted one.
+
+        Later calls for the same group in the same step return the same tensor.
+        """
+        if group.key not in self._proposed:
+            self._sizes.update((layer.id, layer.numel) for layer in group.layers)
+            spare = self._spare.pop(group.key, None)
+            fresh = torch.empty(group.layer.numel, dtype=torch.float32, device=group.device) if spare is None else spare
+            self._proposed[group.key] = fresh
+        return self._proposed[group.key]
+
+    def commit(self) -> None:
+        """Accept the proposed tensors, and keep the old ones as spare memory."""
+        self._spare.update((key, self._accepted[key]) for key in self._proposed if key in self._accepted)
+        self._accepted |= self._proposed
+        self._proposed = {}
+
+    def drop(self) -> None:
+        """Discard the proposed tensors and keep them as spare memory; accepted tensors do not change."""
+        self._spare |= self._proposed
+        self._proposed = {}
+
+    def by_layer(self) -> Tensors:
+        """Return a view of each layer's accepted elements, by layer id."""
+        views: Tensors = {}
+        for key, flat in self._accepted.items():
+            views.update(zip(key, torch.split(flat, [self._sizes[layer_id] for layer_id in key]), strict=True))
+        return views
+
+    def load(self, tensors: Tensors) -> None:
+        """Replace the whole state by copies of these tensors, given by layer id."""
+        self._accepted = {(layer_id,): tensor for layer_id, tensor in copies(tensors).items()}
+        self._sizes = {layer_id: tensor.numel() for layer_id, tensor in tensors.items()}
+        self._proposed, self._spare = {}, {}
+
+    def _regroup(self, group: EncodeGroup) -> None:
+        """Concatenate the accepted tensors of the group's layers; other layers of their old groups become single."""
+        wanted = set(group.key)
+        self._spare = {key: spare for key, spare in self._spare.items() if key == group.key or not wanted & set(key)}
+        views = self.by_layer()
+        if not wanted & views.keys():
+            return
+        parts = [
+            views[layer.id].to(group.device)
+            if layer.id in views
+            else torch.zeros(layer.numel, dtype=torch.float32, device=group.device)
+            for layer in group.layers
+        ]
+        for key in [key for key in self._accepted if wanted & set(key)]:
+            del self._accepted[key]
+            self._accepted.update({(layer_id,): views[layer_id].clone() for layer_id in set(key) - wanted})
+        self._sizes.update((layer.id, layer.numel) for layer in group.layers)
+        self._accepted[group.key] = torch.cat(parts)

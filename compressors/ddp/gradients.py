@@ -16,19 +16,21 @@ from compressors.layer import Layer, layers_of
 
 def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
     """Return the trainable parameters whose gradients DDP reduces, with the ids that `layers_of` gives them."""
-    reduced = {
-        id(parameter) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()
-    }
+    reduced = _buffers(ddp)
     return [layer for layer in layers_of(ddp.module) if id(layer.weight) in reduced]
 
 
-def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
-    """Return which parameter was changed after wrapping so that DDP misses its gradient and what to do, or None."""
-    buffer_of = {
+def _buffers(ddp: DistributedDataParallel) -> dict[int, torch.Tensor]:
+    return {
         id(parameter): bucket.buffer()
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()
         for parameter in bucket.parameters()
     }
+
+
+def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
+    """Return which parameter was changed after wrapping so that DDP misses its gradient and what to do, or None."""
+    buffer_of = _buffers(ddp)
     for name, parameter in ddp.module.named_parameters():
         buffer = buffer_of.get(id(parameter))
         if buffer is None:
@@ -67,8 +69,8 @@ class ZeroCopyGradients:
         for parameter in ddp.module.parameters() if ddp.gradient_as_bucket_view else ():
             if parameter.requires_grad and parameter.numel() >= WORTH_TAKING and parameter.device.type == "cpu":
                 # This node accumulates gradients: tensor hooks run before it, and `torch.autograd.grad` skips it.
-                accumulates = get_gradient_edge(parameter).node
-                self._handles.append(accumulates.register_prehook(functools.partial(self._take, parameter)))
+                accumulator = get_gradient_edge(parameter).node
+                self._handles.append(accumulator.register_prehook(functools.partial(self._take, parameter)))
 
     def of(self, bucket: dist.GradBucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # type: ignore[name-defined]
         """Return a bucket's flat gradients, and the flat tensors for its updates; gradients taken are read-only."""
@@ -76,13 +78,12 @@ class ZeroCopyGradients:
         self._places.update(zip(parameters, places, strict=True))
         self._is_expected &= not bucket.is_last()
         updates = [place.flatten() for place in places]
-        taken = [self._taken.pop(parameter, None) for parameter in parameters]
-        if not any(gradient is not None for gradient in taken):
+        if self._taken.keys().isdisjoint(parameters):
             return updates, updates
-        gradients = [
+        taken = [self._taken.pop(parameter, None) for parameter in parameters]
+        return [
             update if gradient is None else gradient.view(-1) for gradient, update in zip(taken, updates, strict=True)
-        ]
-        return gradients, updates
+        ], updates
 
     def close(self) -> None:
         """Stop taking gradients."""
@@ -92,7 +93,7 @@ class ZeroCopyGradients:
         self._places.clear()
 
     def _expect(self, *_: Any) -> None:
-        """Remember whether DDP will exchange the gradients of the next backward; runs before forward."""
+        # before forward: will DDP exchange the gradients of the next backward?
         self._is_expected = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
 
     def _take(self, parameter: nn.Parameter, gradients: tuple[torch.Tensor | None]) -> tuple[torch.Tensor] | None:
@@ -109,9 +110,8 @@ class ZeroCopyGradients:
             or parameter.grad is not None
             or parameter._post_accumulate_grad_hooks
             or gradient.dtype != place.dtype
-            or not (
-                gradient.is_contiguous() and parameter.is_contiguous()
-            )  # DDP's views have the strides of the parameters
+            # DDP's views have the strides of the parameters
+            or not (gradient.is_contiguous() and parameter.is_contiguous())
         ):
             return None
         self._taken[parameter] = gradient

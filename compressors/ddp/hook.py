@@ -124,11 +124,9 @@ class CompressionHook(CompressedCommunicator):
         self._index = 0
         self._epoch: int | None = None
         self._announced: Step | None = None
-        self._epoch_is_missing = reducer.compressor.denser_epochs > 0
-        self._unfinished = False
-        self._is_whole = False  # the last bucket has arrived since the last `finish_step`
-        self._closed = False
-        self._saw_nonfinite = False
+        self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
+        self._unfinished = self._is_whole = False  # whether a bucket, or the last, came since the last `finish_step`
+        self._closed = self._saw_nonfinite = False
         self._any_nonfinite: Callable[[], bool] = lambda: False
 
     def set_epoch(self, epoch: int) -> None:
@@ -178,7 +176,7 @@ class CompressionHook(CompressedCommunicator):
         if self._epoch_is_missing and self.transport.rank == 0:
             compressor = self.reducer.compressor
             warnings.warn(
-                f"{compressor.component_name} sends more in its first {compressor.denser_epochs} epochs only if "
+                f"{compressor.component_name} sends more in its first {compressor.traits.denser_epochs} epochs only if "
                 "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0",
                 stacklevel=3,
             )
@@ -221,30 +219,26 @@ class CompressionHook(CompressedCommunicator):
         if bucket.index() == 0:
             self._begin()
         buffer = bucket.buffer()
-        on_cuda = buffer.device.type == "cuda"
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if on_cuda else None)
         layers = [self._layer_of[id(parameter)] for parameter in bucket.parameters()]
         gradients, updates = self._taken.of(bucket)
         of_step = Bucket(layers=layers, gradients=gradients, updates=updates, step=self._step)
         of_step.screen = functools.partial(self._screen, of_step, buffer)
         self._is_whole = bucket.is_last()
-        self._held.append(
-            _Job(
-                future=future,
-                buffer=buffer,
-                bucket=of_step,
-                is_last=bucket.is_last(),
-                arrived=time.perf_counter(),
-                ready=torch.cuda.current_stream(buffer.device).record_event() if on_cuda else None,
-            )
+        job = _Job(
+            future=torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None),
+            buffer=buffer,
+            bucket=of_step,
+            is_last=self._is_whole,
+            arrived=time.perf_counter(),
+            ready=torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None,
         )
-        if self._settings.trigger == "async" or bucket.is_last():
+        self._held.append(job)
+        if self._settings.trigger == "async" or job.is_last:
             self._hand_over(self._held)
             self._held = []
-        return future
+        return job.future
 
     def _begin(self) -> None:
-        """Begin a step when `backward` completes its first bucket."""
         if self._closed:
             raise RuntimeError(_CLOSED)
         if self._ddp._join_config.enable:  # a rank that has joined would not take part in the exchange
@@ -252,17 +246,15 @@ class CompressionHook(CompressedCommunicator):
         if self._unfinished:  # otherwise a lost rank or a non-finite gradient would go unnoticed
             raise RuntimeError("step_ok() was not called after the last backward(); call it after each")
         self._unfinished = True
-        self._begin_step(
-            self._announced
-            or Step(
-                index=self._index,
-                epoch=self._epoch or 0,
-                rank=self.transport.rank,
-                world_size=self.transport.world_size,
-                seed=self._settings.seed,
-                warmup=self._epoch is not None,
-            )
+        own = Step(
+            index=self._index,
+            epoch=self._epoch or 0,
+            rank=self.transport.rank,
+            world_size=self.transport.world_size,
+            seed=self._settings.seed,
+            warmup=self._epoch is not None,
         )
+        super().start_step(self._announced or own)
         self._announced = None
         self._index += 1
         self._saw_nonfinite = False
@@ -275,9 +267,8 @@ class CompressionHook(CompressedCommunicator):
             return reason
         without = [layer.name for layer in self.layers if layer.weight is not None and layer.weight.grad is None]
         if has_begun or 0 < len(without) < len(self.layers):
-            name = without[0] if without else "some parameter"
             return (
-                f"backward() gave {name} no gradient, so DDP did not finish; "
+                f"backward() gave {[*without, 'some parameter'][0]} no gradient, so DDP did not finish; "
                 "wrap the model with find_unused_parameters=True"
             )
         return (
@@ -286,7 +277,7 @@ class CompressionHook(CompressedCommunicator):
         )
 
     def _hand_over(self, jobs: list[_Job]) -> None:
-        """Queue jobs for the communication thread and wake it; an empty list ends it."""
+        # an empty list ends the communication thread
         self._jobs.put(jobs)
         self._bell.ring()
 
@@ -301,26 +292,19 @@ class CompressionHook(CompressedCommunicator):
             self._bell.silence()
             if not under_way or not self._jobs.empty():
                 jobs = self._jobs.get()
-                self._launch(jobs)
+                if jobs and self._settings.trigger == "sync":
+                    self._attempt(lambda: await_command(self.transport))
+                for job in jobs:
+                    self._attempt(functools.partial(self._start, job))
                 under_way += jobs
                 closing = closing or not jobs
                 continue
             with self.transport.interrupted_by(self._bell):
                 self._attempt(under_way[0].pending.wait)
             if not self._bell.is_ringing:
-                self._land(under_way.popleft())
-
-    def _launch(self, jobs: list[_Job]) -> None:
-        """Encode buckets and start sending them."""
-        if jobs and self._settings.trigger == "sync":
-            self._attempt(lambda: await_command(self.transport))
-        for job in jobs:
-            self._attempt(functools.partial(self._start, job))
-
-    def _land(self, job: _Job) -> None:
-        """Finish a bucket and return it to DDP, with its updates unless something failed."""
-        self._attempt(functools.partial(self._finish, job))
-        job.future.set_result(job.buffer)
+                job = under_way.popleft()
+                self._attempt(functools.partial(self._finish, job))
+                job.future.set_result(job.buffer)  # with its updates, unless something failed
 
     def _attempt(self, work: Callable[[], object]) -> None:
         """Do a part of the exchange, unless an earlier one failed; `finish_step` raises the first failure."""
@@ -353,21 +337,24 @@ class CompressionHook(CompressedCommunicator):
 
     def _screen(self, bucket: Bucket, buffer: torch.Tensor) -> bool:
         """Replace NaN and infinity before they reach residuals; return whether the gradients moved to the buffer."""
-        is_laid_down = bucket.is_laid_down
-        if not is_laid_down and all(map(is_finite, bucket.gradients)):
+        lie_elsewhere = bucket.gradients is not bucket.updates
+        if lie_elsewhere and all(map(is_finite, bucket.gradients)):
             return False
-        bucket.lay_down()
+        for update, gradient in zip(bucket.updates, bucket.gradients, strict=True):
+            if update is not gradient:  # which must not be changed
+                update.copy_(gradient)
+        bucket.gradients = bucket.updates
         self._saw_nonfinite |= zero_nonfinite_(buffer, self._settings.nonfinite)
-        return not is_laid_down
+        return lie_elsewhere
 
     def _conclude(self) -> None:
         """Accept the proposed state if all ranks' gradients were finite, otherwise drop it."""
         self._report.skipped = self._any_nonfinite()
-        if self._report.skipped:
-            self.drop()
-        else:
+        if not self._report.skipped:
             self.commit()
-        if self._report.skipped and self._settings.nonfinite == "raise":
+            return
+        self.drop()
+        if self._settings.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
 
 
@@ -387,7 +374,7 @@ class OwnHook(Compressor):
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:
-    """Make `backward` raise an error, because gradients are no longer exchanged; a forward hook."""
+    # a forward hook: gradients are no longer exchanged
     for tensor in _find_tensors(output):
         if tensor.requires_grad:
             tensor.register_hook(_raise_closed)

@@ -60,7 +60,14 @@ class PackedState:
             case None | bool() | int() | float() | str():
                 return value
             case torch.Tensor():
-                return ["tensor", *self._take(value.detach())]
+                if value.layout != torch.strided or value.is_complex():
+                    raise TypeError(f"a tensor of type {value.dtype} and layout {value.layout} cannot be packed")
+                copied = value.detach().to("cpu", copy=True)
+                if not torch.ops.aten.is_non_overlapping_and_dense(copied):
+                    copied = copied.contiguous()
+                name = str(len(self._tensors))
+                self._tensors[name] = copied.as_strided((copied.numel(),), (1,))  # safetensors knows no strides
+                return ["tensor", name, list(copied.shape), list(copied.stride()), value.device.type == "cpu"]
             case Mapping():
                 return ["dict", *([self._describe(key), self._describe(each)] for key, each in value.items())]
             case list():
@@ -68,17 +75,6 @@ class PackedState:
             case tuple():
                 return ["tuple", *map(self._describe, value)]
         raise TypeError(f"a value of type {type(value).__name__} cannot be packed")
-
-    def _take(self, tensor: torch.Tensor) -> tuple[str, list[int], list[int], bool]:
-        """Copy a tensor; return its name, shape and strides, and whether it was on the CPU."""
-        if tensor.layout != torch.strided or tensor.is_complex():
-            raise TypeError(f"a tensor of type {tensor.dtype} and layout {tensor.layout} cannot be packed")
-        copied = tensor.to("cpu", copy=True)
-        if not torch.ops.aten.is_non_overlapping_and_dense(copied):
-            copied = copied.contiguous()
-        name = str(len(self._tensors))
-        self._tensors[name] = copied.as_strided((copied.numel(),), (1,))  # safetensors knows no strides
-        return name, list(copied.shape), list(copied.stride()), tensor.device.type == "cpu"
 
 
 def pack_state(state: Any) -> torch.Tensor:

@@ -12,6 +12,7 @@ also kept for layers that are sent uncompressed, so that these train as with the
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import math
 import time
@@ -22,15 +23,23 @@ import torch
 from typing_extensions import override
 
 from collectives.base import Key, PendingSum
-from collectives.payloads.base import KeepLost, Payload
-from collectives.payloads.bundle import Bundle, members
-from collectives.payloads.dense import Dense
+from collectives.payloads import Bundle, Dense, Payload, members
+from collectives.payloads.base import KeepLost
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
-from compressors.base import FP32_BYTES, Compressor, MultiRound, NonFiniteSum, PerLayer
-from compressors.ddp.encode_group import EncodeGroup, group_layers
+from compressors.base import (
+    FP32_BYTES,
+    Compressor,
+    MultiRound,
+    NonFiniteSum,
+    PartsEncoder,
+    PerLayer,
+    SharedScale,
+    Sparsifier,
+)
+from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
-from compressors.ddp.state import BufferPool, LayerStore
+from compressors.kernels.residuals import accelerate, add
 from compressors.layer import Memory, Step, copies
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
@@ -64,16 +73,26 @@ class _Encoded:
     seconds: float
     density_wanted: float | None
 
+    def layers(self) -> list[EncodedLayer]:
+        """Divide the payload's bytes among the layers by the entries each sends, and the seconds by their sizes."""
+        group, payload, nbytes = self.group, self.payload, self.payload.nbytes
+        counts = payload.entries_between(group.borders) if len(group.layers) > 1 else [payload.num_entries]
+        total = sum(counts)
+        return [
+            EncodedLayer(
+                layer=layer,
+                payload=type(payload).__name__,
+                nbytes=nbytes * (count / total if total else layer.numel / group.layer.numel),
+                num_entries=count,
+                seconds=self.seconds * layer.numel / group.layer.numel,
+                density_wanted=self.density_wanted,
+            )
+            for layer, count in zip(group.layers, counts, strict=True)
+        ]
+
 
 def _message(encoded: Sequence[_Encoded]) -> Payload:
-    """Return the payloads of all groups as one message."""
     return encoded[0].payload if len(encoded) == 1 else Bundle([one.payload for one in encoded])
-
-
-def _account(encoded: Sequence[_Encoded], bucket: Bucket) -> None:
-    """Add an entry for each layer that was sent to `bucket.encoded`."""
-    for one in encoded:
-        bucket.encoded += one.group.account(one.payload, one.seconds, one.density_wanted)
 
 
 def keep_in(residual: torch.Tensor) -> KeepLost:
@@ -110,10 +129,8 @@ class Reducer(abc.ABC):
         self.compressor = compressor
         self.memory = Memory()
         self.last_encoded: Mapping[Key, Payload] = {}
-        self._momentum = momentum
-        self._nesterov = nesterov
-        self._residuals = LayerStore()
-        self._velocities = LayerStore()
+        self._momentum, self._nesterov = momentum, nesterov
+        self._residuals, self._velocities = LayerStore(), LayerStore()
         self._buffers = BufferPool()
         self._encoded: dict[Key, Payload] = {}
 
@@ -172,23 +189,33 @@ class Reducer(abc.ABC):
         self.memory.load_state_dict(state["memory"])
 
     def _groups(self, bucket: Bucket) -> list[EncodeGroup]:
-        """Divide the bucket into groups, and give the compressor access to this rank's memory."""
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
         return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates)
 
     def _compensated(self, group: EncodeGroup, step: Step) -> torch.Tensor:
         """Return the tensor to send: the gradient, with momentum and residual if the compressor has them."""
-        owns_momentum = self.compressor.owns_momentum
-        keeps_residual = self.compressor.keeps_residual and not group.dense
-        if not (owns_momentum or keeps_residual or group.dense) and len(group.gradients) == 1:
-            return group.gradients[0].float()
+        traits, gradients = self.compressor.traits, group.gradients
+        keeps_residual = traits.keeps_residual and not group.dense
+        if traits.clip_norm and not group.dense:
+            limit = traits.clip_norm / math.sqrt(step.world_size)
+            norm = math.sqrt(sum(float(gradient.float().norm()) ** 2 for gradient in gradients))
+            gradients = [gradient * (limit / norm) for gradient in gradients] if norm > limit else gradients
+        if not (traits.owns_momentum or keeps_residual or group.dense) and len(gradients) == 1:
+            return gradients[0].float()
         residual = self._residuals.accepted(group) if keeps_residual else None
         x = self._residuals.propose(group) if keeps_residual else self._buffers.acquire(group)
-        if owns_momentum:
-            old, velocity = self._velocities.accepted(group), self._velocities.propose(group)
-            group.accelerate(old, residual, self._momentum, nesterov=self._nesterov, now=velocity, out=x)
-        else:
-            group.add_gradient(residual, out=x)
+        velocity = self._velocities.accepted(group) if traits.owns_momentum else None
+        following = self._velocities.propose(group) if traits.owns_momentum else None
+        for gradient, start in zip(gradients, group.borders, strict=False):
+            part = slice(start, start + gradient.numel())
+            unsent = None if residual is None else residual[part]
+            if following is not None:
+                old, now = None if velocity is None else velocity[part], following[part]
+                accelerate(gradient, old, unsent, self._momentum, nesterov=self._nesterov, now=now, out=x[part])
+            elif unsent is None:
+                x[part].copy_(gradient)
+            else:
+                add(gradient, unsent, out=x[part])
         return x
 
 
@@ -200,28 +227,40 @@ class PerLayerReducer(Reducer):
     def __init__(self, compressor: PerLayer, *, momentum: float = 0.0, nesterov: bool = False) -> None:
         super().__init__(compressor, momentum=momentum, nesterov=nesterov)
         self._scratch = torch.empty(0, dtype=torch.float32)  # reused, as new pages cost more than sums
+        self._averages = type(compressor).finish is PerLayer.finish
+        self._scaled = compressor if isinstance(compressor, SharedScale) else None
+        self._sparsifier = compressor if isinstance(compressor, Sparsifier) else None
+        traits = compressor.traits
+        may_add = traits.keeps_residual and not (traits.owns_momentum or traits.needs_all_ranks)
+        self._encode_sum = (
+            compressor.encode_sum if may_add and type(compressor).encode_sum is not PerLayer.encode_sum else None
+        )
+        self._encode_parts = None
+        if isinstance(compressor, PartsEncoder) and type(compressor).encode is PartsEncoder.encode:
+            adds_something = traits.keeps_residual or traits.owns_momentum or traits.clip_norm
+            self._encode_parts = None if adds_something else compressor.encode_parts
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
         groups = self._groups(bucket)
-        finds_nonfinite = self.compressor.notices_nonfinite and all(map(self._takes_sum, groups))
-        if not finds_nonfinite and bucket.screen():
-            groups = self._groups(bucket)
         if not groups:
             return DONE
-        # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
-        key = tuple(layer.id for group in groups for layer in group.layers)
-        try:
-            encoded = self._encode_all(groups, bucket, transport, screened=not finds_nonfinite)
-        except NonFiniteSum:
+        encoded: list[_Encoded] = []
+        finds_nonfinite = getattr(self._encode_sum, "finds_nonfinite", False)
+        if finds_nonfinite and all(self._residual_to_add(group) is not None for group in groups):
+            with contextlib.suppress(NonFiniteSum):
+                encoded = self._encode_all(groups, bucket, transport, screened=False)
+        if not encoded:
             if bucket.screen():
                 groups = self._groups(bucket)
             encoded = self._encode_all(groups, bucket, transport)
-        pending = start_sum(_message(encoded), key)
-        bucket.let_go()  # while the message travels
+        # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
+        pending = start_sum(_message(encoded), tuple(layer.id for group in groups for layer in group.layers))
+        bucket.gradients = bucket.updates  # backward can reuse their memory while the message travels
         for group in groups:
             group.gradients.clear()
-        _account(encoded, bucket)
+        for one in encoded:
+            bucket.encoded += one.layers()
 
         def finish() -> None:
             self._finish(groups, pending.finish(), bucket)
@@ -235,12 +274,13 @@ class PerLayerReducer(Reducer):
         Raises:
             TypeError: the compressor needs all ranks, and there is no transport.
         """
-        if self.compressor.needs_all_ranks and transport is None:
+        if self.compressor.traits.needs_all_ranks and transport is None:
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
         if not (groups := self._groups(bucket)):
             return None
         encoded = self._encode_all(groups, bucket, transport)
-        _account(encoded, bucket)
+        for one in encoded:
+            bucket.encoded += one.layers()
         return _message(encoded)
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
@@ -250,111 +290,82 @@ class PerLayerReducer(Reducer):
     def _encode_all(
         self, groups: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
     ) -> list[_Encoded]:
-        """Add residuals and momentum, let the ranks agree on shared values, and encode.
+        """Let the ranks agree on shared scales, and encode each group.
 
         Raises:
             NonFiniteSum: the bucket was not screened, and the compressor found a value that is not finite.
         """
-        started = time.perf_counter()
-        inputs = [
-            None
-            if self._takes_sum(group) or self._takes_parts(group, bucket.step)
-            else self._compensated(group, bucket.step)
-            for group in groups
-        ]
-        bucket.encode_s += time.perf_counter() - started
-        if transport is not None:
-            given = [
-                (group.layer, x) for group, x in zip(groups, inputs, strict=True) if x is not None and not group.dense
-            ]
-            self.compressor.agree(given, bucket.step, transport)
-        return self._encode(groups, inputs, bucket, screened=screened)
+        inputs: list[torch.Tensor | None] = [None] * len(groups)
+        if self._scaled is not None and self._scaled.traits.needs_all_ranks:
+            assert transport is not None
+            started = time.perf_counter()
+            sent = [self._compensated(group, bucket.step) for group in groups]
+            bucket.encode_s += time.perf_counter() - started
+            given = [(group.layer, x) for group, x in zip(groups, sent, strict=True) if not group.dense]
+            self._scaled.agree(given, bucket.step, transport)
+            inputs = [*sent]
+        return [self._encode(group, x, bucket, screened=screened) for group, x in zip(groups, inputs, strict=True)]
 
-    @override
-    def _compensated(self, group: EncodeGroup, step: Step) -> torch.Tensor:
-        """Clip the gradient first, if the compressor does that."""
-        limit = None if group.dense else self.compressor.clip_limit(step)
-        if limit is not None:
-            norm = math.sqrt(sum(float(gradient.float().norm()) ** 2 for gradient in group.gradients))
-            if norm > limit:
-                group = dataclasses.replace(group, gradients=[g * (limit / norm) for g in group.gradients])
-        return super()._compensated(group, step)
-
-    def _takes_sum(self, group: EncodeGroup) -> bool:
-        """Tell whether the compressor may add the residual while it encodes, in one pass."""
-        compressor = self.compressor
-        return (
-            compressor.keeps_residual
-            and not (group.dense or compressor.owns_momentum or compressor.needs_all_ranks)
-            and self._residuals.accepted(group) is not None
-            and group.is_plain
-        )
-
-    def _takes_parts(self, group: EncodeGroup, step: Step) -> bool:
-        """Tell whether the compressor may encode the gradients in place, because nothing is added to them."""
-        compressor = self.compressor
-        return (
-            compressor.clip_limit(step) is None
-            and not (group.dense or compressor.keeps_residual or compressor.owns_momentum or compressor.needs_all_ranks)
-            and group.is_plain
-        )
+    def _residual_to_add(self, group: EncodeGroup) -> torch.Tensor | None:
+        """Return the residual that `encode_sum` adds to this group's gradients; None if it cannot."""
+        if self._encode_sum is None or group.dense or not group.is_plain:
+            return None
+        return self._residuals.accepted(group)
 
     def _encode_in_place(self, group: EncodeGroup, step: Step, *, screened: bool) -> Payload | None:
         """Encode the gradients in place; one pass also adds the residual and writes the proposed residual.
 
-        Return None if the compressor has no such form, or if the sum of gradient and residual overflows although the
+        Return None if that is not possible here, or if the sum of gradient and residual overflows although the
         gradient is finite.
         """
-        if not self.compressor.keeps_residual:
-            return self.compressor.encode_parts(group.gradients, group.layer, step)
-        residual = self._residuals.accepted(group)
-        assert residual is not None
-        left = self._residuals.propose(group)
+        if self._encode_parts is not None and not group.dense and group.is_plain:
+            return self._encode_parts(group.gradients, group.layer, step)
+        residual = self._residual_to_add(group)
+        if self._encode_sum is None or residual is None:
+            return None
         try:
-            return self.compressor.encode_sum(group.gradients, residual, left, group.layer, step)
+            return self._encode_sum(group.gradients, residual, self._residuals.propose(group), group.layer, step)
         except NonFiniteSum:
             if screened:  # all gradients are finite, so the sum overflowed: the caller encodes it as usual
                 return None
             raise
 
-    def _encode(
-        self, groups: Sequence[EncodeGroup], inputs: Sequence[torch.Tensor | None], bucket: Bucket, *, screened: bool
-    ) -> list[_Encoded]:
-        """Encode each group; its input becomes its proposed residual. None as input: encode its gradients in place."""
-        compressor, encoded = self.compressor, []
-        for group, x in zip(groups, inputs, strict=True):
-            started = time.perf_counter()
-            payload = self._encode_in_place(group, bucket.step, screened=screened) if x is None else None
-            if payload is None:
-                x = self._compensated(group, bucket.step) if x is None else x
-                payload = Dense(x) if group.dense else compressor.encode(x, group.layer, bucket.step)
-                if compressor.keeps_residual and not group.dense:
-                    compressor.subtract_(x, payload, group.layer, bucket.step)
-            if compressor.keeps_residual and not group.dense and compressor.averages:
-                payload.keep_lost = keep_in(self._residuals.proposed(group))
-            if not group.dense:
-                if compressor.owns_momentum and isinstance(payload, IndexedValues):
-                    self._velocities.proposed(group).index_fill_(0, payload.positions[payload.values != 0], 0)
-                if payload.num_entries < group.layer.numel:
-                    self._encoded[group.key] = payload
-            seconds = time.perf_counter() - started
-            bucket.encode_s += seconds
-            has_aim = compressor.granularity == "layer" and not isinstance(payload, Dense)
-            wanted = compressor.density_for(group.layer, bucket.step) if has_aim else None
-            encoded.append(_Encoded(group=group, payload=payload, seconds=seconds, density_wanted=wanted))
-        return encoded
+    def _encode(self, group: EncodeGroup, x: torch.Tensor | None, bucket: Bucket, *, screened: bool) -> _Encoded:
+        """Encode a group; its input becomes its proposed residual. None as input: take it from the gradients."""
+        compressor, traits, step = self.compressor, self.compressor.traits, bucket.step
+        keeps_residual = traits.keeps_residual and not group.dense
+        started = time.perf_counter()
+        payload = self._encode_in_place(group, step, screened=screened) if x is None else None
+        if payload is None:
+            x = self._compensated(group, step) if x is None else x
+            payload = Dense(x) if group.dense else compressor.encode(x, group.layer, step)
+            if keeps_residual and self._scaled is not None:
+                self._scaled.subtract_(x, payload, group.layer, step)
+            elif keeps_residual:
+                payload.subtract_from_(x)
+        if keeps_residual and self._averages:
+            payload.keep_lost = keep_in(self._residuals.propose(group))
+        if not group.dense:
+            if traits.owns_momentum and isinstance(payload, IndexedValues):
+                self._velocities.propose(group).index_fill_(0, payload.positions[payload.values != 0], 0)
+            if payload.num_entries < group.layer.numel:
+                self._encoded[group.key] = payload
+        seconds = time.perf_counter() - started
+        bucket.encode_s += seconds
+        wanted = None
+        if self._sparsifier is not None and compressor.granularity == "layer" and not isinstance(payload, Dense):
+            wanted = self._sparsifier.density_for(group.layer, step)
+        return _Encoded(group=group, payload=payload, seconds=seconds, density_wanted=wanted)
 
     def _finish(self, groups: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:
-        """Write the updates that follow from the sum of all ranks' messages."""
         started = time.perf_counter()
         numels = [group.layer.numel for group in groups]
         if groups:
             device, dtype = groups[0].device, max((group.dtype for group in groups), key=lambda dtype: dtype.itemsize)
             if self._scratch.numel() < max(numels) or (self._scratch.device, self._scratch.dtype) != (device, dtype):
                 self._scratch = torch.empty(max(numels), dtype=dtype, device=device)
-        averages = self.compressor.averages
         for group, part in zip(groups, members(total, numels), strict=True):
-            if (group.dense or averages) and part.write_to(group.updates, divisor=bucket.step.world_size):
+            if (group.dense or self._averages) and part.write_to(group.updates, divisor=bucket.step.world_size):
                 continue
             alone = len(group.updates) == 1
             out = group.updates[0] if alone else self._scratch[: group.layer.numel]
@@ -391,25 +402,28 @@ class MultiRoundReducer(Reducer):
             return mean
 
         inputs = [self._compensated(group, bucket.step) for group in groups]
-        compressed = [(group.layer, x) for group, x in zip(groups, inputs, strict=True) if not group.dense]
-        rest = [x for group, x in zip(groups, inputs, strict=True) if group.dense]
-        updates = [
-            group.updates[0] for group in groups if not group.dense
-        ]  # one layer each; they come before the dense group
-        means = self.compressor.reduce(compressed, rest, bucket.step, average, updates)
-        if self.compressor.keeps_residual:
-            for (_, x), update in zip(compressed, updates, strict=True):
+        num_compressed = sum(not group.dense for group in groups)  # one layer each; they come before the dense group
+        compressed = [(group.layer, x) for group, x in zip(groups[:num_compressed], inputs, strict=False)]
+        updates = [group.updates[0] for group in groups[:num_compressed]]
+        means = self.compressor.reduce(compressed, inputs[num_compressed:], bucket.step, average, updates)
+        if self.compressor.traits.keeps_residual:
+            for x, update in zip(inputs, updates, strict=False):
                 x.sub_(update)
-        for group, mean in zip(groups[len(updates) :], means, strict=True):
+        for group, mean in zip(groups[num_compressed:], means, strict=True):
             group.scatter_to_updates(mean)
         bucket.encode_s += time.perf_counter() - started - waited_s
         numel = sum(group.layer.numel for group in groups)
-        for layer, dense in ((layer, group.dense) for group in groups for layer in group.layers):
-            num_entries = layer.numel if dense else self.compressor.num_exchanged(layer, bucket.step)
-            nbytes, seconds = FP32_BYTES * num_entries, bucket.encode_s * layer.numel / numel
-            bucket.encoded.append(
-                EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=seconds)
-            )
+        for group in groups:
+            for layer in group.layers:
+                num_entries = layer.numel if group.dense else self.compressor.num_exchanged(layer, bucket.step)
+                entry = EncodedLayer(
+                    layer=layer,
+                    payload="Dense",
+                    nbytes=FP32_BYTES * num_entries,
+                    num_entries=num_entries,
+                    seconds=bucket.encode_s * layer.numel / numel,
+                )
+                bucket.encoded.append(entry)
         return DONE
 
 

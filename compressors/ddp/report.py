@@ -17,7 +17,8 @@ class Bucket:
 
     Attributes:
         layers: the layers inside.
-        gradients: this rank's gradients, one flat floating tensor per layer.
+        gradients: this rank's gradients, one flat floating tensor per layer; replaced by `updates` once they are not
+            needed any more, so that backward can reuse their memory.
         updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
             that is not its own update tensor is only read.
         step: the training step.
@@ -46,22 +47,6 @@ class Bucket:
             updates=[self.updates[index] for index in indices],
             step=self.step,
         )
-
-    @property
-    def is_laid_down(self) -> bool:
-        """Tell whether all gradients are in the update tensors."""
-        return self.gradients is self.updates
-
-    def lay_down(self) -> None:
-        """Copy the gradients that lie elsewhere into the update tensors, which may be modified."""
-        for update, gradient in zip(self.updates, self.gradients, strict=True):
-            if update is not gradient:
-                update.copy_(gradient)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Release the gradients that lie elsewhere, so that backward can reuse their memory."""
-        self.gradients = self.updates
 
 
 @dataclasses.dataclass(kw_only=True)  # not frozen, because frozen ones take three times as long to create
@@ -139,12 +124,9 @@ class StepReport:
 
     def add(self, other: StepReport) -> None:
         """Add another exchange of this step, which ran by itself; a value that is None stays None."""
-        if self.encode_s is not None:
-            self.encode_s += other.encode_s or 0.0
-        if self.exchange_s is not None:
-            self.exchange_s += other.exchange_s or 0.0
-        if self.exposed_s is not None:
-            self.exposed_s += other.exposed_s or 0.0
+        for name in ("encode_s", "exchange_s", "exposed_s"):
+            if (seconds := getattr(self, name)) is not None:
+                setattr(self, name, seconds + (getattr(other, name) or 0.0))
         self.encoded += other.encoded
         self.factor_fallbacks = add_counts(self.factor_fallbacks, other.factor_fallbacks)
         self.factor_updates_skipped = add_counts(self.factor_updates_skipped, other.factor_updates_skipped)

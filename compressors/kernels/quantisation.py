@@ -26,9 +26,9 @@ from collectives.kernels.loop import (
     Parts,
     also_on_gpus,
 )
+from collectives.payloads import Codes
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes
 from collectives.payloads.codec.philox import shared_words
-from collectives.payloads.codes import Codes
 from collectives.payloads.sparse import BITS, NEGATIVE, levels
 from compressors.kernels.random import uniform
 from compressors.kernels.selection import folded_sum, limited, magnitudes, sum_of_magnitudes
@@ -74,7 +74,7 @@ def divisors(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _per_block(x: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """Return one block per row, the last one padded with zeros: [num_blocks, min(block_numel, numel)]."""
+    # one block per row, the last one padded with zeros: [num_blocks, min(block_numel, numel)]
     width = max(1, min(block_numel, x.numel()))
     return torch.nn.functional.pad(x, (0, -x.numel() % width)).view(-1, width)
 
@@ -128,7 +128,7 @@ def pack_levels(
 
 
 def _within(x: torch.Tensor, most: int) -> torch.Tensor:
-    """Clamp to +-most and round to the nearest integers, ties to even: int64. Overwrites `x`."""
+    # to the nearest integers, ties to even: int64; overwrites `x`
     return x.clamp_(-most, most).nan_to_num_(nan=0.0).round_().to(torch.int64)
 
 
@@ -186,8 +186,7 @@ def pack_nearest_levels(x: torch.Tensor, low: float, ratio: float) -> torch.Tens
         return packed
     row = torch.tensor(levels(low, ratio), dtype=torch.float64)
     middles = ((row[1:] + row[:-1]) / 2).float().to(x.device)
-    codes = torch.bucketize(magnitudes(x), middles, right=True) + NEGATIVE * (x < 0)
-    return pack_bits(codes, BITS)
+    return pack_bits(torch.bucketize(magnitudes(x), middles, right=True) + NEGATIVE * (x < 0), BITS)
 
 
 _WITH_MAGNITUDE = Loop("signs_and_magnitude", FloatArray, Int, ByteArray, returns=Double)
@@ -267,9 +266,9 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
         bits: LEVELS to return int8 [numel], CODES to return uint8 [ceil(numel / 4)].
     """
     if _TERNARY.serves(x):
-        out = _output(x, bits)
+        out = output_of(x, bits)
         _TERNARY(x.contiguous(), x.numel(), threshold, bits, out)
-        return _typed(bits, out)
+        return out.view(torch.int8) if bits == LEVELS else out
     levels = (x >= threshold).to(torch.int8) - (x <= -threshold).to(torch.int8)
     return levels if bits == LEVELS else _codes_of(levels)
 
@@ -286,7 +285,7 @@ def ternary_of_sum(
         left: fp32 [numel], overwritten; shares no memory with the others.
     """
     if _OF_SUM.serves(gradient, residual):
-        out = _output(left, CODES)
+        out = output_of(left, CODES)
         _OF_SUM(gradient, residual, left.numel(), threshold, out, left)
         return out
     torch.add(gradient, residual, out=left)
@@ -298,7 +297,7 @@ def ternary_of_sum(
 def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
     """Return the `ternary` codes, and the mean magnitude of the elements whose code is not 0; 0 if there are none."""
     if _TERNARY_AND_SUM.serves(x):
-        out, count = _output(x, CODES), torch.empty(1, dtype=torch.int64)
+        out, count = output_of(x, CODES), torch.empty(1, dtype=torch.int64)
         total = float(_TERNARY_AND_SUM(x.contiguous(), x.numel(), threshold, out, count))
         return out, total / max(int(count), 1)
     levels = ternary(x, threshold, LEVELS)
@@ -318,23 +317,12 @@ def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit:
         limit: exact in fp32.
     """
     if _RANDOM.serves(x):
-        out = _output(x, bits)
+        out = output_of(x, bits)
         _RANDOM(x.contiguous(), x.numel(), limit, scale, key, bits, out)
-        return _typed(bits, out)
+        return out.view(torch.int8) if bits == LEVELS else out
     is_chosen = uniform(shared_words(key, x.numel(), x.device)) * scale < limited(x, limit)
     levels = ((x > 0).to(torch.int8) - (x < 0).to(torch.int8)) * is_chosen
     return levels if bits == LEVELS else _codes_of(levels)
-
-
-def ternary_payload(codes: torch.Tensor, numel: int, value: torch.Tensor) -> Codes:
-    """Return a payload of codes.
-
-    Args:
-        codes: uint8 [ceil(numel / 4)].
-        numel: number of elements.
-        value: fp32 [1], the decoded value of a code of +1.
-    """
-    return Codes(numel, "ternary", CODES, codes, value)
 
 
 def level_dtype(world_size: int) -> torch.dtype:
@@ -342,14 +330,10 @@ def level_dtype(world_size: int) -> torch.dtype:
     return torch.int8 if world_size <= 127 else torch.int32
 
 
-def _output(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return torch.empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
-
-
-def _typed(bits: int, out: torch.Tensor) -> torch.Tensor:
-    return out.view(torch.int8) if bits == LEVELS else out
+def output_of(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return memory for the levels or codes of `x`, uint8."""
+    return x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
 
 
 def _codes_of(levels: torch.Tensor) -> torch.Tensor:
-    """Pack int8 levels [numel] into codes, uint8 [ceil(numel / 4)]."""
     return pack_bits((levels != 0) * 2 + (levels > 0), CODES, first="high")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from collectives.kernels.loop import (
@@ -72,8 +70,8 @@ def accelerate(
         now: fp32 [numel], overwritten; must not share memory with the others.
         out: fp32 [numel], overwritten; must not share memory with the others.
     """
-    is_first = velocity is None or residual is None
-    if not is_first and _is_plain(gradient) and _ACCELERATE.serves(gradient, now, out):
+    has_both = velocity is not None and residual is not None
+    if has_both and _is_plain(gradient) and _ACCELERATE.serves(gradient, now, out):
         _ACCELERATE(gradient, velocity, residual, momentum, nesterov, len(out), now, out)
         return
     if velocity is None:
@@ -110,19 +108,9 @@ _TOP_K = Loop(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LargeEntries:
-    """The result of `add_and_find` and `find`.
-
-    Attributes:
-        squares: the sum of the squares of all entries, in fp64.
-        positions: the positions where the magnitude reaches the level, int64 [count], ascending.
-        values: the entries at these positions, fp32 [count].
-    """
-
-    squares: float
-    positions: torch.Tensor
-    values: torch.Tensor
+# The sum of the squares of all entries; the ascending positions where the magnitude reaches a level, int64 [count]; the
+# entries there, fp32 [count].
+LargeEntries = tuple[float, torch.Tensor, torch.Tensor]
 
 
 def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
@@ -151,7 +139,7 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
         squares = torch.empty(1, dtype=torch.float64)
         count = _FIND(gradient, residual, len(out), level_bits(level), capacity, positions, values, squares, out)
         if count <= capacity:
-            return LargeEntries(float(squares), positions[:count], values[:count])
+            return float(squares), positions[:count], values[:count]
     else:
         torch.add(gradient, residual, out=out)
     return find(out, level)
@@ -207,4 +195,4 @@ def send_top_k(
 def find(x: torch.Tensor, level: float) -> LargeEntries:
     """Find the entries of `x`, fp32 [numel], contiguous, with |x| >= level."""
     positions = reaching(x, level)
-    return LargeEntries(sum_of_squares(x), positions, x.index_select(0, positions))
+    return sum_of_squares(x), positions, x.index_select(0, positions)

@@ -108,7 +108,6 @@ def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
     return float(folded_sum(x.abs().double().masked_fill_(~reaches, 0.0)))
 
 
-@also_on_gpus
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
     """Return `sum_of_magnitudes` and `largest_magnitude`, in one pass."""
     if _MAGNITUDES_AND_LARGEST.serves(x):
@@ -117,18 +116,12 @@ def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
     return sum_of_magnitudes(x), largest_magnitude(x)
 
 
-@also_on_gpus
 def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
     """Return `sum_of_squares` and `largest_magnitude`, in one pass."""
     if _SQUARES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_SQUARES_AND_LARGEST(x, x.numel(), largest)), float(largest)
     return sum_of_squares(x), largest_magnitude(x)
-
-
-def root_mean_square(x: torch.Tensor) -> float:
-    """Return the root mean square of fp32 [numel], numel >= 1."""
-    return math.sqrt(sum_of_squares(x) / x.numel())
 
 
 def folded_sum(terms: torch.Tensor) -> torch.Tensor:
@@ -185,9 +178,11 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
     """
     if group_size <= LONGEST_GROUP:
         return select_short_groups(x, group_size, k, k_last)
-    parts = [top_k(group, k if len(group) == group_size else k_last) for group in x.split(group_size)]
-    starts = range(0, x.numel(), group_size)
-    return torch.cat([part + start for part, start in zip(parts, starts, strict=True)]) if parts else _none(x)
+    parts = [
+        top_k(group, k if len(group) == group_size else k_last) + number * group_size
+        for number, group in enumerate(x.split(group_size))
+    ]
+    return torch.cat(parts)
 
 
 @also_on_gpus

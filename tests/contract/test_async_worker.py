@@ -29,7 +29,7 @@ def compressors() -> list[str]:
     names = []
     for name in registry.entries("compressors"):
         compressor = cast(Compressor, spec.build("compressors", name))
-        if isinstance(compressor, PerLayer) and not (compressor.needs_all_ranks or compressor.one_bucket):
+        if isinstance(compressor, PerLayer) and not (compressor.traits.needs_all_ranks or compressor.traits.one_bucket):
             names.append(name)
     return names
 
@@ -101,7 +101,7 @@ def test_what_was_applied_and_what_waits_is_the_gradient(name: str) -> None:
     for outcome in outcomes:
         assert {sent.layer.id for sent in outcome.encoded} == set(range(len(weights)))
         assert outcome.staleness == 0
-    if run.compressor.keeps_residual and not run.compressor.owns_momentum:
+    if run.compressor.traits.keeps_residual and not run.compressor.traits.owns_momentum:
         for layer_id, (weight, slope) in enumerate(zip(weights, run.model.slopes, strict=True)):
             waiting = residuals.get(layer_id, torch.zeros_like(weight))
             torch.testing.assert_close(waiting - weight, STEPS * slope.flatten(), rtol=1e-4, atol=1e-4)

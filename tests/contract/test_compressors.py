@@ -17,7 +17,7 @@ from bench.core import registry
 from bench.launch.layer_plan import planned_layers
 from collectives.options import incompatibility, options_of
 from collectives.payloads.dense import Dense
-from compressors.base import Compressor
+from compressors.base import Compressor, expected_bucket_nbytes
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket
 from tests.testing.compressor_cases import (
@@ -73,7 +73,9 @@ NOT_FAITHFUL = {
 
 each_case = cases_where(lambda case: True)
 each_that_is_faithful = cases_where(lambda case: str(case) not in NOT_FAITHFUL)
-each_that_conserves = cases_where(lambda case: case.make().keeps_residual and not case.make().owns_momentum)
+each_that_conserves = cases_where(
+    lambda case: case.make().traits.keeps_residual and not case.make().traits.owns_momentum
+)
 
 # Selection sends values unchanged and keeps the rest; rounding to 16 bits leaves a difference that fp32 can represent.
 # Both conserve bit for bit.
@@ -235,7 +237,7 @@ def test_a_dropped_step_leaves_no_trace(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*updates, strict=True))
 
 
-@cases_where(lambda case: not case.make().needs_all_ranks)
+@cases_where(lambda case: not case.make().traits.needs_all_ranks)
 def test_the_input_stays_and_the_payload_owns_its_memory(case: Case) -> None:
     compressor = case.make()
     layer = LAYERS[3]
@@ -312,10 +314,10 @@ def test_the_mean_over_ranks_is_what_arrives(case: Case) -> None:
             torch.testing.assert_close(update, wanted, rtol=1e-5, atol=1e-5)
 
 
-@cases_where(lambda case: case.make().expected_bucket_nbytes(LAYERS) is not None)
+@cases_where(lambda case: expected_bucket_nbytes(case.make(), LAYERS) is not None)
 def test_the_bytes_that_travel_are_those_of_the_formula(case: Case) -> None:
     compressor = case.make()
-    expected = compressor.expected_bucket_nbytes(LAYERS)
+    expected = expected_bucket_nbytes(compressor, LAYERS)
     steps = 3  # after dense_steps
 
     def rank_of(transport, bound):
@@ -337,14 +339,14 @@ def test_sent_is_accounted_for_every_layer(case: Case) -> None:
     assert sorted(encoded.layer.id for encoded in bucket.encoded) == [layer.id for layer in LAYERS]
     assert all(encoded.seconds >= 0 and 0 <= encoded.num_entries <= encoded.layer.numel for encoded in bucket.encoded)
     assert bucket.encode_s > 0
-    emitted = {kind.__name__ for kind in compressor.emits}
+    emitted = {kind.__name__ for kind in compressor.traits.emits}
     assert {encoded.payload for encoded in bucket.encoded} <= emitted
     for encoded in bucket.encoded:
         if encoded.density_wanted is not None:
             assert 0 < encoded.density_wanted <= 1
             assert compressor.granularity == "layer"
             assert encoded.payload in ("Sparse", "SparseLevels", "Seeded")
-    expected = compressor.expected_bucket_nbytes(LAYERS)
+    expected = expected_bucket_nbytes(compressor, LAYERS)
     if expected is not None:
         overhead = 16 + 8 * (2 + len(LAYERS)) + 8 * len(LAYERS)  # overhead of a bundle
         assert expected - overhead <= sum(encoded.nbytes for encoded in bucket.encoded) <= expected + 1e-6
@@ -355,7 +357,7 @@ def test_the_plan_names_every_layer(case: Case) -> None:
     compressor = case.make()
     rows = planned_layers(compressor, LAYERS)
     assert [row.name for row in rows] == [layer.name for layer in LAYERS]
-    assert {row.payload for row in rows} <= {kind.__name__ for kind in compressor.emits}
+    assert {row.payload for row in rows} <= {kind.__name__ for kind in compressor.traits.emits}
     assert all(row.dense_nbytes == 4 * layer.numel for row, layer in zip(rows, LAYERS, strict=True))
     for row, layer in zip(rows, LAYERS, strict=True):
         if compressor.leaves_dense(layer):
@@ -370,7 +372,7 @@ def test_policy_leaves_chosen_layers_alone(name: str) -> None:
     for layer, update, g in zip(LAYERS, updates, gradients, strict=True):
         if layer.kind in ("norm", "bias") or layer.position in (0.0, 1.0):
             assert torch.equal(update, g)
-    assert Dense in compressor.emits
+    assert Dense in compressor.traits.emits
 
 
 @pytest.mark.parametrize("name", list(registry.entries("compressors")))

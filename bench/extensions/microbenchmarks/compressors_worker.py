@@ -6,12 +6,14 @@ synthetic, or recorded while a model trains in this process.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
+import itertools
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +32,7 @@ from bench.optimizers.torch_optimizers import Sgd
 from bench.train import data
 from bench.train.rank import device_time, end_process, rank_main, set_up_device
 from collectives.base import Key
-from collectives.payloads.base import Payload, unpack
+from collectives.payloads import Payload, unpack
 from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.encode_group import group_layers
@@ -81,41 +83,33 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
         RunFailed: a gradient is not finite.
     """
     parameters = [cast(nn.Parameter, layer.weight) for layer in layers]
+    device, num_steps = parameters[0].device, STEPS_BEFORE + count
     optimizer = Sgd().build(parameters, Sgd.default_lr)
-    gradients = []
-    for index, (x, y) in enumerate(_batches(config, parameters[0].device, STEPS_BEFORE + count)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        gradient = torch.cat([cast(torch.Tensor, p.grad).flatten() for p in parameters])
-        if not bool(torch.isfinite(gradient).all()):
-            raise RunFailed(f"the gradient of training step {index} is not finite; try another --seed or --model")
-        if index >= STEPS_BEFORE:
-            gradients.append(gradient)
-        optimizer.step()
-    return gradients
-
-
-def _batches(
-    config: CompressorsConfig, device: torch.device, count: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield `count` batches: fp32 [batch, 3, 32, 32] and int64 [batch]."""
     dataset = cast(Dataset, spec.build("datasets", config.dataset))
-    size = min(count * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
+    size = min(num_steps * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
     train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)
-    indices = data.shard(size, 0, 1, config.seed)
-    per_epoch = data.steps_per_epoch(size, 1, BATCH_SIZE)
-    for epoch in range(-(-count // per_epoch)):
-        num_steps = min(per_epoch, count - epoch * per_epoch)
-        for chosen in data.batches(indices, BATCH_SIZE, num_steps, seed=config.seed, rank=0, epoch=epoch):
-            images = normalise(train.images[chosen].to(device), dataset.mean, dataset.std)
-            yield images, train.labels[chosen].to(device)
+    indices, per_epoch = data.shard(size, 0, 1, config.seed), data.steps_per_epoch(size, 1, BATCH_SIZE)
+    epochs = (
+        data.batches(indices, BATCH_SIZE, per_epoch, seed=config.seed, rank=0, epoch=epoch)
+        for epoch in itertools.count()
+    )
+    gradients: collections.deque[torch.Tensor] = collections.deque(maxlen=count)
+    for index, chosen in enumerate(itertools.islice(itertools.chain.from_iterable(epochs), num_steps)):
+        images = normalise(train.images[chosen].to(device), dataset.mean, dataset.std)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), train.labels[chosen].to(device)).backward()
+        gradients.append(torch.cat([cast(torch.Tensor, p.grad).flatten() for p in parameters]))
+        if not bool(torch.isfinite(gradients[-1]).all()):
+            raise RunFailed(f"the gradient of training step {index} is not finite; try another --seed or --model")
+        optimizer.step()
+    return list(gradients)
 
 
-WARMUP_TURNS = 2  # passes that do not count: buffers are allocated, and state such as residuals settles
+WARMUP_PASSES = 2  # passes that do not count: buffers are allocated, and state such as residuals settles
 
 
 @dataclasses.dataclass(kw_only=True)
-class Turn:
+class Pass:
     """Times and results of one pass over a gradient.
 
     Attributes:
@@ -148,32 +142,33 @@ class Encoding:
 
     def __init__(self, config: CompressorsConfig, compressor: str, layers: Sequence[Layer]) -> None:
         self.name = compressor
-        self._config = config
+        self._seed = config.seed
         self._compressor = cast(Compressor, spec.build("compressors", compressor))
         self._reducer = reducer_for(self._compressor)
         self._alone = SingleRank()
         self._layers = layers
-        limit = math.inf if self._compressor.one_bucket else config.bucket_mb * 2**20
-        self._buckets = buckets_of(layers, limit)
+        self._buckets = buckets_of(layers, math.inf if self._compressor.traits.one_bucket else config.bucket_mb * 2**20)
         self._units = [unit for bucket in self._buckets for unit in group_layers(self._compressor, bucket)]
-        self._turns: list[Turn] = []
+        self._passes: list[Pass] = []
         self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in self._units if not unit.dense}
         self._num_passes = 0
 
-    def take_turn(self, gradient: torch.Tensor) -> None:
-        """Encode and decode a gradient, fp32 [numel of all layers]; the first `WARMUP_TURNS` passes do not count."""
+    def measure(self, gradient: torch.Tensor) -> None:
+        """Encode and decode a gradient, fp32 [numel of all layers]; the first `WARMUP_PASSES` passes do not count."""
         work = gradient.clone()
-        turn = self._pass(work)
-        if self._num_passes > WARMUP_TURNS:
-            self._compare(turn, gradient, work)
-            self._turns.append(turn)
+        measured = self._pass(work)
+        if self._num_passes > WARMUP_PASSES:
+            self._compare(measured, gradient, work)
+            self._passes.append(measured)
 
     def row(self) -> dict[str, Any]:
         """Return the columns of `COMPRESSORS`, without those that all rows share."""
         numel = sum(layer.numel for layer in self._layers)
-        encode_s = statistics.median(turn.encode_s for turn in self._turns)
-        decode_s = statistics.median(turn.decode_s for turn in self._turns)
-        packed_bytes = statistics.fmean(turn.packed_bytes for turn in self._turns)
+        encode_s = statistics.median(one.encode_s for one in self._passes)
+        decode_s = statistics.median(one.decode_s for one in self._passes)
+        packed_bytes = statistics.fmean(one.packed_bytes for one in self._passes)
+        proved = [self._compressor.contraction_bound(unit.layer) for unit in self._units if not unit.dense]
+        known = [bound for bound in proved if bound is not None]
         return {
             "compressor": self.name,
             "numel": numel,
@@ -181,23 +176,22 @@ class Encoding:
             "packed_bytes": packed_bytes,
             "compression_ratio": FP32_BYTES * numel / packed_bytes,
             "bits_per_element": 8 * packed_bytes / numel,
-            "effective_density": statistics.fmean(turn.num_entries / numel for turn in self._turns),
-            "relative_error": statistics.fmean(_ratio(t.error, t.given) ** 0.5 for t in self._turns),
-            "cosine": statistics.fmean(_ratio(t.product, (t.given * t.sent) ** 0.5) for t in self._turns),
+            "effective_density": statistics.fmean(one.num_entries / numel for one in self._passes),
+            "relative_error": statistics.fmean(_ratio(one.error, one.given) ** 0.5 for one in self._passes),
+            "cosine": statistics.fmean(_ratio(one.product, (one.given * one.sent) ** 0.5) for one in self._passes),
             "contraction_seen": max(map(statistics.fmean, self._squares.values()), default=0.0),
-            "contraction_proved": self._proved(),
+            "contraction_proved": max(known, default=0.0) if len(known) == len(proved) else None,
             "encode_s": encode_s,
             "encode_Bps": FP32_BYTES * numel / encode_s,
             "decode_s": decode_s,
             "decode_Bps": FP32_BYTES * numel / decode_s,
         }
 
-    def _pass(self, work: torch.Tensor) -> Turn:
+    def _pass(self, work: torch.Tensor) -> Pass:
         """Replace a gradient in place by its decoded value; return times and bytes."""
-        config = self._config
         views = self._by_layer(work)
-        step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=config.seed, warmup=False)
-        turn = Turn()
+        step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=self._seed, warmup=False)
+        measured = Pass()
         for layers in self._buckets:
             bucket = Bucket(layers=layers, gradients=[views[layer.id] for layer in layers], step=step)
             started = packed_at = device_time(work.device)
@@ -206,19 +200,19 @@ class Encoding:
                 """Pack and unpack one of the bucket's messages."""
                 nonlocal packed_at
                 packed = payload.pack()
-                turn.packed_bytes += packed.numel()
+                measured.packed_bytes += packed.numel()
                 packed_at = device_time(packed.device)
                 return unpack(packed)
 
             self._reducer.reduce(bucket, travel, self._alone)
-            turn.encode_s += packed_at - started
-            turn.decode_s += device_time(work.device) - packed_at
-            turn.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
+            measured.encode_s += packed_at - started
+            measured.decode_s += device_time(work.device) - packed_at
+            measured.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
         self._reducer.commit()
         self._num_passes += 1
-        return turn
+        return measured
 
-    def _compare(self, turn: Turn, gradient: torch.Tensor, update: torch.Tensor) -> None:
+    def _compare(self, measured: Pass, gradient: torch.Tensor, update: torch.Tensor) -> None:
         """Compute the errors of a pass from the gradient, the decoded update, and the residual if there is one."""
         given, arrived = self._by_layer(gradient), self._by_layer(update)
         kept = self._reducer.state_dict()["residuals"]
@@ -230,21 +224,16 @@ class Encoding:
                 x = sent + lost
                 unit_given += float(x @ x)
                 unit_error += float(lost @ lost)
-                turn.product += float(x @ sent)
-                turn.sent += float(sent @ sent)
-            turn.given += unit_given
-            turn.error += unit_error
+                measured.product += float(x @ sent)
+                measured.sent += float(sent @ sent)
+            measured.given += unit_given
+            measured.error += unit_error
             if not unit.dense:
                 self._squares[unit.key].append(_ratio(unit_error, unit_given))
 
-    def _proved(self) -> float | None:
-        bounds = [self._compressor.contraction_bound(unit.layer) for unit in self._units if not unit.dense]
-        known = [bound for bound in bounds if bound is not None]
-        return max(known, default=0.0) if len(known) == len(bounds) else None
-
     def _by_layer(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         parts = torch.split(flat, [layer.numel for layer in self._layers])
-        return {layer.id: part for layer, part in zip(self._layers, parts, strict=True)}
+        return dict(zip((layer.id for layer in self._layers), parts, strict=True))
 
 
 def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
@@ -283,9 +272,9 @@ def run(config: CompressorsConfig, folder: RunFolder) -> None:
         gradients = [gradient.to(device) for gradient in synthetic(layers, count, config.seed)]
 
     encodings = [Encoding(config, compressor, layers) for compressor in config.compressor_specs]
-    for repeat, encoding in interleave(encodings, WARMUP_TURNS + config.repeats):
-        encoding.take_turn(gradients[repeat % count])
-        if repeat >= WARMUP_TURNS:
+    for repeat, encoding in interleave(encodings, WARMUP_PASSES + config.repeats):
+        encoding.measure(gradients[repeat % count])
+        if repeat >= WARMUP_PASSES:
             append_json_line(folder.progress, {"turn": encoding.name})
     for encoding in encodings:
         append_json_line(folder.progress, {"row": config.columns() | encoding.row() | origin})

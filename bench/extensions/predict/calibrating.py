@@ -52,11 +52,11 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
             "encodes nothing itself; calibrate the compressors that it tries, for example topk or bf16",
         ),
         (
-            compressor.needs_all_ranks and not isinstance(compressor, MultiRound),
+            compressor.traits.needs_all_ranks and not isinstance(compressor, MultiRound),
             "makes the ranks communicate before they encode, which is not part of the model; use other options",
         ),
         (
-            compressor.one_bucket,
+            compressor.traits.one_bucket,
             "needs the whole model as one bucket, but the other compressors are measured with several; use other "
             "options",
         ),

@@ -214,7 +214,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
             or f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
             "bench calibrate --compressors"
         )
-    defaults = strategy.default_collectives or compressor.default_collectives
+    defaults = strategy.default_collectives or compressor.traits.default_collectives
     names = [request.collective] if request.collective else defaults
     components = [cast(Collective, spec.build("collectives", name)) for name in names]
     legal = next((c for c in components if not incompatibility(compressor.check_compatible, c)), components[-1])

@@ -305,7 +305,8 @@ def encoded(
         seconds: time limit; with less time there are fewer repetitions, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
-    reducers = [reducer_for(compressor, momentum=MOMENTUM if compressor.owns_momentum else 0.0) for _ in gradients]
+    momentum = MOMENTUM if compressor.traits.owns_momentum else 0.0
+    reducers = [reducer_for(compressor, momentum=momentum) for _ in gradients]
     num_buckets = len(gradients[0])
     works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
     offers: list[list[list[SentMessage]]] = []

@@ -132,11 +132,12 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     request = PredictionRequest.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
     request = check_request(calibration, request)
     compressor = cast(Compressor, spec.build("compressors", request.compressor))
+    denser_epochs = compressor.traits.denser_epochs
     if config.epochs is not None:
         every = min(config.eval_every or config.epochs, config.epochs)
-        if (config.epochs - 1) // every * every < compressor.denser_epochs:  # when the last row's interval begins
+        if (config.epochs - 1) // every * every < denser_epochs:  # when the last row's interval begins
             raise UsageError(
-                f"{request.compressor} sends more in the first {compressor.denser_epochs} epochs, to which the timed "
+                f"{request.compressor} sends more in the first {denser_epochs} epochs, to which the timed "
                 "steps of this run belong; use --steps, warmup_epochs=0 or more --epochs"
             )
     return request

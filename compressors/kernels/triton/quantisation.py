@@ -10,8 +10,7 @@ import triton.language as tl
 
 from collectives.kernels.loop import Parts, launch
 from collectives.payloads.codec.triton import shared_tile, uniform
-from collectives.payloads.codes import Codes
-from compressors.kernels.quantisation import LEVELS, divisors
+from compressors.kernels.quantisation import LEVELS, divisors, output_of
 from compressors.kernels.triton.selection import (
     magnitude_bits,
     pack_tile,
@@ -27,12 +26,10 @@ SIGN_TILE = 4096
 
 
 def block_maxima(x: Parts, block_numel: int) -> torch.Tensor:
-    """Return the largest magnitude of every block: fp32 [ceil(numel / block_numel)]."""
     return row_maxima(x.flat, block_numel).view(torch.float32)
 
 
 def block_squares(x: Parts, block_numel: int) -> torch.Tensor:
-    """Return the sum of every block's squares: fp64 [ceil(numel / block_numel)]."""
     return row_sums(x.flat, block_numel, "square", math.inf)
 
 
@@ -46,7 +43,6 @@ def pack_levels(
     key: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Write levels, rounded to the nearest integer or at random."""
     launch(
         _pack_levels, triton.cdiv(x.numel, TILE),
         x.flat, divisors(scales), out, x.numel, block_numel, float(multiplier), key or 0,
@@ -74,7 +70,6 @@ def _pack_levels(
 
 
 def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
-    """Write codes of powers of two, rounded at random."""
     launch(
         _pack_powers, triton.cdiv(x.numel, TILE),
         x.flat, divisors(scales), out, x.numel, block_numel, key, BITS=bits, TILE=TILE,
@@ -100,13 +95,11 @@ def _pack_powers(x, divisors, out, numel, block_numel, key, BITS: tl.constexpr, 
 
 
 def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
-    """Write the bits of the signs and return the sum of magnitudes."""
     _pack(x, out)
     return sum_of_magnitudes(x)
 
 
 def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
-    """Write the bits of the signs; return how many are 1, and the sums of their elements and of the others."""
     num_set = _pack(x, out).sum()
     if not x.numel():
         return 0, 0.0, 0.0
@@ -115,7 +108,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
 
 
 def _pack(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write the bits of the signs; return how many each program sets, int32 [num_programs]."""
+    # the bits of the signs; returns how many each program sets, int32 [num_programs]
     num_programs = triton.cdiv(x.numel(), SIGN_TILE)
     counts = torch.empty(num_programs, dtype=torch.int32, device=x.device)
     launch(_pack_signs, num_programs, x.contiguous(), out, counts, x.numel(), TILE=SIGN_TILE)
@@ -131,24 +124,18 @@ def _pack_signs(x, out, counts, numel, TILE: tl.constexpr):
 
 
 def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
-    """Return the levels or codes by a threshold."""
-    out = _output(x, bits)
+    out = output_of(x, bits)
     launch(_ternary, triton.cdiv(x.numel(), TILE), x.contiguous(), out, x.numel(), threshold, BITS=bits, TILE=TILE)
     return out.view(torch.int8) if bits == LEVELS else out
 
 
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
-    """Return levels or codes that are rounded at random."""
-    out = _output(x, bits)
+    out = output_of(x, bits)
     launch(
         _random_ternary, triton.cdiv(x.numel(), TILE),
         x.contiguous(), out, x.numel(), scale, limit, key, BITS=bits, TILE=TILE,
     )  # fmt: skip
     return out.view(torch.int8) if bits == LEVELS else out
-
-
-def _output(x: torch.Tensor, bits: int) -> torch.Tensor:
-    return x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
 
 
 @triton.jit
@@ -173,7 +160,7 @@ def _random_ternary(x, out, numel, scale, limit, key, BITS: tl.constexpr, TILE: 
 
 @triton.jit
 def _store(out, levels, numel, BITS: tl.constexpr, TILE: tl.constexpr):
-    """Store levels as bytes or as codes of two bits, 11 for +1 and 10 for -1, the first in the highest bits."""
+    # as bytes, or as codes of two bits, 11 for +1 and 10 for -1, the first in the highest bits
     if BITS == 2:
         levels = (levels & 2) | (levels > 0).to(tl.int32) * 3
     store_bytes(out, pack_tile(levels, BITS, True, TILE), numel, BITS, TILE)

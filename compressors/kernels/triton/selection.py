@@ -31,8 +31,7 @@ def row_sums(x: torch.Tensor, row_numel: int, term: str, parameter: float = 0.0)
     """
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
-    num_rows = triton.cdiv(x.numel(), row_numel)
-    sums = torch.empty(num_rows * pieces, dtype=torch.float64, device=x.device)
+    sums = torch.empty(triton.cdiv(x.numel(), row_numel) * pieces, dtype=torch.float64, device=x.device)
     rows = TILE // width
     launch(
         _sum_pieces, triton.cdiv(len(sums), rows), x, sums, x.numel(), row_numel, pieces, len(sums), parameter,
@@ -56,14 +55,14 @@ def row_maxima(x: torch.Tensor, row_numel: int) -> torch.Tensor:
 
 
 def _pieces(row_numel: int) -> tuple[int, int]:
-    """Return the number of pieces per row and their width, a power of two; padding with zeros changes no sum."""
+    # the number of pieces per row and their width, a power of two; padding with zeros changes no sum
     width = min(STRETCH, max(NARROWEST, triton.next_power_of_2(row_numel)))
     return triton.cdiv(row_numel, width), width
 
 
 @triton.jit
 def _offsets(numel, row_numel, pieces, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Return this program's piece numbers [ROWS], their elements' places and a mask of valid ones [ROWS, WIDTH]."""
+    # this program's piece numbers [ROWS], their elements' places and a mask of valid ones [ROWS, WIDTH]
     piece = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row = piece // pieces
     start = row * row_numel + (piece % pieces) * WIDTH
@@ -88,7 +87,7 @@ def _sum_pieces(
 
 @triton.jit
 def _terms(x, parameter, TERM: tl.constexpr):
-    """Return the terms of elements, in fp64; see `row_sums`."""
+    # in fp64; see `row_sums`
     if TERM == "given":
         return x
     if TERM == "positive":
@@ -152,34 +151,19 @@ def finite_magnitude_bits(x):
 
 
 def largest_magnitude(x: torch.Tensor) -> float:
-    """Return the largest |x|, 0 if there are no entries; NaN counts as infinite."""
     return float(row_maxima(x, x.numel()).clamp_(max=INFINITE).view(torch.float32)) if x.numel() else 0.0
 
 
 def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
-    """Return the sum of min(|x|, limit)^2."""
     return _sum(x, "square", limit)
 
 
 def sum_of_limited(x: torch.Tensor, limit: float) -> float:
-    """Return the sum of min(|x|, limit)."""
     return _sum(x, "limited", limit)
 
 
 def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
-    """Return the sum of all |x| >= level."""
-    reached = torch.tensor(level_bits(level), dtype=torch.int32).view(torch.float32)
-    return _sum(x, "reaching", float(reached))
-
-
-def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """Return the sum and the maximum of the magnitudes, by two kernels."""
-    return sum_of_magnitudes(x), largest_magnitude(x)
-
-
-def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """Return the sum of the squares and the largest magnitude, by two kernels."""
-    return sum_of_squares(x), largest_magnitude(x)
+    return _sum(x, "reaching", float(torch.tensor(level_bits(level), dtype=torch.int32).view(torch.float32)))
 
 
 def _sum(x: torch.Tensor, term: str, parameter: float) -> float:
@@ -189,28 +173,6 @@ def _sum(x: torch.Tensor, term: str, parameter: float) -> float:
 DIGITS = ((20, 11), (9, 11), (0, 9))  # shift and width of each digit of the 31 bits
 RADIX_TILE = 4096
 TILES = 8  # tiles that a program counts before it adds its counts to the common histogram
-
-
-def kth_largest_bits(x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the k-th largest |x|, where NaN counts as infinite.
-
-    Args:
-        x: fp32 [numel], contiguous.
-        k: 1 <= k <= numel.
-
-    Returns:
-        Its bits, and how many of the entries equal to it are among the k largest: int32 [1] each.
-    """
-    upper = torch.zeros(1, dtype=torch.int32, device=x.device)
-    rank = torch.full((1,), k, dtype=torch.int32, device=x.device)
-    for shift, width in DIGITS:
-        counts = torch.zeros(1 << width, dtype=torch.int32, device=x.device)
-        launch(
-            _count_digits, triton.cdiv(x.numel(), RADIX_TILE * TILES), x, upper, counts, x.numel(),
-            SHIFT=shift, WIDTH=width, TILE=RADIX_TILE, TILES=TILES,
-        )  # fmt: skip
-        launch(_descend, 1, counts, upper, rank, WIDTH=width)
-    return upper, rank
 
 
 @triton.jit
@@ -242,7 +204,6 @@ def _descend(counts, upper, rank, WIDTH: tl.constexpr):
 
 
 def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
-    """Return the positions of the largest |x| of every group of up to 16384 entries."""
     num_whole, rest = divmod(x.numel(), group_size)
     num_groups = num_whole + (rest > 0)
     selected = x.new_empty(num_whole * k + (k_last if rest else 0), dtype=torch.int64)
@@ -256,21 +217,28 @@ def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -
 
 
 def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the positions of the k largest |x|."""
     selected = x.new_empty(k, dtype=torch.int64)
-    if k:
-        bound, num_tied = kth_largest_bits(x, k)
-        _write(x, bound, num_tied, _counts(x, bound), selected)
+    if not k:
+        return selected
+    # the bits of the k-th largest magnitude, digit by digit, and how many of the entries equal to it are selected
+    upper = torch.zeros(1, dtype=torch.int32, device=x.device)
+    rank = torch.full((1,), k, dtype=torch.int32, device=x.device)
+    for shift, width in DIGITS:
+        counts = torch.zeros(1 << width, dtype=torch.int32, device=x.device)
+        launch(
+            _count_digits, triton.cdiv(x.numel(), RADIX_TILE * TILES), x, upper, counts, x.numel(),
+            SHIFT=shift, WIDTH=width, TILE=RADIX_TILE, TILES=TILES,
+        )  # fmt: skip
+        launch(_descend, 1, counts, upper, rank, WIDTH=width)
+    _write(x, upper, rank, _counts(x, upper), selected)
     return selected
 
 
 def count_reaching(x: torch.Tensor, level: float) -> int:
-    """Return the number of |x| >= level."""
     return int(_counts(x, _below(x, level))[0].sum())
 
 
 def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
-    """Return the positions of all |x| >= level."""
     bound = _below(x, level)
     counts = _counts(x, bound)
     selected = x.new_empty(int(counts[0].sum()), dtype=torch.int64)
@@ -279,12 +247,12 @@ def reaching(x: torch.Tensor, level: float) -> torch.Tensor:
 
 
 def _below(x: torch.Tensor, level: float) -> torch.Tensor:
-    """Return the bits of the largest magnitude below the level, int32 [1]."""
+    # the bits of the largest magnitude below the level, int32 [1]
     return torch.full((1,), level_bits(level) - 1, dtype=torch.int32, device=x.device)
 
 
 def _counts(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Count each program's magnitudes above the bound, and those equal to it: int64 [2, num_programs]."""
+    # each program's magnitudes above the bound, and those equal to it: int64 [2, num_programs]
     num_programs = triton.cdiv(x.numel(), TILE)
     counts = torch.empty(2, num_programs, dtype=torch.int64, device=x.device)
     launch(_count, num_programs, x, bound, counts, x.numel(), num_programs, TILE=TILE)
@@ -295,10 +263,10 @@ def _write(
     x: torch.Tensor, bound: torch.Tensor, num_tied: torch.Tensor, counts: torch.Tensor, selected: torch.Tensor
 ) -> None:
     """Write the positions of all magnitudes above the bound, and of the first `num_tied` that equal it."""
-    starts = counts.cumsum(1) - counts
     launch(
-        _write_selected, counts.shape[1], x, bound, num_tied, starts, selected, x.numel(), counts.shape[1], TILE=TILE
-    )
+        _write_selected, counts.shape[1], x, bound, num_tied, counts.cumsum(1) - counts, selected, x.numel(),
+        counts.shape[1], TILE=TILE,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from collectives.options import Incompatible, OptionError
+from collectives.ring import Ring
 from compressors.auto.choice import Choice, read_choices
 from compressors.auto.compressor import Auto
 from compressors.ddp.report import Bucket
@@ -90,6 +91,6 @@ def test_choices_fit_a_model_with_an_empty_layer(tmp_path: Path) -> None:
     path.write_text(json.dumps(WAYS[0].to_dict()) + "\n")
     empty = Layer(id=7, name="nothing", shape=(0,), numel=0)
     auto = Auto(choices=str(path))
-    auto.check_layers([*LAYERS, empty])
+    auto.check_compatible(Ring(), [*LAYERS, empty])
     with pytest.raises(Incompatible, match="is of another model"):
-        auto.check_layers(LAYERS[:2])
+        auto.check_compatible(Ring(), LAYERS[:2])

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from bench.extensions.microbenchmarks.compressors_worker import WARMUP_TURNS, Encoding, buckets_of, recorded, synthetic
+from bench.extensions.microbenchmarks.compressors_worker import WARMUP_PASSES, Encoding, buckets_of, recorded, synthetic
 from bench.extensions.microbenchmarks.options import CompressorsConfig
+from compressors.base import expected_bucket_nbytes
 from compressors.layer import layers_of
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes
@@ -21,11 +22,11 @@ NUMEL = sum(layer.numel for layer in LAYERS)
 def measured(compressor: str, gradients: list[torch.Tensor], **changes: float) -> Encoding:
     encoding = Encoding(dataclasses.replace(CONFIG, **changes), compressor, LAYERS)  # type: ignore[arg-type]
     for gradient in gradients:
-        encoding.take_turn(gradient)
+        encoding.measure(gradient)
     return encoding
 
 
-def gradients(count: int = WARMUP_TURNS + 3) -> list[torch.Tensor]:
+def gradients(count: int = WARMUP_PASSES + 3) -> list[torch.Tensor]:
     return synthetic(LAYERS, count, seed=3)
 
 
@@ -47,11 +48,11 @@ def test_every_compressor_can_be_measured(name: str) -> None:
 def test_bytes_are_those_of_the_packed_messages() -> None:
     for name in ("topk", "sign", "powersgd"):
         encoding = measured(name, gradients())
-        assert encoding.row()["packed_bytes"] == encoding._compressor.expected_bucket_nbytes(LAYERS)
+        assert encoding.row()["packed_bytes"] == expected_bucket_nbytes(encoding._compressor, LAYERS)
 
 
 def test_errors_without_a_residual_are_those_of_the_gradient() -> None:
-    given = gradients(WARMUP_TURNS + 1)
+    given = gradients(WARMUP_PASSES + 1)
     row = measured("topk:ratio=0.1,error_feedback=false,value_dtype=fp32", given).row()
     lost = kept = 0.0
     worst = 0.0
@@ -67,7 +68,7 @@ def test_errors_without_a_residual_are_those_of_the_gradient() -> None:
 
 
 def test_errors_with_a_residual_are_those_of_the_compensated_gradient() -> None:
-    given = gradients(WARMUP_TURNS + 1)
+    given = gradients(WARMUP_PASSES + 1)
     row = measured("topk:ratio=0.1,value_dtype=fp32", given).row()
     residual = torch.zeros(NUMEL)
     for gradient in given:
@@ -85,7 +86,7 @@ def test_layers_that_travel_whole_count_as_sent_but_not_as_contracted() -> None:
 
 
 def test_a_gradient_of_zeros_has_no_error() -> None:
-    row = measured("topk", [torch.zeros(NUMEL)] * (WARMUP_TURNS + 1)).row()
+    row = measured("topk", [torch.zeros(NUMEL)] * (WARMUP_PASSES + 1)).row()
     assert (row["relative_error"], row["contraction_seen"]) == (0, 0)
 
 

@@ -22,15 +22,16 @@ def test_a_rank_knows_its_own_hosts_rates() -> None:
     uneven = Cluster(hosts=(slow, HostLink(name="b", downlink_bps=7e6)), ranks_per_host=2)
     config = dataclasses.replace(config, world_size=4, cluster=uneven.to_dict())
     own = LinkCounter.of(config, rank=3)
+    assert own is not None
     assert (own.uplink_bps, own.downlink_bps) == (None, 7e6)
-    assert not LinkCounter.of(dataclasses.replace(config, cluster=None), rank=0).exists
+    assert LinkCounter.of(dataclasses.replace(config, cluster=None), rank=0) is None
 
 
 def test_the_busiest_link_sets_the_limit() -> None:
     """Rank 1 receives 3 MB at 8 Mbit/s, which takes at least 3 s of the 4 s of the sum."""
 
     def columns(transport: Transport) -> dict[str, float | None]:
-        own = LinkCounter(exists=True, uplink_bps=8e6, downlink_bps=8e6)
+        own = LinkCounter(uplink_bps=8e6, downlink_bps=8e6)
         own.sent, own.received = ([1e6, 3e6], [1e6, 1e6]) if transport.rank == 0 else ([1e6, 1e6], [2e6, 4e6])
         return own.columns(transport, 4.0)
 
@@ -48,7 +49,7 @@ def test_frames_are_counted_per_sum_without_its_barrier(monkeypatch: pytest.Monk
 
     def count(transport: Transport) -> tuple[list[float], list[float]]:
         monkeypatch.setattr(transport, "barrier", lambda: send(7, 5))
-        own = LinkCounter(exists=True)
+        own = LinkCounter()
         with own.counting(transport, num_sums=3):
             for _ in range(3):
                 transport.barrier()

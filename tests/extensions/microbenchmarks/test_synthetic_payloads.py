@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
+from bench.extensions.microbenchmarks.collectives_worker import payload_of, synthetic_tensor
 from bench.extensions.microbenchmarks.options import CollectivesConfig
-from bench.extensions.microbenchmarks.synthetic_payloads import payload_of, synthetic_tensor
 from bench.train.sent import support_overlap
 from collectives.payloads import Dense, GroupSparse
 from collectives.payloads.base import Payload

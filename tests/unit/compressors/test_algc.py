@@ -104,7 +104,7 @@ def test_small_layers_travel_as_they_are() -> None:
     updates, bucket = reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     assert {encoded.layer.id: encoded.payload for encoded in bucket.encoded} == {0: "Sparse", 1: "Sparse", 2: "Dense"}
     assert torch.equal(updates[2], gradients[2])
-    assert reducer.compressor.emits == {Sparse, Dense}
+    assert reducer.compressor.traits.emits == {Sparse, Dense}
     nothing_compressed = reducer_of(min_numel=10**9)
     updates, _ = reduce_once(nothing_compressed, alone(), LAYERS, gradients, step_at(0))
     assert all(torch.equal(update, g) for update, g in zip(updates, gradients, strict=True))
@@ -116,7 +116,7 @@ def test_a_size_of_its_own_for_some_layers() -> None:
     algc = make(min_numel=numel, min_numel_of=f"conv1:0+conv10:{numel}")
     assert [algc.leaves_dense(layer) for layer in layers] == [False, True, True]
     assert algc.option_texts()["min_numel_of"] == f"conv1:0+conv10:{numel}"
-    assert Dense in make(min_numel=0, min_numel_of="fc:10").emits
+    assert Dense in make(min_numel=0, min_numel_of="fc:10").traits.emits
     for wrong in ("conv1", "conv1:x", ":5", "conv1:-1"):
         with pytest.raises(OptionError, match="write the prefix of a name and a size"):
             make(min_numel_of=wrong)

@@ -144,8 +144,10 @@ def test_its_state_goes_on_where_it_was_saved() -> None:
 
 
 def test_one_rank_that_objects_is_heard_by_all() -> None:
-    assert run_threads(lambda transport: channel_on(transport).on_any_rank(transport.rank == 1), 3) == [True] * 3
-    assert run_threads(lambda transport: channel_on(transport).on_any_rank(False), 3) == [False] * 3
+    assert (
+        run_threads(lambda transport: channel_on(transport).start_on_any_rank(transport.rank == 1)(), 3) == [True] * 3
+    )
+    assert run_threads(lambda transport: channel_on(transport).start_on_any_rank(False)(), 3) == [False] * 3
 
 
 def test_a_flag_is_on_its_way_while_other_ranks_are_still_busy() -> None:

@@ -80,7 +80,7 @@ def messages_and_residuals(spec: str) -> list[torch.Tensor]:
 def test_one_pass_gives_what_three_give(spec: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving("reference") if path == "reference" else contextlib.nullcontext():
         in_one = messages_and_residuals(spec)
-        monkeypatch.setattr(PerLayerReducer, "_takes_sum", lambda self, unit: False)
+        monkeypatch.setattr(PerLayerReducer, "_encode_in_place", lambda *_, screened: None)
         in_three = messages_and_residuals(spec)
     for one, three in zip(in_one, in_three, strict=True):
         assert same(one, three)
@@ -93,7 +93,7 @@ def test_layers_where_they_lie_give_what_they_give_laid_end_to_end(
 ) -> None:
     with serving("reference") if path == "reference" else contextlib.nullcontext():
         in_parts = messages_and_residuals(spec)
-        monkeypatch.setattr(PerLayerReducer, "_takes_parts", lambda self, unit, step: False)
+        monkeypatch.setattr(PerLayerReducer, "_encode_in_place", lambda *_, screened: None)
         in_one = messages_and_residuals(spec)
     for parts, one in zip(in_parts, in_one, strict=True):
         assert same(parts, one)
@@ -207,7 +207,7 @@ def test_finite_numbers_whose_sum_overflows_are_encoded_as_ever(spec: str, monke
         "tests.unit.compressors.test_encode_sum.gradient", lambda layer, step, rank: huge[layer.id].clone()
     )
     in_one = second_step(spec, huge, lambda given: None)
-    monkeypatch.setattr(PerLayerReducer, "_takes_sum", lambda self, unit: False)
+    monkeypatch.setattr(PerLayerReducer, "_encode_in_place", lambda *_, screened: None)
     in_three = second_step(spec, huge, lambda given: None)
     assert any(bool(one.isinf().any()) for one in in_one[1:])
     for one, other in zip(in_one, in_three, strict=True):

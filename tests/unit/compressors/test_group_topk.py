@@ -75,10 +75,10 @@ def test_patent_preset() -> None:
         "fp32",
     )
     assert compressor.warmup_epochs == 0
-    assert compressor.one_bucket
-    assert not GroupTopK().one_bucket
+    assert compressor.traits.one_bucket
+    assert not GroupTopK().traits.one_bucket
     assert any("one bucket" in sentence for sentence in compressor.warnings())
-    assert (compressor.default_collectives, compressor.default_lr_scaling) == (("ring",), "linear")
+    assert (compressor.traits.default_collectives, compressor.traits.default_lr_scaling) == (("ring",), "linear")
     gradients = [gradient(layer, 0, 0) for layer in LAYERS]
     reduce_once(reducer, alone(), LAYERS, gradients, step_at(0))
     assert reducer.residual_norms() == {}
@@ -95,10 +95,11 @@ def test_the_patent_groups_the_flat_gradient_in_model_order() -> None:
 def test_what_is_given_wins_over_the_preset() -> None:
     with pytest.raises(OptionError, match="momentum_correction"):  # it needs a residual, which the patent does not have
         GroupTopK(preset="patent", momentum_correction=True)
-    assert GroupTopK(preset="patent", momentum_correction=True, error_feedback=True).owns_momentum
+    assert GroupTopK(preset="patent", momentum_correction=True, error_feedback=True).traits.owns_momentum
     chosen = GroupTopK.from_text({"preset": "patent", "group_size": "1024", "scope": "bucket"})
-    assert (chosen.group_size, chosen.scope, chosen.one_bucket, chosen.value_dtype) == (1024, "bucket", False, "fp32")
-    assert GroupTopK(scope="model", group_size=512).one_bucket
+    assert not chosen.traits.one_bucket
+    assert (chosen.group_size, chosen.scope, chosen.value_dtype) == (1024, "bucket", "fp32")
+    assert GroupTopK(scope="model", group_size=512).traits.one_bucket
     with pytest.raises(OptionError, match="preset=fast is not possible"):
         GroupTopK.from_text({"preset": "fast"})
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bench.models.resnet import ResNet18
+from collectives.allgather import Allgather
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Codes, Dense, RowSparse
 from compressors.ddp.reducer import reducer_for
@@ -135,11 +136,11 @@ def test_of_filters_that_waited_too_long_the_longest_is_sent() -> None:
 def test_filters_that_lie_in_each_other_are_refused_where_filters_are_sent() -> None:
     model = nn.Sequential(nn.Conv2d(4, 16, 3), nn.Linear(3, 2))
     compressor = Hylo(min_numel=100)
-    compressor.check_layers(layers_of(model))
+    compressor.check_compatible(Allgather(), layers_of(model))
     mixed = layers_of(model.to(memory_format=torch.channels_last))
     with pytest.raises(Incompatible, match=r"the filters of 0\.weight are interleaved"):
-        compressor.check_layers(mixed)
-    Hylo().check_layers(mixed)  # it is sent whole
+        compressor.check_compatible(Allgather(), mixed)
+    Hylo().check_compatible(Allgather(), mixed)  # it is sent whole
 
 
 def test_taylor_weighs_by_the_weight() -> None:

@@ -69,9 +69,8 @@ def summed_and_measured(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 def summed_and_found(x: torch.Tensor, seed: int) -> torch.Tensor:
     out = torch.empty_like(x)
-    found = add_and_find(x, x.flip(0), level_in(x, seed), out)
-    squares = torch.tensor([found.squares], dtype=torch.float64)
-    return torch.cat([squares, found.positions.double(), found.values.double(), out.double()])
+    squares, positions, values = add_and_find(x, x.flip(0), level_in(x, seed), out)
+    return torch.cat([torch.tensor([squares], dtype=torch.float64), positions.double(), values.double(), out.double()])
 
 
 def summed_and_largest(x: torch.Tensor, seed: int) -> torch.Tensor:

@@ -48,7 +48,7 @@ def test_warm_up_sends_what_the_density_says(make: type[TopK] | type[GroupTopK])
 def test_the_first_steps_may_be_dense(make: Any) -> None:
     compressor = make(dense_steps=2)
     reducer = reducer_for(compressor)
-    assert Dense in compressor.emits
+    assert Dense in compressor.traits.emits
     for index, expected in enumerate([{"Dense"}, {"Dense"}, {compressor.sends.__name__}]):
         _, bucket = reduce_once(
             reducer, alone(), LAYERS, [gradient(layer, index, 0) for layer in LAYERS], step_at(index)
@@ -115,17 +115,17 @@ def test_a_dropped_step_leaves_the_velocity() -> None:
 def test_momentum_correction_needs_a_residual() -> None:
     with pytest.raises(OptionError, match="topk: momentum_correction=true needs error_feedback=true"):
         TopK(momentum_correction=True, error_feedback=False)
-    assert TopK(momentum_correction=True).owns_momentum
-    assert Dgc().owns_momentum
-    assert not TopK().owns_momentum
+    assert TopK(momentum_correction=True).traits.owns_momentum
+    assert Dgc().traits.owns_momentum
+    assert not TopK().traits.owns_momentum
 
 
 def test_policy() -> None:
     compressor = TopK(min_numel=400, skip=("norm",), dense_ends=True)
     dense = [layer.name for layer in LAYERS if compressor.leaves_dense(layer)]
     assert dense == [layer.name for layer in LAYERS if layer.numel <= 400 or layer.position in (0, 1)]
-    assert compressor.emits == {Sparse, Dense}
-    assert TopK().emits == {Sparse}
+    assert compressor.traits.emits == {Sparse, Dense}
+    assert TopK().traits.emits == {Sparse}
     with pytest.raises(OptionError, match="skip"):
         TopK(skip=("batchnorm",))  # type: ignore[arg-type]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.options import OptionError, build
-from compressors.base import Compressor
+from collectives.options import OptionError, Options, build
+from compressors.base import Compressor, PerLayer
 from compressors.floats import NoCompression
 from compressors.topk import TopK
 
@@ -29,3 +29,8 @@ def test_texts_name_files_and_their_options() -> None:
 def test_what_is_wrong_is_said_in_one_sentence(text: str, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         build("compressors", Compressor, text)
+
+
+def test_an_author_meets_at_most_twelve_members() -> None:
+    members = {name for cls in (PerLayer, Compressor) for name in vars(cls) if not name.startswith("_")}
+    assert len(members - set(dir(Options))) <= 12

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from compressors.ddp.encode_group import EncodeGroup
-from compressors.ddp.state import LayerStore
+from compressors.ddp.encode_group import EncodeGroup, LayerStore
 from compressors.layer import Memory, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes
 
@@ -45,7 +44,7 @@ def test_drop_keeps_what_was_accepted_and_memory_is_used_again() -> None:
         fill(store, unit, start)
         store.commit()
     addresses = {store.propose(unit).data_ptr() for _ in range(1)}
-    store.proposed(unit).fill_(-1)
+    store.propose(unit).fill_(-1)
     store.drop()
     assert values(store) == {0: [200, 201, 202]}
     accepted = store.accepted(unit)
