@@ -174,7 +174,10 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
         if control is None:
             payload = unpack(message)
             if payload.tensor_id >= len(numels) or payload.numel != numels[payload.tensor_id]:
-                raise PayloadError(f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}")
+                raise PayloadError(
+                    f"a worker pushed {payload.numel} elements for layer {payload.tensor_id}, "
+                    "which does not exist or has another number of elements"
+                )
             session.push(payload.tensor_id, payload)
         elif control.command is Request.DISCONNECT:
             wait_all([left for _, left in posted])  # a process group must not be destroyed while a buffer is posted

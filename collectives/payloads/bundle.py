@@ -119,7 +119,7 @@ class Bundle(Payload):
             payloads.append(unpack(member))
         bundle = cls(payloads)
         if bundle.numel != wire.numel:
-            raise PayloadError("a bundle's members do not add up to what its header says")
+            raise PayloadError("a bundle's members do not have as many elements as its header says")
         return bundle
 
     @override

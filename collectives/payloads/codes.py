@@ -140,7 +140,7 @@ class Codes(CodedElements):
             if (self.packed.numel(), self.scales.numel()) != expected:
                 raise PayloadError(
                     f"{self.numel} codes of {self.bits} bits need {expected[0]} bytes and {expected[1]} scales, "
-                    f"got {self.packed.numel()} and {self.scales.numel()}"
+                    f"got {self.packed.numel()} bytes and {self.scales.numel()} scales"
                 )
         if not self.scales.any():
             self.packed, self.scales = self.packed[:0], self.scales[:0]

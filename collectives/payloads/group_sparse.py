@@ -301,7 +301,7 @@ class RowSparse(Payload):
         if isinstance(other, Dense):
             return other.add(self, keep_lost)
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
-            raise PayloadError("row-sparse payloads can be added to ones of the same row length only")
+            raise PayloadError("row-sparse payloads can only be added to others with the same row length")
         keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
         total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values, keep))
         if total.nbytes < HEADER_BYTES + self.numel * total.values.element_size():

@@ -298,5 +298,5 @@ def positions_in(
         high = bits[:count] - per_index * torch.arange(min(found, count), device=packed.device)
         positions = unpack_bits(low_parts, count, shift)[:found] | (high << shift)
     if found != count:
-        raise PayloadError(f"the index field marks {found} entries, the header says {count}")
+        raise PayloadError(f"the bitmap of indices has {found} bits set, but the header says {count} entries")
     return positions
