@@ -181,7 +181,10 @@ _UTIME, _STIME = 11, 12  # fields of /proc/.../stat after the process's name, wh
 
 
 def forwarder_cpu_s() -> float | None:
-    """Return the CPU seconds used so far by the forwarder between virtual hosts, exact to 10 ms; None without one."""
+    """Return the CPU seconds used so far by the forwarder between virtual hosts; None if there is no forwarder.
+
+    The kernel counts in steps of 10 ms.
+    """
     if (task := os.environ.get(FORWARDER_VARIABLE)) is None:
         return None
     figures = Path("/proc", task, "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()

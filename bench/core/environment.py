@@ -34,10 +34,10 @@ ENOUGH_FILES = 1024
 
 
 def try_without_variables(beginnings: tuple[str, ...] = TORCH_VARIABLES) -> str:
-    """Return the end of an error message, which suggests to try without some of the environment variables.
+    """Return the end of an error message, which suggests to unset environment variables; empty if none of them is set.
 
     Args:
-        beginnings: prefixes of the variables' names. If no such variable is set, the returned text is empty.
+        beginnings: prefixes of the names of the variables.
     """
     given = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(beginnings)]
     return f"; try without {' and '.join(given)} in the environment" if given else ""

@@ -196,7 +196,7 @@ def blaming_provider(what: str, entry: Entry, passing: tuple[type[Exception], ..
 
 
 def required_of(component: type) -> set[str]:
-    """Return the names of abstract methods and class variables that base classes declare and no class defines."""
+    """Return the names of a component's abstract methods, and of its declared class variables that have no value."""
     return set(getattr(component, "__abstractmethods__", ())) | {
         name
         for parent in component.__mro__

@@ -1,4 +1,4 @@
-"""The files in a run's folder, and how JSON files in it are written and read; used by launcher, ranks and reports."""
+"""Paths of the files in a run's folder, and functions that write and read JSON files there."""
 
 from __future__ import annotations
 

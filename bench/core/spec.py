@@ -12,7 +12,7 @@ from collectives.options import OptionError, Options, Spec
 
 
 def split_list(text: str) -> list[str]:
-    """Split a list such as ``none,topk:ratio=0.01,value_dtype=fp32`` into spec texts, here two.
+    """Split a list such as ``none,topk:ratio=0.01,value_dtype=fp32`` into spec texts, two in this example.
 
     An item ``key=value`` without a component name is an option of the spec before it.
 

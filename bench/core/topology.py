@@ -60,7 +60,7 @@ _DEVICE_KEYS = ("role", "count", "kind", "torch_device", "link", "host", "to")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-    """One host.
+    """One host, a machine that devices are attached to.
 
     Attributes:
         name: name that links refer to.
@@ -73,7 +73,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device.
+    """One device of a host, such as a GPU, that holds a part of the network.
 
     Attributes:
         name: role and number, such as "gpu0".

@@ -16,17 +16,17 @@ from compressors.layer import Layer, LayerKind, layers_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedLayer:
-    """One layer in the plan.
+    """A compressor's treatment of one layer, which is one parameter of the model.
 
     Attributes:
         name: the parameter's name.
         shape: the parameter's shape.
         kind: kind of layer.
-        payload: class of the payload; "Dense" (fp32) if the compressor leaves the layer uncompressed, "to be chosen"
-            if that is decided during training.
+        payload: class name of the payload; "Dense" (fp32) if the compressor leaves the layer uncompressed, "to be
+            chosen" if the payload is chosen during training.
         dense_nbytes: bytes of the gradient in fp32.
-        sent_nbytes: bytes of the payload at full compression if the layer is sent on its own; None if that depends on
-            the data.
+        sent_nbytes: bytes of the payload at full compression if the layer is sent on its own; None if the number
+            depends on the data.
     """
 
     name: str
@@ -39,13 +39,13 @@ class PlannedLayer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """The plan of all layers.
+    """A compressor's treatment of all layers of a model.
 
     Attributes:
-        layers: one row per parameter.
+        layers: one entry per parameter.
         dense_nbytes: bytes of the whole gradient in fp32.
         sent_nbytes: bytes of one rank's packed payload at full compression, with the whole model in one bucket; None
-            if that depends on the data.
+            if the number depends on the data.
         warnings: notes for the user about the compressor, one sentence each.
     """
 
@@ -56,7 +56,7 @@ class LayerPlan:
 
 
 def plan_layers(config: RunConfig) -> LayerPlan:
-    """Return the plan of a complete configuration, computed from shapes alone."""
+    """Return the plan for a run's complete configuration; it is computed from the shapes of the model's parameters."""
     num_classes = spec.build("datasets", config.filled["dataset"]).num_classes
     compressor: Compressor = spec.build("compressors", config.filled["compressor"])
     with torch.device("meta"):
@@ -71,7 +71,7 @@ def plan_layers(config: RunConfig) -> LayerPlan:
 
 
 def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[PlannedLayer]:
-    """Return one row per layer, in the given order."""
+    """Return the compressor's treatment of each layer, in the order of `layers`."""
     return [
         PlannedLayer(
             name=layer.name,

@@ -1,8 +1,9 @@
-"""Call functions before torch is imported, because importing it takes seconds, and refusing wrong options should not.
+"""Refuse wrong options at once: check options without importing torch, which takes seconds.
 
-Components import torch. So a forked child process imports them with placeholders instead of torch. While modules are
-imported, they may refer to a placeholder, call it and derive from it. A function that needs a value from a placeholder
-raises an exception; then there is no outcome, and it is called again where torch is.
+Checking options imports components, which import torch. So the functions that check options are called in a forked
+process in which components import placeholders instead of torch. Modules may refer to a placeholder, call it and derive
+from it. A function that needs a value from a placeholder raises an exception. The result is then None, and the caller
+repeats the call in a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ LEFT_OUT = ("torch", "torchvision")
 
 
 def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Call the function in a forked process without torch; return its result, or None if there is no outcome.
+    """Call a function in a forked process without torch; return its result, or None if the function needs torch.
 
     Raises:
-        UsageError: the function raised it.
+        UsageError: the function raised this error.
     """
     (outcome,) = outcomes_without_torch([functools.partial(function, *args, **kwargs)])
     if isinstance(outcome, UsageError):
@@ -39,10 +40,10 @@ def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 
 def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageError | None]:
-    """Make several calls in one forked process without torch; return the result or UsageError of each.
+    """Make several calls in one forked process without torch; return the result or the UsageError of each call.
 
-    None stands for a call that needs torch, or a module of a third party that cannot be imported without it. It also
-    does if torch is imported here already: then the call is as fast here.
+    None stands for a call that needs torch, or a third party's module that cannot be imported without torch. If this
+    process has imported torch already, all are None, because the calls are as fast in this process.
     """
     outcomes: list[T | UsageError | None] = [None] * len(calls)
     if "torch" in sys.modules:
@@ -64,7 +65,7 @@ def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageEr
 
 
 def result_or_refusal(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | UsageError:
-    """Return the function's result, or the UsageError that it raises."""
+    """Call a function and return its result, or the UsageError that it raises."""
     try:
         return function(*args, **kwargs)
     except UsageError as refusal:
@@ -83,7 +84,7 @@ def _outcome(call: Callable[[], T]) -> T | UsageError | None:
 
 
 class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that returns a module of placeholders instead of torch."""
+    """Import hook that imports a module of placeholders instead of torch or torchvision."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         is_left_out = fullname.partition(".")[0] in LEFT_OUT
@@ -94,7 +95,7 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Placeholder:
-    """Stands for an object of torch; an attribute is always the same placeholder."""
+    """Stands for any object of torch; its attributes are placeholders too, each always the same one."""
 
     def __getattr__(self, name: str) -> _Placeholder:
         if name.startswith("__"):

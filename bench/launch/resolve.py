@@ -1,7 +1,8 @@
 """Resolve the options of `bench run`, once: check them, place the ranks, and fill in all defaults.
 
-`check` does what needs neither torch nor the neural network, so that impossible requests are refused at once; `resolve`
-does the rest. The result is complete: it becomes the run's `config.json`, and the ranks read nothing else.
+`check` does what needs neither torch nor the neural network, so that impossible options are refused at once; `resolve`
+does the rest. The resulting configuration is complete: it becomes the run's `config.json`, from which the ranks read
+all options.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ C = TypeVar("C", bound=RanksConfig)
 
 
 def resolve_each(options: Sequence[RunConfig], server: ForkServer) -> list[RunConfig | UsageError]:
-    """Return for each run its complete configuration, or the error with which it is refused.
+    """Return for each run its complete configuration, or the error with which its options are refused.
 
-    If any is refused without torch, the others are not resolved further.
+    If `check` refuses any run, the other runs are not resolved, and their configurations stay incomplete.
 
     Args:
-        options: what the user gave.
-        server: resolves the runs in the process that has torch, which it starts to import here.
+        options: each run's options as the user gave them.
+        server: resolves the runs in its process, which is started here and imports torch.
     """
     checked = outcomes_without_torch([functools.partial(check, each) for each in options])
     outcomes = [outcome or each for outcome, each in zip(checked, options, strict=True)]
@@ -60,13 +61,13 @@ def _resolved_or_refused(options: Sequence[RunConfig]) -> list[RunConfig | Usage
 
 
 def check(options: RunConfig) -> RunConfig:
-    """Check all that needs no neural network: components, their options, pairs, numbers of ranks and samples.
+    """Check everything that needs no neural network, such as components, their options, and numbers of ranks.
 
     Returns:
-        the configuration, complete but for what depends on the neural network and on this machine's devices
+        the configuration, complete except for what depends on the neural network and on this machine's devices
 
     Raises:
-        UsageError: an option is unknown, impossible with this data, or contradicts another one.
+        UsageError: an option is unknown, impossible with this data set, or contradicts another option.
     """
     _check_alone(options)
     parts = build_components(options)
@@ -97,13 +98,13 @@ def check(options: RunConfig) -> RunConfig:
 
 
 def resolve(options: RunConfig) -> RunConfig:
-    """Return the run's complete configuration.
+    """Return a run's complete configuration.
 
     Args:
-        options: what the user gave, or what `check` made of it.
+        options: the options as the user gave them, or the configuration that `check` returned for them.
 
     Raises:
-        UsageError: an option is unknown, impossible on this machine or with this data, or contradicts another one.
+        UsageError: an option is unknown, impossible on this machine or with this data set, or contradicts another one.
     """
     config = options if options.filled else check(options)
     parts = build_components(config)
@@ -123,7 +124,7 @@ def resolve(options: RunConfig) -> RunConfig:
     if parts.compressor.traits.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
         raise UsageError(
             f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
-            f"small for it; leave it out, or give {gradient_mb:g} or more"
+            f"small for it; leave out --bucket-mb, or give --bucket-mb {gradient_mb:g} or more"
         )
     size = parts.dataset.image_size
     if size != IMAGE_SIZE and (reason := incompatibility(check_images, network, config.model, size)):
@@ -136,10 +137,10 @@ def resolve(options: RunConfig) -> RunConfig:
 
 
 def prepare_data(dataset: str, data_dir: str) -> None:
-    """Download a data set if it is missing.
+    """Download a data set if it is not in the folder of data sets.
 
     Args:
-        dataset: its spec.
+        dataset: spec of the data set.
         data_dir: folder of the data sets.
     """
     component: Dataset = spec.build("datasets", dataset)
@@ -151,7 +152,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     """Return the configuration of a run that resumes with another number of ranks.
 
     Raises:
-        UsageError: the run cannot change its number of ranks.
+        UsageError: the run cannot change its number of ranks; the message says why.
     """
     from compressors.base import TorchHook
     from compressors.ddp.hook import OwnHook
@@ -162,7 +163,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
         (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
         (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
-        (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by pair and layer"),
+        (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by compressor and collective"),
         (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),
         ("placement=sharded" in config.collective, f"{config.collective} keeps a part of every layer on each rank"),
     )
@@ -178,7 +179,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Components:
-    """The six components of a run, each built and validated on its own; field names are option names."""
+    """The six components of a run; the fields have the names of the options. Each component is valid on its own."""
 
     model: Model
     dataset: Dataset
@@ -189,7 +190,7 @@ class Components:
 
 
 def build_components(config: RunConfig) -> Components:
-    """Build the six components.
+    """Build the six components of a run; if no collective is given, the first default that suits the compressor.
 
     Raises:
         UsageError: a component or option is unknown, or a value is out of range.
@@ -224,10 +225,10 @@ def _check_together(config: RunConfig, parts: Components) -> None:
 
 
 def place(options: C) -> C:
-    """Return the configuration with numbers of hosts, ranks and threads, and with the virtual hosts' links as numbers.
+    """Return the configuration with the numbers of hosts, ranks and threads and the virtual hosts' links filled in.
 
     Raises:
-        UsageError: options contradict each other, or the cluster is impossible.
+        UsageError: options contradict each other, or the virtual hosts are impossible.
     """
     cluster = cluster_from_options(options)
     if cluster is None:
@@ -242,7 +243,7 @@ def place(options: C) -> C:
     if options.world_size not in (None, cluster.world_size):
         raise UsageError(
             f"--world-size {options.world_size} contradicts {len(cluster.hosts)} virtual hosts with "
-            f"{cluster.ranks_per_host} rank(s) each; leave it out"
+            f"{cluster.ranks_per_host} rank(s) each; leave out --world-size"
         )
     if options.device == "cuda":
         raise UsageError("virtual hosts share this machine and communicate through gloo; use --device cpu")
@@ -260,14 +261,14 @@ def place(options: C) -> C:
 
 
 def choose_device(device: Literal["auto", "cpu", "cuda"], num_needed: int = 1) -> Literal["cpu", "cuda"]:
-    """Return "cuda" if the option allows it and torch sees enough devices, else "cpu".
+    """Return "cuda" if --device allows it and torch sees enough CUDA devices, else "cpu".
 
     Args:
-        device: the value of --device.
-        num_needed: CUDA devices that the job needs.
+        device: value of --device.
+        num_needed: number of CUDA devices that the job needs on this machine.
 
     Raises:
-        UsageError: the option is "cuda" and there are too few devices.
+        UsageError: --device is "cuda" and torch sees too few devices.
     """
     import torch
 
@@ -295,7 +296,8 @@ def _check_ranks(config: RunConfig) -> None:
         Straggler.parse(config.straggler).check_among(config.world_size)
     if config.holdout_size >= config.train_size:
         raise UsageError(
-            f"--holdout-size {config.holdout_size} leaves nothing of {config.train_size} training samples; lower it"
+            f"--holdout-size {config.holdout_size} leaves none of {config.train_size} training samples to train on; "
+            "lower --holdout-size"
         )
     replicas, train_size = config.replicas, config.train_size - config.holdout_size
     for part, size in (("training", train_size), ("test", config.holdout_size or config.test_size)):
@@ -327,11 +329,11 @@ def _check_alone(options: RunConfig) -> None:
         )
     if options.nnodes > 1 and not options.rdzv_endpoint:
         raise UsageError(
-            "several machines need an address to meet at; give --rdzv-endpoint HOST:PORT of machine 0 on each of them"
+            "several machines need an address to meet at; give --rdzv-endpoint HOST:PORT of machine 0 on each machine"
         )
     if options.node_rank >= options.nnodes:
         raise UsageError(
-            f"--node-rank {options.node_rank} does not exist among {options.nnodes} machines; they count from 0"
+            f"--node-rank {options.node_rank} does not exist among {options.nnodes} machines; machines count from 0"
         )
 
 

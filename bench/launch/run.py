@@ -1,4 +1,4 @@
-"""Execute or resume one run: make its folder, start and watch its job, and record how it ended."""
+"""Execute or resume one run: make the run's folder, start and watch its job, and record how the run ended."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Result:
     """The result of a run.
 
     Attributes:
-        status: ok, failed, timeout or interrupted.
-        error: one sentence, empty when ok.
+        status: "ok", "failed", "timeout" or "interrupted".
+        error: reason of the failure in one sentence; empty if `status` is "ok".
         folder: the run's folder.
         summary: content of `status.json`.
     """
@@ -54,17 +54,18 @@ def resume(
     config: RunConfig | None = None,
     residuals: Literal["sum", "drop"] | None = None,
 ) -> Result:
-    """Resume a run from its last checkpoint and return when it has ended, like `execute`.
+    """Resume a run from its last checkpoint; return its result when it has ended, successfully or not, like `execute`.
 
     Args:
-        folder: the run's folder; `configuration_of` has checked that it can be resumed.
+        folder: the run's folder; `configuration_of` has checked that the run can be resumed.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
-        config: configuration from now on: with another timeout, or from `resolve.with_ranks`; None: the old one.
-        residuals: what happens to the old ranks' residuals; None: the number of ranks stays.
+        config: configuration from now on, which may have another timeout, or another number of ranks and come from
+            `resolve.with_ranks`; None keeps the old configuration.
+        residuals: "sum" or "drop", for the old ranks' residuals; None if the number of ranks does not change.
 
     Raises:
-        UsageError: the run cannot be resumed, or another command is executing it.
+        UsageError: the run cannot be resumed, or another command is executing the run.
     """
     with locked(folder.path) as is_held:
         _check_held(folder, is_held)
@@ -82,16 +83,17 @@ def resume(
 
 @processes.interruptible()
 def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]], None], server: ForkServer) -> Result:
-    """Execute a run; return when it has ended, successfully or not, and no process of its job is left.
+    """Execute a run; return its result when it has ended, successfully or not, and no process of it is left.
 
     Args:
-        config: from `resolve`.
+        config: complete configuration, as `resolve` returns it.
         out: folder in which the run's folder is made.
         on_progress: called with every report of rank 0.
         server: starts the ranks; made with `fork_server.TRAIN`.
 
     Raises:
-        UsageError: the folder cannot be written, the port is taken, or this machine does not support virtual hosts.
+        UsageError: `out` cannot be written, the port of --rdzv-endpoint is taken, or this machine does not support the
+            virtual hosts.
     """
     torchrun.check_port(config)
     folder = RunFolder.create(out, config.name, config.digest, config.seed)
@@ -102,7 +104,7 @@ def execute(config: RunConfig, out: Path, on_progress: Callable[[dict[str, Any]]
 def _watched(
     config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
 ) -> Result:
-    """Execute the job; if it lost a process, restart it up to `config.max_restarts` times."""
+    """Execute the run's job; if the job lost a process, restart it up to `config.max_restarts` times."""
     result, was_lost = _execute(config, folder, on_progress, server)
     for attempt in range(1, config.max_restarts + 1):
         if not was_lost:
@@ -116,7 +118,7 @@ def _watched(
 def _execute(
     config: RunConfig, folder: RunFolder, on_progress: Callable[[dict[str, Any]], None], server: ForkServer
 ) -> tuple[Result, bool]:
-    """Start and watch the job; return its result and whether it failed because a process was lost."""
+    """Start and watch the run's job; return the result, and True if the job failed because a process was lost."""
     machine_zero = MachineZero(config.rdzv_endpoint) if config.rdzv_endpoint and config.node_rank > 0 else None
     started = time.time()
     job: torchrun.Started | None = None
@@ -162,7 +164,7 @@ def _silence(config: RunConfig, ending: torchrun.Ending) -> str:
 
 
 def _launch(config: RunConfig, folder: RunFolder, server: ForkServer) -> torchrun.Started:
-    """Start the job; if that fails, remove a new run's folder, or record that the resumed run was interrupted."""
+    """Start the run's job; if that fails, remove a new run's folder, or record that a resumed run was interrupted."""
     is_new = not folder.resume.exists()
     try:
         if is_new:
@@ -190,10 +192,10 @@ def _failed(config: RunConfig, folder: RunFolder, started: float, status: str, e
 
 
 def check_left(folder: RunFolder) -> None:
-    """Check that no command is executing the run.
+    """Check that no other command is executing the run in this folder.
 
     Raises:
-        UsageError: one is.
+        UsageError: another command is executing the run.
     """
     if folder.path.is_dir():
         with locked(folder.path) as is_held:
@@ -201,10 +203,10 @@ def check_left(folder: RunFolder) -> None:
 
 
 def configuration_of(folder: RunFolder) -> RunConfig:
-    """Return the configuration of a run, after checking that it can be resumed from its last checkpoint.
+    """Return the configuration of a run, after checking that the run can be resumed from its last checkpoint.
 
     Raises:
-        UsageError: it cannot; the message says what to do.
+        UsageError: the run cannot be resumed; the message says why, and what to do.
     """
     path = folder.path
     if not folder.config.is_file():
@@ -224,12 +226,12 @@ def configuration_of(folder: RunFolder) -> RunConfig:
 
 
 def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
-    """Store a configuration with another number of ranks for the next resume; keep a copy of the old one beside it.
+    """Store a configuration with another number of ranks, with which the run is resumed; keep a copy of the old one.
 
     Args:
         folder: the run's folder.
-        config: from `resolve.with_ranks`.
-        waiting: "sum" or "drop", for the residuals that the ranks have not sent yet.
+        config: the new configuration, as `resolve.with_ranks` returns it.
+        waiting: "sum" or "drop", for the residuals that the old ranks have not sent yet.
     """
     checkpoints = Checkpoints(folder)
     manifest = checkpoints.manifest(checkpoints.steps()[0])
@@ -246,12 +248,15 @@ def obstacle_to_resuming(folder: RunFolder) -> str | None:
 
 
 def last_step(folder: RunFolder) -> int | None:
-    """Return the step from which a run can be resumed, or None if it cannot."""
+    """Return the optimizer step from which a run can be resumed, or None if the run cannot be resumed."""
     return None if obstacle_to_resuming(folder) else Checkpoints(folder).steps()[0]
 
 
 def prepare_folder(folder: RunFolder) -> None:
-    """Clear the folder for the next job and count one more resume; no process of the old job may be left."""
+    """Clear a run's folder for its next job, keep the logs of the old job, and count one more resume.
+
+    No process of the old job may be left.
+    """
     resumed = read_json(folder.resume) or {"resumes": 0}
     attempt = resumed["resumes"] + 1
     write_json(folder.resume, resumed | {"resumes": attempt})
@@ -268,4 +273,4 @@ def prepare_folder(folder: RunFolder) -> None:
 
 def _check_held(folder: RunFolder, is_held: bool) -> None:
     if not is_held:
-        raise UsageError(f"{folder.path} is still running; wait until it ends")
+        raise UsageError(f"the run in {folder.path} is still running; wait until it ends")

@@ -1,4 +1,4 @@
-"""A rank's part of checkpoints: its state is copied in memory, and a thread writes it while training continues."""
+"""Write and read one rank's part of checkpoints; a thread writes a copy of its state while training continues."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class CheckpointFailed(RunFailed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The part of a checkpoint that a resuming rank reads.
+    """The part of a checkpoint that one rank reads when it resumes.
 
     Attributes:
         step: optimizer steps done when the checkpoint was made.
-        states: the rank's own state; if the number of ranks has changed, the states of all old ranks.
-        waiting: if the number of ranks has changed, what to do with residuals (see `resized`); else None.
+        states: list of this rank's saved state; if the number of ranks has changed, of the states of all old ranks.
+        waiting: "sum" or "drop" for residuals if the number of ranks has changed (see `resized`), else None.
     """
 
     step: int
@@ -44,14 +44,20 @@ class Restored:
     waiting: Waiting | None
 
     def state(self, config: RunConfig, dataset: Dataset, train: ImageSet) -> dict[str, Any]:
-        """Return this rank's state, adapted if the number of ranks has changed."""
+        """Return the state with which this rank resumes, adapted if the number of ranks has changed.
+
+        Args:
+            config: the run's configuration, with the new number of ranks.
+            dataset: the run's data set.
+            train: all training samples.
+        """
         if self.waiting is None:
             return self.states[0]
         return resized(self.states, config, dist.get_rank(), self.waiting, dataset, train)
 
 
 class Checkpointer:
-    """Write and read a rank's part of checkpoints; every rank must make one and call the same methods.
+    """Writes and reads one rank's part of checkpoints; every rank must create one and call the same methods.
 
     Args:
         config: the run's configuration.
@@ -73,7 +79,7 @@ class Checkpointer:
         self._last_step: int | None = None
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Begin a checkpoint; return when the previous one is written and this one's state copied.
+        """Copy this rank's state and begin to write it in the background, once the previous checkpoint is written.
 
         Args:
             step: optimizer steps done.
@@ -89,13 +95,19 @@ class Checkpointer:
         """Wait until the last checkpoint is written.
 
         Raises:
-            CheckpointFailed: it could not be written.
+            CheckpointFailed: the checkpoint could not be written.
         """
         if self._written is not None:
             self._written.result()
 
     def _write(self, step: int, packed: PackedState, rows: dict[str, int]) -> None:
-        """Write this rank's part, complete the checkpoint once all have written theirs, and remove the previous one."""
+        """Write this rank's file; when all ranks have, complete the checkpoint and remove the previous one.
+
+        Args:
+            step: optimizer steps done.
+            packed: this rank's state.
+            rows: length in bytes of each of the run's CSV files at this step, by file name.
+        """
         own: dict[str, int] | str
         try:
             own = vars(self._checkpoints.write(step, self._rank, packed.save))
@@ -125,10 +137,14 @@ class Checkpointer:
         self._last_step = step
 
     def _give_up(self, step: int, problems: list[str | None]) -> None:
-        """Remove the checkpoint if any rank had a problem with it; `problems` is in rank order.
+        """Remove the checkpoint of a step if any rank could not write its part.
+
+        Args:
+            step: the optimizer step.
+            problems: why each rank could not write its part, in rank order; None for a rank that could.
 
         Raises:
-            CheckpointFailed: a rank had a problem.
+            CheckpointFailed: a rank could not write its part.
         """
         for rank, why in enumerate(problems):
             if why is not None:
@@ -136,18 +152,21 @@ class Checkpointer:
                 raise CheckpointFailed(
                     f"the checkpoint of step {step} could not be written on rank {rank} ({why}); "
                     + (
-                        "there is no earlier one: make room and start the run again"
+                        "there is no earlier checkpoint: make room and start the run again"
                         if self._last_step is None
-                        else f"the one of step {self._last_step} is kept: make room and resume with bench run --resume "
-                        f"{self._folder.path}"
+                        else f"the checkpoint of step {self._last_step} is kept: make room and resume with bench run "
+                        f"--resume {self._folder.path}"
                     )
                 )
 
     def restore(self, device: torch.device) -> Restored | None:
-        """Read the newest checkpoint that all ranks have; None if the run starts from the beginning.
+        """Read the newest checkpoint that all ranks have; return None if the run starts from the beginning.
 
-        Once every rank has read its part, rows that were written after the checkpoint are removed. Every rank must
-        call.
+        Once every rank has read its part, rows that were written after the checkpoint are removed. Every rank must call
+        this method.
+
+        Args:
+            device: device on which the tensors of the state are placed.
 
         Raises:
             CheckpointFailed: a file is damaged, or only some of the machines resume.
@@ -159,7 +178,7 @@ class Checkpointer:
         if None in steps_of_ranks and any(steps_of_ranks):
             raise CheckpointFailed(
                 f"rank {steps_of_ranks.index(None)} starts the run, and others resume from a checkpoint; give --resume "
-                "on every machine, or start again on every one"
+                "on every machine, or start the run again on every machine"
             )
         step = max(set.intersection(*(set(steps or ()) for steps in steps_of_ranks)), default=None)
         manifest = None if step is None else self._checkpoints.manifest(step)
@@ -202,15 +221,16 @@ RankState = dict[str, Any]
 def resized(
     states: Sequence[RankState], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: ImageSet
 ) -> RankState:
-    """Return the state with which a new rank resumes.
+    """Return the state with which a rank resumes after the number of ranks has changed.
 
     Args:
         states: the old ranks' states, as the training loop saved them.
         config: the configuration with the new number of ranks.
-        rank: the new rank.
-        waiting: "sum" averages residuals over the old ranks, which keeps the sum that is applied; "drop" drops them.
+        rank: the rank that resumes, among the new ranks.
+        waiting: "sum" gives every new rank the mean of the old ranks' residuals and momentum buffers, so that the mean
+            over ranks, which the optimizer applies, stays the same; "drop" discards them.
         dataset: the run's data set.
-        train: the training samples.
+        train: all training samples.
     """
     state = states[rank % len(states)]
     batches = _redistributed([each["batches"][0] for each in states], config, rank, dataset, train)
@@ -247,9 +267,14 @@ def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor
 
 
 def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> RankState:
-    """Return the new state of a collective's servers: each new rank gets all their residuals and keeps what it serves.
+    """Return a collective's state with the residuals of all its servers, of which each new rank keeps what it serves.
 
-    These are residuals of sums over ranks, so they are scaled by the ratio of the numbers of ranks.
+    A server's residuals are parts of sums over ranks, so they are multiplied by (number of new ranks / old ranks).
+
+    Args:
+        parts: the state of the collective on each old rank; empty if it has no servers.
+        world_size: the new number of ranks.
+        waiting: "sum" keeps the residuals, "drop" discards them.
     """
     serving = next((part for part in parts if part.get("residuals")), parts[0])
     if not serving:
@@ -263,7 +288,15 @@ def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> Ra
 def _redistributed(
     saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: ImageSet
 ) -> RankState:
-    """Return a new rank's state of `Batches`, with its share of the samples left in this epoch."""
+    """Return the state of `Batches` for a new rank, with the rank's share of the samples left in the current epoch.
+
+    Args:
+        saved: the old ranks' states of `Batches`.
+        config: the configuration with the new number of ranks.
+        rank: the new rank.
+        dataset: the run's data set.
+        train: all training samples.
+    """
     rest = []
     for old_rank, state in enumerate(saved):
         before = dataclasses.replace(config, replicas=len(saved))

@@ -1,7 +1,7 @@
-"""The samples: which rank trains on which, in which order, and the evaluation, of which each rank does a part.
+"""Distribute training samples over ranks as shards, make batches of them, and evaluate the model on all ranks.
 
-Shards are disjoint and cover the whole set. No sample is repeated to make them equal, so sizes differ by at most one.
-Every rank runs the same number of steps per epoch: floor(smallest shard / batch).
+Shards are disjoint and cover the whole training set. No sample is repeated to make shards equally large, so their sizes
+differ by at most one. Every rank makes the same number of steps per epoch: floor(size of the smallest shard / batch).
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from bench.datasets.base import IMAGE_SIZE, Dataset, ImageSet, crop_and_flip, no
 
 
 def shard(num_samples: int, rank: int, world_size: int, seed: int) -> torch.Tensor:
-    """Return int64 indices of the samples that `rank` trains on: every world_size-th of one seeded permutation."""
+    """Return the rank's shard, int64 sample indices: every world_size-th of one random permutation of all samples."""
     return torch.randperm(num_samples, generator=_generator(seed, 0, 0))[rank::world_size]
 
 
 def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
-    """Return the steps that every rank can make in an epoch; 0 if the smallest shard is smaller than a batch."""
+    """Return the number of steps that every rank makes in an epoch; 0 if the smallest shard is smaller than a batch."""
     return num_samples // world_size // batch_size
 
 
 def batches(
     indices: torch.Tensor, batch_size: int, num_steps: int, *, seed: int, rank: int, epoch: int
 ) -> Iterator[torch.Tensor]:
-    """Yield `num_steps` batches of sample indices, int64 [batch_size], from the shard as shuffled for this epoch."""
+    """Yield `num_steps` batches of sample indices, int64 [batch_size], from a rank's shard, shuffled for one epoch."""
     yield from order(indices, seed=seed, rank=rank, epoch=epoch).split(batch_size)[:num_steps]
 
 
 def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:
-    """Return the rank's shard, int64 sample indices, as shuffled for this epoch."""
+    """Return the int64 sample indices of a rank's shard, shuffled for one epoch, which counts from 0."""
     return indices[torch.randperm(len(indices), generator=_generator(seed, rank + 1, epoch + 1))]
 
 
 def evaluation_part(num_samples: int, rank: int, world_size: int) -> slice:
-    """Return the contiguous part of the test set that `rank` evaluates; the parts are disjoint and cover the set."""
+    """Return the slice of `num_samples` samples that a rank evaluates; the ranks' slices are disjoint and cover all."""
     return slice(num_samples * rank // world_size, num_samples * (rank + 1) // world_size)
 
 
 def augmentation_generator(seed: int, rank: int, epoch: int) -> torch.Generator:
-    """Return the generator for random crops and flips."""
+    """Return the generator of random crops and flips for one rank and epoch."""
     return _generator(seed, rank + 1, -epoch - 1)
 
 
@@ -59,11 +59,11 @@ def _generator(seed: int, stream: int, epoch: int) -> torch.Generator:
 
 
 class Batches:
-    """Iterate over one rank's shard without end, in a different order in each epoch.
+    """Iterates over one rank's shard without end, in a different order in each epoch.
 
     Args:
         config: the run's configuration.
-        dataset: gives the mean and standard deviation with which pixels are normalised.
+        dataset: the data set, which has the mean and standard deviation of pixels.
         train: all training samples.
         rank: the rank that owns the shard.
         device: the device of the batches.
@@ -84,7 +84,7 @@ class Batches:
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next batch on the device: fp32 [size, 3, height, width] and int64 [size]."""
+        """Return the next batch on the device: images, fp32 [size, 3, height, width], and labels, int64 [size]."""
         position = self._used % self._per_epoch
         self._used += 1
         if position == 0:
@@ -96,22 +96,22 @@ class Batches:
         return normalise(pixels, self._dataset.mean, self._dataset.std), self._labels[chosen]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batches used, the generator's state, and samples that were redistributed within an epoch."""
+        """Return the number of batches used, the random generator's state, and samples redistributed over new ranks."""
         return {"used": self._used, "generator": self._generator.get_state(), "rest": self._rest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._used, self._rest = state["used"], state["rest"]
         self._begin_epoch()
         self._generator.set_state(state["generator"])
 
     @property
     def epoch(self) -> int:
-        """Return the epoch of the last batch, which counts from 0."""
+        """Return the number, from 0, of the epoch that the last batch belongs to; 0 before the first batch."""
         return max(0, self._used - 1) // self._per_epoch
 
     def unused(self) -> torch.Tensor:
-        """Return int64 indices of the shard's samples that this epoch has not used; empty after its last batch."""
+        """Return int64 indices of the shard's samples that the current epoch has not used; empty at the epoch's end."""
         position = self._used - self.epoch * self._per_epoch
         return self._order[: 0 if position == self._per_epoch else None][position * self._size :]
 
@@ -138,9 +138,10 @@ class Quality(NamedTuple):
 
 
 def average_running_statistics_(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Replace each rank's BatchNorm running mean and variance by their mean over ranks; every rank must call.
+    """Replace each rank's BatchNorm running mean and variance with their mean over the ranks of the group.
 
-    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does.
+    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does. Every
+    rank of the group must call this function.
     """
     buffers = [b for b in model.buffers() if b.is_floating_point()]
     if not buffers:
@@ -153,7 +154,7 @@ def average_running_statistics_(model: nn.Module, group: dist.ProcessGroup | Non
 
 
 def train_sample(train: ImageSet) -> ImageSet:
-    """Return the training samples to evaluate: the same ones every time, with the training set's shares of classes."""
+    """Return the training samples to evaluate: always the same, with the classes in proportion to the training set."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
 
@@ -166,9 +167,10 @@ def evaluate(
     group: dist.ProcessGroup | None = None,
     on_batch: Callable[[], object] = lambda: None,
 ) -> list[Quality]:
-    """Return the model's loss and accuracy on each part, equal on every rank; every rank of the group must call.
+    """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
-    The model is left in training mode, with averaged running statistics.
+    The model is left in training mode, with running statistics averaged over ranks. Every rank of the group must call
+    this function.
 
     Args:
         model: the network.

@@ -1,9 +1,10 @@
 """The process that ranks are forked from: the launcher runs `python -m bench.train.fork_server MODULE CONNECTION`.
 
-It imports MODULE, which the ranks run, and then serves requests from the connection, one after the other: it calls a
-function and sends back its result or exception, or runs a job and sends back its exit code. If MODULE has a function
-`prepare`, all ranks share what that loads. Ranks are torchrun's own process contexts: their logs, the order in which
-they are stopped and the messages about failures are those of torchrun.
+The process imports MODULE, which the ranks run, and then serves requests from the connection, whose file descriptor is
+CONNECTION, one after the other: it calls a function and sends back the result or exception, or runs a job and sends
+back the exit code. If MODULE has a function `prepare`, all ranks share the memory of what this function loads. Ranks
+are started by torchrun's own functions, so their logs, the order in which they are stopped and the messages about
+failures are those of torchrun.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ StartMethod = Literal["fork", "spawn"]
 
 
 def main(module: str, connection: int) -> None:
-    """Serve until the launcher closes its end of the connection."""
+    """Import the ranks' module, then serve requests until the launcher closes its end of the connection.
+
+    Args:
+        module: name of the module that every rank runs.
+        connection: file descriptor of this process's end of the connection.
+    """
     gc.disable()  # importing modules creates no garbage
     importlib.import_module(module)
     torch.set_num_threads(1)  # a fork copies only the calling thread
@@ -63,7 +69,7 @@ def main(module: str, connection: int) -> None:
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the function; return its result, or the exception that it raises."""
+    """Call a function and return its result, or the exception that it raises."""
     try:
         return function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - raised again by the launcher
@@ -72,13 +78,13 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> int:
-    """Run one job to its end; return the exit code, 0 or 1.
+    """Run one job to its end and return the job's exit code, 0 or 1.
 
     Args:
         module: the module that every rank runs.
         folder: the job's folder.
         num_ranks: number of ranks, all on this machine.
-        start_method: "fork", or "spawn" if the device does not survive a fork.
+        start_method: "fork", or "spawn" for a device that cannot be used after a fork.
     """
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())

@@ -1,7 +1,7 @@
-"""Output about a run during training: lines of progress for the launcher, and trackers if the user asks for them.
+"""Report a run's progress during training: to the launcher as lines of a file, and to a tracker if --track is given.
 
-TensorBoard and MLflow get the numbers of every row. Both write next to the run's own files on this machine; nothing is
-sent over a network.
+The trackers TensorBoard and MLflow get the numbers of every row of `metrics.csv`. Both write next to the run's own
+files on this machine; nothing is sent over a network.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PROGRESS_EVERY_S = 0.25
 
 
 class ProgressFile:
-    """Write lines of progress, at most a few times per second.
+    """Writes a run's progress to a file, as one JSON object per line, at most a few times per second.
 
     Args:
-        path: the file; None on all ranks but the one that writes.
+        path: the file; None on ranks that do not write it.
 
     Attributes:
-        accuracy: accuracy at the last evaluation; None before the first.
+        accuracy: test accuracy at the last evaluation, 0 to 1; None before the first evaluation.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -39,21 +39,22 @@ class ProgressFile:
         self.accuracy: float | None = None
 
     def count_wait(self, exposed_s: float | None) -> None:
-        """Take note of what one step waited for the exchange; None if unknown."""
+        """Remember the seconds that one step waited for the exchange of gradients; None if they are unknown."""
         if exposed_s is not None and self._file is not None:
             self._recent_exposed.append(exposed_s)
 
     def report(
         self, *, step: int, total_steps: int, epoch: float, samples: int, loss: Callable[[], float | None]
     ) -> None:
-        """Write where training is, unless the last line is too recent.
+        """Write a line of progress, if the last one is older than `PROGRESS_EVERY_S` or this is the run's last step.
 
         Args:
             step: optimizer steps done.
             total_steps: optimizer steps of the whole run.
-            epoch: finished epochs, including the fraction of the current one.
-            samples: samples that all ranks together have used so far.
-            loss: returns this rank's latest loss; slow on a GPU, which it waits for.
+            epoch: number of finished epochs, including the fraction of the current one.
+            samples: number of samples that all ranks together have used so far.
+            loss: returns this rank's latest loss, or None; called only for a line that is written, because reading a
+                loss from a GPU waits for the GPU.
         """
         now = time.monotonic()
         if self._file is None or (now - self._reported_at < PROGRESS_EVERY_S and step < total_steps):
@@ -79,14 +80,18 @@ class ProgressFile:
         self._recent_exposed = []
 
     def report_evaluation(self, row: dict[str, Any]) -> None:
-        """Write the results of an evaluation."""
+        """Write a line with the results of an evaluation.
+
+        Args:
+            row: the evaluation's row of `metrics.csv`.
+        """
         self.accuracy = row["test_accuracy"]
         if self._last_line:
             self._last_line |= {"epoch": row["epoch"], "step": row["step"]}
         self._write({"evaluated": {name: row[name] for name in ("epoch", "step", "train_loss", "test_accuracy")}})
 
     def repeat(self) -> None:
-        """Repeat the last line, so that the launcher sees a sign of life during an evaluation."""
+        """Write the last line again, so that the launcher sees during an evaluation that this rank is alive."""
         if self._last_line and time.monotonic() - self._written_at >= PROGRESS_EVERY_S:
             self._write(self._last_line)
 
@@ -103,15 +108,16 @@ _NUMBERS = [
 
 
 def open_tracker(config: RunConfig, folder: RunFolder, step: int = 0) -> _TensorBoard | _MLflow | None:
-    """Return the tracker that the configuration names, or None; call only on the rank that writes rows.
+    """Return the tracker that the configuration names, or None if it names none.
 
-    It has `row`, which adds one row of `metrics.csv`, and `close`, which marks the run as finished.
+    Only the rank that writes rows may call this function. The tracker's method `row` adds one row of `metrics.csv`, and
+    `close` marks the run as finished.
 
     Args:
         config: the run's configuration.
         folder: the run's folder.
-        step: the step from which the run resumes, or 0. TensorBoard replaces what it has of later steps; MLflow keeps
-            it, because it cannot replace values.
+        step: the optimizer step from which the run resumes; 0 for a new run. TensorBoard replaces the values of later
+            steps; MLflow keeps them, because it cannot replace values.
     """
     match config.track:
         case "tensorboard":

@@ -1,4 +1,4 @@
-"""The frame of every rank process: its main function, device, process group, error file and exit."""
+"""Functions that every rank process uses: its main function, device, process group, error file and exit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,26 @@ from collectives.transport.process_group import backend_failure
 
 
 def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return the JSON value of every rank of the group, in rank order; every rank of the group must call."""
+    """Gather one JSON value from each rank of the group, and return all values in rank order on every rank.
+
+    Every rank of the group must call this function.
+
+    Args:
+        own: this rank's value.
+        group: the process group; None for all ranks.
+    """
     return [json.loads(text) for text in gather_bytes(json.dumps(own).encode(), group)]
 
 
 def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Return the bytes of every rank of the group, in rank order; every rank of the group must call."""
+    """Gather bytes, of any length, from each rank of the group, and return them in rank order on every rank.
+
+    Every rank of the group must call this function.
+
+    Args:
+        own: this rank's bytes.
+        group: the process group; None for all ranks.
+    """
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     length = torch.tensor([len(own)], device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
@@ -48,7 +62,10 @@ _OF_LINKS = ("measured_bandwidth_bps", "measured_rtt_s", "measured_loss_ratio", 
 
 
 def link_columns(folder: RunFolder) -> dict[str, Any]:
-    """Return the measured columns, `wire_headers` and `link_warnings`; all are empty without virtual hosts."""
+    """Return the columns of `metrics.csv` about the links between virtual hosts, as measured before training, by name.
+
+    Without virtual hosts, all values are empty.
+    """
     measured = read_json(folder.link) or {}
     return {name: measured.get(name) for name in _OF_LINKS} | {"link_warnings": "; ".join(measured.get("warnings", ()))}
 
@@ -75,7 +92,10 @@ class Postponed(ModuleType):
 
 
 def postpone_compiler() -> None:
-    """Make this process import the compiler only when it is needed; call after the process group has been made."""
+    """Make this process import torch's compiler, `torch._dynamo`, only when it is needed.
+
+    This must be called after the process group has been made.
+    """
     utils = Postponed(f"{DYNAMO}.utils", get_optimize_ddp_mode=lambda: "no_optimization")
     compiler = Postponed(DYNAMO, utils=utils, graph_break=lambda: None, disable=lambda function, *_, **__: function)
     sys.modules.setdefault(DYNAMO, compiler)
@@ -91,13 +111,13 @@ _WORDS_OF_A_LOSS = ("connectFullMesh", "Wait timeout")
 def rank_main(
     configuration: type[C], work: Callable[[C, RunFolder], None], user_errors: tuple[type[Exception], ...]
 ) -> Callable[[str], int]:
-    """Return a rank's main function, which takes the job's folder and returns the exit code.
+    """Return a rank's main function, which takes the path of the job's folder and returns the exit code.
 
-    The exit code is 0, or 1 after an error, which is then in `errors/rank-N.json`.
+    The exit code is 0, or 1 after an error, which the function writes to `errors/rank-N.json` in the folder.
 
     Args:
-        configuration: class of the job's configuration, which is in the folder's `config.json`.
-        work: does the rank's work.
+        configuration: class of the job's configuration, which is read from the folder's `config.json`.
+        work: does the rank's work, given the configuration and the folder.
         user_errors: errors whose message is already one sentence for the user; others are shown with their type.
     """
 
@@ -138,7 +158,7 @@ def end_process(exit_code: int) -> NoReturn:
 
 
 def set_up_device(name: str, threads: int) -> torch.device:
-    """Set up and return this rank's device.
+    """Set up this rank's device, with deterministic algorithms on CUDA, and return the device.
 
     Args:
         name: "cpu" or "cuda".
@@ -157,7 +177,7 @@ def set_up_device(name: str, threads: int) -> torch.device:
 
 
 def device_time(device: torch.device) -> float:
-    """Return the current time in seconds, after all work queued on the device has ended."""
+    """Wait until all work queued on the device has ended, and return the time in seconds of `time.perf_counter`."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -165,12 +185,12 @@ def device_time(device: torch.device) -> float:
 
 @contextlib.contextmanager
 def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
-    """Run the block with the job's process group; every rank must call.
+    """Create torch's default process group, run the block, and destroy the group; every rank must do this.
 
-    After a failure the group is not destroyed, because the process is about to end.
+    If the block fails, the group is not destroyed, because the process is about to end.
 
     Raises:
-        TransportError: a rank was lost inside the block or while ranks met, even if only the backend noticed.
+        TransportError: a rank was lost while the ranks connected or inside the block.
     """
     # NCCL needs a GPU per rank; ranks that share one talk through gloo.
     own_gpu = device.type == "cuda" and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
@@ -190,7 +210,7 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
         if not (lost_store or any(words in str(error) for words in _WORDS_OF_A_LOSS)):
             raise
         # Which rank was lost is unknown: the ranks have no connections to each other yet.
-        raise TransportError(f"a rank was lost while ranks met: {str(error).partition(chr(10))[0]}") from error
+        raise TransportError(f"a rank was lost while ranks connected: {str(error).partition(chr(10))[0]}") from error
     postpone_compiler()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The recorder: it gathers what the ranks have measured since the previous row and writes rows on rank 0."""
+"""The recorder, which gathers what all ranks have measured since the previous row and writes a new row on rank 0."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step.
+    """Measured times of one optimizer step, in seconds.
 
     Attributes:
-        total_s: the whole step, including loading the batch.
+        total_s: duration of the whole step, including loading the batch.
         cpu_s: CPU time of the process during the step, all threads together.
-        until_exchanged_s: forward, backward and the wait for the exchange of gradients.
-        waited_s: the wait within `until_exchanged_s`; None if unknown.
-        encode_s, exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
-        exposed_s: all waiting after backward, including for what the optimizer exchanges; None if unknown.
+        until_exchanged_s: duration of loading the batch, forward, backward and the wait for the exchange of gradients.
+        waited_s: the wait for the exchange within `until_exchanged_s`; None if it is unknown.
+        encode_s: time spent on encoding and decoding, also during backward; None if DDP does not report it.
+        exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
+        exposed_s: all waiting after backward, including the wait for what the optimizer exchanges; None if unknown.
     """
 
     total_s: float
@@ -56,10 +57,10 @@ class StepTime:
 
 
 def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
-    """Return the `speed` columns that are times; an empty dict if there are no steps.
+    """Return the `speed` columns that are times, in seconds, by name; an empty dict if there are no steps.
 
-    A part of a step is reported as its share of all steps' time, times the median step. Its mean could exceed the
-    median step if a few steps are slow.
+    The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
+    mean time of the part could exceed the median step if a few steps are slow.
     """
     if not steps:
         return {}
@@ -84,9 +85,10 @@ class StepSums:
 
     Attributes:
         steps: number of steps.
-        entries: number of elements transmitted.
-        staleness: parameter versions that each step's gradient was behind; empty unless training is asynchronous.
-        wire_sent, wire_received: bytes through the virtual host's interface, headers included.
+        entries: number of gradient elements transmitted.
+        staleness: for each step, the number of updates that its gradient missed because it was computed from older
+            parameters; empty unless training is asynchronous.
+        wire_sent, wire_received: bytes sent and received by the virtual host's network interface, including headers.
     """
 
     steps: int = 0
@@ -97,19 +99,19 @@ class StepSums:
 
 
 class Recorder:
-    """Collect measurements on every rank and write them as rows on rank 0.
+    """Collects measurements on every rank and writes them as rows on rank 0.
 
     Args:
         config: the run's configuration.
         folder: the run's folder.
         strategy: the strategy whose traffic and residuals are recorded.
         started_at: start time of the process, in seconds of `time.time`.
-        after: the step from which training resumes; 0 in a new run.
+        after: the optimizer step from which training resumes; 0 in a new run.
 
     Attributes:
-        train_time_s: seconds inside `measuring` blocks, also those before the run was resumed.
-        progress: writes lines of progress, on rank 0.
-        last_row: the newest row of `metrics.csv`, on rank 0; empty before the first.
+        train_time_s: seconds inside `measuring` blocks, including those before the run was resumed.
+        progress: reports progress to the launcher, on rank 0.
+        last_row: the newest row of `metrics.csv`, on rank 0; empty before the first row.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class Recorder:
         self._other_work = OtherWork(1 if self.config.cluster else launcher_of_rank())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts since the previous row, and what the next row needs of earlier ones."""
+        """Return the sums since the previous row, and the values of earlier rows that the next row depends on."""
         return {
             "counts": dataclasses.asdict(self._sums),
             "so_far": self._so_far,
@@ -165,7 +167,7 @@ class Recorder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from another process's `state_dict`; what that process sent counts as sent by this one."""
+        """Restore the `state_dict` of a stopped process; what that process sent counts as sent by this process."""
         self._sums = StepSums(**state["counts"])
         self._so_far = state["so_far"]
         self.last_row = state["last_row"]
@@ -190,10 +192,11 @@ class Recorder:
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
-        """Count training time, other programs' CPU use and the virtual host's traffic; every rank must call.
+        """Measure training time, other programs' CPU use and the virtual host's traffic while the block runs.
 
-        Evaluation and set-up are outside of such blocks, so they are no training time. On virtual hosts, barriers make
-        all ranks enter and leave it together, because a backend may return before the kernel has sent everything.
+        Every rank must run the same blocks. Evaluation and set-up are outside of them, so they do not count as training
+        time. On virtual hosts, barriers make all ranks enter and leave a block together, because a backend may return
+        before the kernel has sent everything.
         """
         if self._is_first_here:
             self._other_work.start()
@@ -214,7 +217,7 @@ class Recorder:
             self._other_work.stop()
 
     def count(self, report: StepReport) -> None:
-        """Add one step's report to the counts."""
+        """Add one step's report to the sums since the previous row."""
         self._sums.steps += 1
         self._sums.entries += sum(part.num_entries for part in report.encoded)
         if report.staleness is not None:
@@ -231,13 +234,13 @@ class Recorder:
                     append_json_line(self._folder.choices, self._decision.to_dict())
 
     def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any], times: Sequence[StepTime]) -> None:
-        """Gather measurements from all ranks and append rows to the run's files; every rank must call.
+        """Gather measurements from all ranks and append rows to the run's files; every rank must call this method.
 
         Args:
-            columns: columns of `metrics.csv` that are equal on all ranks.
-            figures: this rank's part of columns that combine all ranks: samples used and steps skipped so far, and the
-                mean loss since the previous row (None if the rank has made no step since).
-            times: times of this rank's steps since the previous row.
+            columns: values of columns of `metrics.csv` that are equal on all ranks, by column name.
+            figures: this rank's part of columns that combine all ranks: `samples` used and `skipped_steps` so far, and
+                `train_loss`, the mean loss since the previous row (None if the rank has made no step since then).
+            times: times of this rank's timed steps since the previous row.
         """
         own = {
             **dataclasses.asdict(self._sums),
@@ -322,7 +325,11 @@ class Recorder:
 
 
 def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean loss over all ranks' batches, each rank weighted by its steps; None if no rank has a loss."""
+    """Return the mean training loss over all ranks, weighted by their numbers of steps; None if no rank has a loss.
+
+    Args:
+        everyone: for each rank, a dict with `train_loss` (or None) and `steps`.
+    """
     known = [each for each in everyone if each["train_loss"] is not None]
     most = max((each["steps"] for each in known), default=0)
     weights = [max(1, each["steps"]) / max(1, most) for each in known]  # exactly 1 if all made equally many steps
@@ -332,6 +339,6 @@ def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
 
 
 def mean(values: list[float] | list[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if there are none."""
+    """Return the mean of the values that are not None; None if there are no such values."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None

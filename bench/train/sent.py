@@ -1,4 +1,4 @@
-"""Statistics of what was sent: per layer for `layers.csv`, and how many of the entries several ranks send alike."""
+"""Compute statistics of what was sent: per layer for `layers.csv`, and the share of entries that two ranks share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RunningStats:
 
     Attributes:
         count: how many numbers were added.
-        total: their sum.
-        least, largest: the smallest and the largest; None if there are no numbers.
+        total: sum of the numbers.
+        least, largest: the smallest and the largest number; None if no number was added.
     """
 
     count: int = 0
@@ -43,13 +43,22 @@ class RunningStats:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean; None if there are no numbers."""
+        """Return the mean of the numbers; None if no number was added."""
         return self.total / self.count if self.count else None
 
 
 @dataclasses.dataclass(kw_only=True)
 class LayerCounts:
-    """Sums over the steps since the previous row, for one layer."""
+    """Statistics of one layer over the steps since the previous row.
+
+    Attributes:
+        payload: kinds of payload of the last step, joined by +.
+        nbytes: encoded bytes of all steps.
+        seconds: encoding time of all steps.
+        density: share of the layer's elements that each message sends.
+        wanted: share of elements that the compressor was configured to send.
+        of_wanted: share sent divided by share configured.
+    """
 
     payload: str = ""
     nbytes: float = 0.0
@@ -60,7 +69,7 @@ class LayerCounts:
 
 
 def count_layers(counts: dict[int, LayerCounts], encoded: Sequence[EncodedLayer]) -> None:
-    """Add what one step has encoded to the counts, which are by layer id."""
+    """Add the layers that one step has encoded to `counts`, which holds the statistics by layer id."""
     kinds: dict[int, dict[str, None]] = {}
     for part in encoded:
         count = counts.setdefault(part.layer.id, LayerCounts())
@@ -82,14 +91,14 @@ def layer_rows(
     residual_norms: Mapping[int, float],
     decision: Decision | None,
 ) -> list[dict[str, Any]]:
-    """Return one row per layer, without the columns that say which evaluation it belongs to.
+    """Return one row of `layers.csv` per layer, without the columns that identify the evaluation.
 
     Args:
         layers: the model's trainable parameters.
-        counts: sums over `num_steps` steps, by layer id.
-        num_steps: this rank's steps since the previous row.
+        counts: statistics over `num_steps` steps, by layer id.
+        num_steps: number of this rank's steps since the previous row.
         residual_norms: L2 norm of each layer's residual, by layer id.
-        decision: what the exchange has decided; None if it decides nothing.
+        decision: compressor and collective chosen for each layer; None if the exchange does not choose them.
     """
     rows = []
     for layer in layers:
@@ -123,7 +132,10 @@ IndexSample = dict[str, str]
 def support_overlap(payloads: Sequence[Payload]) -> float | None:
     """Return the share of entries that two ranks both send, 2 |A and B| / (|A| + |B|), as the mean over pairs of ranks.
 
-    None if a payload sends every element, or if no payload sends any.
+    The result is None if a payload sends every element, or if no payload sends any.
+
+    Args:
+        payloads: one payload per rank, all of the same layers.
     """
     if any(payload.num_entries == payload.numel for payload in payloads):
         return None
@@ -131,14 +143,14 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 
 
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> IndexSample:
-    """Return a sample of the positions that one rank's payloads transmit, for `sampled_overlap`.
+    """Return which of a random sample of positions one rank's payloads transmit, for `sampled_overlap`.
 
-    The positions are drawn at random, equally on every rank: a fixed stride could coincide with the period of groups or
-    rows.
+    The sampled positions are the same on every rank. They are random, because positions at a fixed stride could
+    coincide with the period of groups or rows.
 
     Args:
         payloads: payloads by their layers' ids; none sends every element.
-        model_numel: number of elements of the model, which determines the share of sampled positions.
+        model_numel: number of elements of the model, which determines the share of positions that is sampled.
     """
     share = min(1.0, MAX_POSITIONS / model_numel)
     sample = {}
@@ -154,7 +166,13 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> Inde
 
 
 def sampled_overlap(of_ranks: Sequence[IndexSample]) -> float | None:
-    """Return the support overlap over the payloads that every rank has made; None if there are none."""
+    """Return the mean over pairs of ranks of the share of entries that both send, as `support_overlap` defines it.
+
+    Only payloads that every rank has made are compared; the result is None if there are none.
+
+    Args:
+        of_ranks: for each rank, the result of `sample_index_sets`.
+    """
     common = sorted(set.intersection(*(set(samples) for samples in of_ranks)))
     if not common:
         return None
@@ -167,7 +185,7 @@ def sampled_overlap(of_ranks: Sequence[IndexSample]) -> float | None:
 
 
 def _support(payload: Payload) -> torch.Tensor:
-    """Return the mask of transmitted elements, bool [numel]."""
+    """Return the mask of the elements that a payload transmits, bool [numel]."""
     untouched = torch.ones(payload.numel, device=payload.device)
     payload.clear_in_(untouched)
     return untouched == 0

@@ -23,7 +23,7 @@ from compressors.layer import Step
 
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of optimizer step `step`, which counts from 0."""
+    """Return the learning rate of an optimizer step, which counts from 0, after scaling, warm-up and schedule."""
     peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.replicas)
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if step < warmup_steps:
@@ -48,18 +48,19 @@ _COUNTS = (
 
 
 class Diverged(RuntimeError):
-    """The loss, or too many gradients in a row, are not finite; the message is one sentence for the user."""
+    """The loss, or the gradients of too many steps in a row, are infinite or NaN; the message is one sentence."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
-    """Train on one rank.
+    """Trains the model on one rank.
 
     Attributes:
         strategy: exchanges what the ranks compute and updates the model.
-        dataset, train, test: the data; every rank holds all of it.
+        dataset: the run's data set.
+        train, test: all samples to train and to evaluate on; every rank holds all of them.
         recorder: writes rows and progress (on rank 0).
-        save: saves this rank's state at a checkpoint.
+        save: called with the optimizer step and this rank's state to make a checkpoint.
         profiler: records a Chrome trace; None without --profile.
     """
 
@@ -92,10 +93,10 @@ class Trainer:
         self._losses: list[torch.Tensor] = []
 
     def run(self) -> None:
-        """Train to the end, with evaluations and checkpoints on the way.
+        """Train to the end of the run, with evaluations and checkpoints in between.
 
         Raises:
-            Diverged: the loss, or too many gradients in a row, are not finite.
+            Diverged: the loss, or the gradients of too many steps in a row, are infinite or NaN.
             TransportError: a rank was lost.
         """
         while self.step < self.total_steps:
@@ -108,7 +109,7 @@ class Trainer:
                 self._checkpoint()
 
     def train_until(self, step: int) -> None:
-        """Train until `step` optimizer steps are done."""
+        """Train until the run has done `step` optimizer steps."""
         with self.recorder.measuring():
             while self.step < step:
                 self.train_step()
@@ -130,7 +131,7 @@ class Trainer:
         return self.step / self.steps_per_epoch
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Resume from what an earlier process of this rank saved; every rank must call, before `run`."""
+        """Restore the state that an earlier process of this rank saved; every rank must call this before `run`."""
         self.strategy.load_state_dict(state["strategy"])
         self.recorder.load_state_dict(state["recorder"])
         for batches, saved in zip(self._batches, state["batches"], strict=True):
@@ -168,9 +169,11 @@ class Trainer:
         )
 
     def _due(self, every: int, *, at_multiple: bool = False) -> int:
-        """Return the step that is `every` epochs from now (steps, if the run's length is given in steps).
+        """Return the optimizer step at which the next evaluation or checkpoint is due, at most the run's last step.
 
-        With `at_multiple` it is the next multiple of `every`; with `every` 0, the last step.
+        Args:
+            every: number of epochs (with --steps: steps) until then; 0 for the run's last step.
+            at_multiple: True to return the next step that is a multiple of `every`.
         """
         every *= 1 if self.config.steps else self.steps_per_epoch
         if not every:
@@ -178,7 +181,7 @@ class Trainer:
         return min(self.total_steps, self.step + every - (self.step % every if at_multiple else 0))
 
     def train_step(self) -> None:
-        """Make one step: load the batch, learn from it, and record what it took."""
+        """Make one training step: load the batch, train on it, and record counts and times."""
         config = self.config
         started, cpu_started = time.perf_counter(), time.process_time()
         parts = zip(*(next(batches) for batches in self._batches), strict=True)
@@ -226,7 +229,12 @@ class Trainer:
             )
 
     def _check_skips(self, report: StepReport) -> None:
-        """Count skipped steps; stop at the first if the configuration says so, else at too many in a row."""
+        """Count the step if it was skipped because of a non-finite gradient.
+
+        Raises:
+            NonFiniteGradient: the step was skipped, and the run has --nonfinite raise.
+            Diverged: `MAX_SKIPS_IN_A_ROW` steps in a row were skipped.
+        """
         self.skipped_steps += report.skipped
         self._skips_in_a_row = self._skips_in_a_row + 1 if report.skipped else 0
         if report.skipped and self.config.nonfinite == "raise":
@@ -245,7 +253,11 @@ class Trainer:
             self._check_losses()
 
     def _check_losses(self) -> None:
-        """Stop at a non-finite loss, on a CPU before its gradient is used, on a GPU soon after."""
+        """Check the losses since the last check; on a CPU this happens before the loss's gradient is used.
+
+        Raises:
+            Diverged: a loss is infinite or NaN.
+        """
         recent = self._losses[len(self._losses) - self._unchecked :]
         finite = torch.isfinite(torch.stack(recent)).tolist() if recent else []
         if not all(finite):

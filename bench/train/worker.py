@@ -1,7 +1,7 @@
 """One rank of a run: `python -m bench.train.worker RUN_FOLDER`, started by torchrun.
 
-It reads its configuration from the run folder's `config.json`. If it fails, it writes `errors/rank-N.json` there for
-the launcher.
+The rank reads its configuration from `config.json` in the run folder. If the rank fails, it writes `errors/rank-N.json`
+to the folder, for the launcher.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, OptionErro
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
-    """Set up this rank, train, and write `status.json` on rank 0."""
+    """Set up this rank, train to the end of the run, and write `status.json` on rank 0."""
     started_at = time.time()
     device = set_up_device(config.device, config.threads)
     if device.type == "cpu":
@@ -98,7 +98,7 @@ def _train(
     checkpointer: Checkpointer,
     restored: Restored | None,
 ) -> None:
-    """Run the training loop, from the restored state if there is one; rank 0 then writes the result."""
+    """Run the training loop, from the restored state if there is one; rank 0 then writes `status.json`."""
     train, test = parts_of(config)
     profiler = None
     if config.profile:
@@ -146,16 +146,19 @@ _RESULT = (
 def prepare(path: str) -> None:
     """Load a run's data in the process from which the ranks are forked, so that all ranks share one copy.
 
-    The next run uses the same copy if its data is the same.
+    A later run with the same data, forked from the same process, shares the copy too.
+
+    Args:
+        path: the run's folder.
 
     Raises:
-        Exception: whatever a rank would raise while loading the data.
+        Exception: any exception that a rank would raise while loading the data.
     """
     parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
 
 
 def parts_of(config: RunConfig) -> tuple[ImageSet, ImageSet]:
-    """Return the training samples, and those to evaluate on: the test set, or a part held out of the training set."""
+    """Return the training samples and the samples to evaluate on: the test set, or held-out training samples."""
     train, test = _load(
         config.filled["dataset"], config.data_dir, config.seed, train_size=config.train_size, test_size=config.test_size
     )
@@ -171,14 +174,14 @@ def _load(
 
 
 def slow_down(model: nn.Module, slowdown: float) -> None:
-    """Make forward and backward of every training step take `slowdown` times as long, from now on.
+    """Make forward and backward of every later training step take `slowdown` times as long.
 
     At the end of backward, before the last gradient is passed on, the rank sleeps for (slowdown - 1) times its
     computing time. Waiting for other ranks comes later and is not multiplied.
 
     Args:
-        model: the bare network, which gets hooks.
-        slowdown: at least 1.
+        model: the network without any wrapper, which gets hooks.
+        slowdown: factor, at least 1.
     """
     device = next(model.parameters()).device
     started = 0.0
@@ -205,10 +208,10 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 
 
 def use_batch_scheduling() -> None:
-    """Request batch scheduling and long slices for the calling thread and all threads that it starts later.
+    """Request batch scheduling and long time slices for the calling thread and all threads that it starts later.
 
-    Only the order of work changes, not its result. If the run was started under another policy (`chrt --idle`), that
-    policy stays. If the kernel refuses or is not Linux, scheduling stays as it is, with a message on standard error
+    Only the order of work changes, not its result. If the run was started with another policy (`chrt --idle`), that
+    policy stays. If the kernel refuses or is not Linux, scheduling stays as it is, and a message is printed on stderr
     (the rank's log).
     """
     number = _SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None

@@ -22,7 +22,7 @@ REFUSALS = [
     (["--batch-size", "5000"], "--batch-size 5000 is larger than a rank's shard"),
     (["--world-size", "2000"], "lower --world-size"),
     (["--train-size", "100000"], "ask for 1 to 1347"),
-    (["--holdout-size", "1347"], "--holdout-size 1347 leaves nothing of 1347 training samples"),
+    (["--holdout-size", "1347"], "--holdout-size 1347 leaves none of 1347 training samples"),
     (["--epochs", "1", "--steps", "1"], "give one of them"),
     (["--lr", "nan"], "--lr nan is not possible"),
     (["--lr-scaling", "cubic"], "write none, linear or linear:base=N"),
@@ -65,7 +65,7 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
         endpoint = f"localhost:{taken.getsockname()[1]}"
         answer = invoke("run", "--nnodes", "2", "--rdzv-endpoint", endpoint, "--out", str(tmp_path / "out"))
     assert answer.code == 2
-    assert "choose another one" in answer.error
+    assert "choose another port" in answer.error
 
 
 def test_an_output_that_is_no_folder_is_refused(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_run_that_is_under_way_is_not_said_to_have_no_checkpoint(tmp_path: Pat
     folder.config.write_text(make_config(checkpoint_every=1).to_json())
     with locked(folder.path):
         answer = invoke("run", "--resume", str(folder.path))
-    assert (answer.code, answer.error) == (2, f"{folder.path} is still running; wait until it ends")
+    assert (answer.code, answer.error) == (2, f"the run in {folder.path} is still running; wait until it ends")
     assert "holds no checkpoint; start the run again" in invoke("run", "--resume", str(folder.path)).error
 
 

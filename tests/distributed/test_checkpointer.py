@@ -142,8 +142,8 @@ def test_a_checkpoint_is_there_once_all_have_written_and_a_full_disk_keeps_the_o
     for rank, answer in enumerate(answers):
         assert (answer["before"], answer["after"]) == ([], [2])
         assert answer["failure"].startswith(
-            "the checkpoint of step 3 could not be written on rank 1 (No space left on device); the one of step 2 "
-            "is kept: "
+            "the checkpoint of step 3 could not be written on rank 1 (No space left on device); the checkpoint of "
+            "step 2 is kept: "
         )
         assert answer["residual"] == [10.0 * rank + 2] * 3
 
@@ -161,9 +161,9 @@ def test_a_manifest_that_finds_no_room_is_told_to_all_with_what_there_is_to_go_o
     path = tmp_path / "run"
     for first, later in run_ranks(without_room_for_the_manifest, 2, tmp_path, args=(str(path),)):
         told = "the checkpoint of step {} could not be written on rank 0 (No space left on device); "
-        assert first == f"{told.format(1)}there is no earlier one: make room and start the run again"
+        assert first == f"{told.format(1)}there is no earlier checkpoint: make room and start the run again"
         assert later == (
-            f"{told.format(3)}the one of step 2 is kept: make room and resume with bench run --resume {path}"
+            f"{told.format(3)}the checkpoint of step 2 is kept: make room and resume with bench run --resume {path}"
         )
     assert [step.name for step in RunFolder(path).checkpoints.iterdir()] == ["step-000000002"]
 
@@ -173,6 +173,6 @@ def test_a_machine_that_begins_anew_beside_one_that_goes_on_is_no_riddle(tmp_pat
         assert (answer["first"], answer["rows"]) == (None, "")  # no rank had a checkpoint
         assert answer["refusal"] == (
             "rank 1 starts the run, and others resume from a checkpoint; give --resume on every machine, or start "
-            "again on every one"
+            "the run again on every machine"
         )
         assert answer["after"] == "", rank

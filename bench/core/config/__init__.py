@@ -1,1 +1,1 @@
-"""The configuration of each command: one frozen dataclass per command, sent as JSON to every process that it starts."""
+"""The commands' configurations: one frozen dataclass per command, sent as JSON to the processes that it starts."""

@@ -32,7 +32,7 @@ class Flag:
 
     Attributes:
         panel: heading under which the help shows the option.
-        name: the option with its dashes; empty if they can be derived from the field's name.
+        name: the option with its dashes, such as "--cluster"; empty if it is derived from the field's name.
         chosen: description of the value that the program chooses if the option is not given.
         kind: kind of component whose names the shell completes, such as "models"; empty if the option names none.
         many: True if the option takes several components, separated by commas.
@@ -104,7 +104,7 @@ class CommandOption(Option):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Base of every command's configuration; values are checked against their declarations when it is created.
+    """Base class of every command's configuration; values are checked when a configuration is created.
 
     Attributes:
         panels: headings of the command's help, in order; the command line has only options under these headings.

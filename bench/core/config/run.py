@@ -1,4 +1,4 @@
-"""RunConfig, the options of `bench run`. The command line passes it to the launcher, and the launcher to each rank."""
+"""RunConfig, the options of `bench run`; the command line passes them to the launcher, the launcher to the ranks."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ class RunConfig(RanksConfig):
 
     @property
     def config_id(self) -> str:
-        """Return ten hex digits like `digest`, but without the seed: runs of one configuration have the same."""
+        """Return ten hex digits that identify the experiment apart from its seed: a hash of `identity` without it."""
         return short_digest({name: value for name, value in self.identity().items() if name != "seed"})
 
     def columns(self) -> dict[str, Any]:

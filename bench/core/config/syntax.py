@@ -81,7 +81,7 @@ class Straggler:
             UsageError: the rank's number is `world_size` or more.
         """
         if self.rank >= world_size:
-            raise UsageError(f"--straggler {self} names none of the {world_size} ranks; they count from 0")
+            raise UsageError(f"--straggler {self} names none of the {world_size} ranks; ranks count from 0")
 
     def __str__(self) -> str:
         return f"rank={self.rank},slowdown={self.slowdown:g}"

@@ -85,7 +85,7 @@ def to_cells(values: Mapping[str, Any], columns: tuple[Column, ...]) -> dict[str
 
 
 def from_cell(cell: str, type_: type) -> Any:
-    """Return the value in a CSV cell, which has this type; None if the cell is empty, or is an infinite or NaN float.
+    """Return the value in a CSV cell, converted to this type; None for an empty cell, and for an infinite or NaN float.
 
     Raises:
         ValueError: the cell does not hold a value of this type, or holds a number larger than any measurement.

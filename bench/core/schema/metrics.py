@@ -1,4 +1,4 @@
-"""Columns of the files of a run.
+"""Columns of the CSV files of a run.
 
 metrics.csv has one row per evaluation and one at the end of the run; each row names the whole configuration, machine
 and code version, so rows of several runs can be put in one table. layers.csv describes what was sent for each layer,

@@ -1,1 +1,1 @@
-"""Start, watch and stop jobs: place their ranks, detect failures, and record how they ended."""
+"""Start, watch and stop jobs, which are the processes of one run: detect failures, and record how jobs ended."""

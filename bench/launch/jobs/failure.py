@@ -17,7 +17,10 @@ from bench.core.run_folder import RunFolder, read_json
 
 
 class ProgressReader:
-    """Reads the complete lines that were added since the last read.
+    """Reads the reports that a job adds to a run's progress file.
+
+    Args:
+        path: the file, which holds one JSON object per line and may not exist yet.
 
     Attributes:
         last: the last report of a step; if an evaluation was reported after it, with the evaluation's epoch and step.
@@ -29,7 +32,7 @@ class ProgressReader:
         self.last: dict[str, Any] = {}
 
     def new_lines(self) -> list[dict[str, Any]]:
-        """Return the new reports, oldest first; a line that is still being written is left for the next call."""
+        """Return the reports added since the last call, oldest first; an incomplete line is left for the next call."""
         text = b""
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._position)
@@ -56,11 +59,11 @@ START_S = 120.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchdogTimeouts:
-    """Seconds without a report after which a job is stopped.
+    """Seconds without a report of rank 0 after which a job is stopped; an answer of machine 0 counts as a report.
 
     Attributes:
-        first_s: limit before the first report, or the first answer of machine 0; all machines must start within it.
-        next_s: limit after each report or answer.
+        first_s: limit before the first report; all machines must start within this time.
+        next_s: limit after each report.
     """
 
     first_s: float
@@ -68,7 +71,7 @@ class WatchdogTimeouts:
 
     @classmethod
     def with_job(cls, job: RanksConfig) -> Self:
-        """Return the limits for this machine's part of a job."""
+        """Return the limits for this machine's processes of a job."""
         if job.world_size == 1:
             return cls(first_s=max(job.timeout_s, START_S), next_s=job.timeout_s)
         next_s = job.timeout_s + FIND_OUT_S + END_S
@@ -87,7 +90,10 @@ _FREE_BYTES_NEEDED = 1 << 20  # not 0, because a job that ended frees some space
 
 
 def explain(folder: RunFolder) -> str:
-    """Return one sentence: the error of the first rank that failed, what was killed, or the last line of a log."""
+    """Return one sentence that explains why a job failed.
+
+    It is the error of the first rank that failed, the name of a process that was killed, or the last line of a log.
+    """
     reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
     log = folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
@@ -109,12 +115,12 @@ def explain(folder: RunFolder) -> str:
 
 
 def is_disk_full(folder: RunFolder) -> bool:
-    """Return whether so little disk space is left that a rank may have failed, and failed to report it."""
+    """Return True if less than 1 MiB of disk space is left: a rank may have failed without being able to report it."""
     return shutil.disk_usage(folder.path).free < _FREE_BYTES_NEEDED
 
 
 def reports_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the error reports of the ranks that failed, oldest first."""
+    """Return the error reports of the ranks that failed, the contents of `rank-<rank>.json`, oldest first."""
     found = (read_json(path) for path in sorted(folder.errors.glob("rank-*.json")))
     return sorted(filter(None, found), key=lambda report: float(report["time"]))
 
@@ -125,7 +131,7 @@ def _sentence(report: dict[str, Any]) -> str:
 
 
 def _killed(log: str) -> str | None:
-    """Return a sentence if the supervisor of virtual hosts or torchrun says that an agent or a rank was killed."""
+    """Return a sentence that names the agent or rank that was killed according to the job's log; None if none was."""
     if match := _KILLED_AGENT.search(log):
         return match[0]
     # Every host has its own agent, and agents whose ranks were not killed print a root cause too.

@@ -1,7 +1,7 @@
-"""ForkServer, which keeps a process that has imported torch, plans a command's jobs and forks their ranks.
+"""ForkServer, which starts a process that imports torch, to resolve a command's options and to fork its jobs' ranks.
 
-So the launcher need not import torch. Importing takes longer than a small run, so it starts together with the command.
-The process serves one command and ends with it, even if the command is killed.
+The launcher itself does not import torch. Importing torch takes longer than a small run, so the process is started
+early. It serves one command and ends with it, even if the command is killed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 
 
 def job_variables(threads: int, *, is_local: bool = False) -> dict[str, str]:
-    """Return the variables to add to this process's own; without OMP_NUM_THREADS, torchrun would set it to 1.
+    """Return a job's environment variables, to be added to those of this process.
+
+    OMP_NUM_THREADS is one of them, because torchrun would otherwise set it to 1.
 
     Args:
         threads: threads per rank.
-        is_local: all ranks of the job are on this machine.
+        is_local: True if all ranks of the job are on this machine.
     """
     defaults = KEEP_MEMORY | (LOOPBACK if is_local else {})
     return {
@@ -58,12 +60,16 @@ ENDED = (EOFError, ConnectionResetError)
 
 
 class ForkServer:
-    """Starts the jobs of one command on this machine, one after the other; as a context, it ends its processes.
+    """Starts the jobs of one command on this machine, one after the other, by forking processes that imported torch.
 
-    Jobs whose ranks have the same number of threads share one process.
+    Jobs whose ranks have the same number of threads are forked from the same process. As a context manager, the object
+    kills these processes at the end of the block.
 
     Args:
-        module: module that every rank runs.
+        module: name of the module that every rank runs.
+
+    Raises:
+        UsageError: the environment requests kernels that are not available, or /dev/shm cannot be written.
     """
 
     def __init__(self, module: str) -> None:
@@ -85,29 +91,31 @@ class ForkServer:
         self.close()
 
     def warm_up(self, threads: int) -> None:
-        """Start importing torch for jobs with this number of threads per rank."""
+        """Start a process that imports torch, for jobs with this number of threads per rank."""
         if threads in self._processes:
             self._processes[threads].close()
         self._processes[threads] = ServerProcess(self.module, threads)
 
     def warm_up_for(self, config: RanksConfig) -> None:
-        """Start importing torch for a job, unless it is here already.
+        """Start a process that imports torch for a job, unless this process has imported torch already.
 
-        Nothing is done for jobs on virtual hosts or several machines either, where nothing is forked.
+        Nothing is done for a job on virtual hosts or several machines, because its ranks are not forked.
 
         Args:
-            config: placed ranks; of options that could not be placed without torch, the default is expected.
+            config: the job's options; if the numbers of ranks and threads are missing, their defaults are assumed.
         """
         is_forked = config.nnodes == 1 and config.cluster is None and config.cluster_file is None
         if is_forked and "torch" not in sys.modules:
             self.warm_up(config.threads or max(1, usable_cores() // (config.world_size or DEFAULT_WORLD_SIZE)))
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call the function in the process that has torch, or here if there is none yet; return its result.
+        """Call a function in a process that has imported torch, and return the function's result.
+
+        If no such process was started, the function is called in this process.
 
         Raises:
-            Exception: the function raised it.
-            RunFailed: the process ended.
+            Exception: the function raised this exception.
+            RunFailed: the process ended before it answered.
         """
         if not self._processes:
             return function(*args, **kwargs)
@@ -124,13 +132,13 @@ class ForkServer:
         return answer
 
     def start(self, folder: RunFolder, *, num_ranks: int, threads: int, device: str) -> ForkedJob:
-        """Start a job; the one before it must have ended.
+        """Start a job and return it; the previous job must have ended.
 
         Args:
             folder: the job's folder, which the module gets as its only argument.
-            num_ranks: number of ranks, each a process.
+            num_ranks: number of ranks, each of which is a process.
             threads: threads per rank.
-            device: cpu, or cuda, which cannot be used after a fork, so every rank imports torch itself.
+            device: "cpu" or "cuda". CUDA cannot be used after a fork, so with "cuda" every rank imports torch itself.
         """
         if threads not in self._processes or self._processes[threads].poll() is not None:
             self.warm_up(threads)
@@ -146,20 +154,20 @@ class ForkServer:
         return ForkedJob(process, folder)
 
     def close(self) -> None:
-        """Kill the processes; no job may be running."""
+        """Kill the processes that ranks are forked from; no job may be running."""
         while self._processes:
             self._processes.popitem()[1].close()
 
 
 class ServerProcess(subprocess.Popen[bytes]):
-    """A process of the fork server.
+    """A process that imports torch and that ranks are forked from.
 
     Args:
-        module: module that every rank runs.
-        threads: threads of each rank.
+        module: name of the module that every rank runs.
+        threads: threads per rank.
 
     Attributes:
-        connection: pipe for requests and their answers, one for each request.
+        connection: pipe for requests; the process sends one answer to each request.
     """
 
     def __init__(self, module: str, threads: int) -> None:
@@ -176,12 +184,12 @@ class ServerProcess(subprocess.Popen[bytes]):
             )
 
     def send(self, request: object) -> None:
-        """Send a request; if the process has ended, reading the answer fails."""
+        """Send a request; if the process has ended, do nothing, and reading the answer will fail."""
         with contextlib.suppress(BrokenPipeError):
             self.connection.send(request)
 
     def last_words(self) -> str:
-        """Wait until the process has ended and return a sentence that says how it ended."""
+        """Wait until the process has ended; return a sentence with the signal that killed it, or its exit code."""
         exit_code = self.wait()
         end = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
         return f"the process that the ranks are forked from {end}"
@@ -194,10 +202,10 @@ class ServerProcess(subprocess.Popen[bytes]):
 
 
 class ForkedJob:
-    """A running job, with the interface of `subprocess.Popen`.
+    """A running job of forked ranks, with the methods `poll` and `wait` of `subprocess.Popen`.
 
     Args:
-        server: the process that runs the job, and can run others afterwards.
+        server: the process that runs the job, and can run other jobs afterwards.
         folder: the job's folder.
     """
 
@@ -207,13 +215,13 @@ class ForkedJob:
         self._exit_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the job runs."""
+        """Return the job's exit code, or None while the job runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0)
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the job has ended and return the exit code, which is not 0 after a failure.
+        """Wait until the job has ended; return its exit code, which is not 0 after a failure.
 
         Raises:
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.

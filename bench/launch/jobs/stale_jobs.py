@@ -25,14 +25,17 @@ from bench.launch.jobs.failure import ProgressReader
 def record_ending(
     config: RunConfig, folder: RunFolder, status: str, error: str, wall_time_s: float | None = None
 ) -> dict[str, Any]:
-    """Write the last row and `status.json`; return the content of the latter. No process of the run may be left.
+    """Write the last row of `metrics.csv`, and `status.json`; return the content of `status.json`.
+
+    No process of the run may be left.
 
     Args:
         config: the run's configuration.
         folder: the run's folder.
-        status: failed, timeout or interrupted.
-        error: one sentence.
-        wall_time_s: duration of this job, without those before it was resumed; None: unknown.
+        status: "failed", "timeout" or "interrupted".
+        error: the reason, in one sentence.
+        wall_time_s: duration in seconds of the run's last job, without the jobs before the run was resumed; None if
+            the duration is unknown.
 
     Raises:
         OSError: `status.json` cannot be written.
@@ -69,16 +72,18 @@ def record_ending(
 
 
 def _last_row_with(folder: RunFolder, column: str) -> dict[str, Any]:
-    """Return the last row in which the column is not empty; empty if there is none."""
+    """Return the last row of `metrics.csv` in which the column is not empty; an empty dict if there is none."""
     rows = read_rows(folder.metrics) if folder.metrics.is_file() else []
     return next((row for row in reversed(rows) if row.get(column) is not None), {})
 
 
 def noted(command: str, folder: Path) -> AbstractContextManager[object]:
-    """Keep a note of a job's folder while the block runs; do nothing if no note can be written.
+    """Keep a file that names a job's folder while the block runs, so that `clear_away` finds the job after a kill.
+
+    Do nothing if the file cannot be written.
 
     Args:
-        command: "run", whose folder is kept, or another command, whose folder is temporary.
+        command: name of the command. The folder of "run" is kept after a kill; those of other commands are temporary.
         folder: the job's folder.
     """
     try:
@@ -92,7 +97,7 @@ def noted(command: str, folder: Path) -> AbstractContextManager[object]:
 
 
 def clear_away() -> None:
-    """Clean up after every job whose launcher was killed, and name the job on stderr."""
+    """Clean up after every job whose launcher was killed, and print on stderr what was done."""
     try:
         paths = sorted(_notes().glob("*"))
     except RuntimeError:  # the user has no home, and so no notes
@@ -115,7 +120,10 @@ def clear_away() -> None:
 
 
 def _clear_away(command: str, folder: RunFolder) -> str:
-    """Record in a run's folder that it was killed, or remove the folder; return what was done."""
+    """Record in a run's folder that `bench` was killed, or remove the folder; return a sentence about what was done.
+
+    The sentence is empty if nothing had to be done.
+    """
     path = folder.path
     if not path.exists() or folder.status.exists():  # already removed, or the job had ended
         return ""

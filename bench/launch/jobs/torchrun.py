@@ -1,8 +1,8 @@
-"""Start, watch and stop the job of a run; build torchrun's command lines.
+"""Start, watch and stop jobs; build torchrun's command lines.
 
-Ranks on one machine are forked by the command's fork server. With several machines or virtual hosts, each of them has a
-torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no process of it is left: its fork server or
-agent gets a signal to stop, then all remaining descendants are killed.
+Ranks on one machine are forked by the command's fork server. With several machines or virtual hosts, each of these has
+a torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no process of the job is left: the fork server
+or agent gets a signal to stop, then all its remaining descendants are killed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ ANSWER_WITHIN_S = 2.0
 
 
 class MachineZero:
-    """Connects to machine 0 from time to time.
+    """Connects to machine 0 from time to time, to find out whether the job still runs there.
 
     Args:
-        endpoint: HOST:PORT at which torchrun's agent on machine 0 listens as long as it runs.
+        endpoint: HOST:PORT at which machine 0 listens as long as its torchrun agent runs.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -51,7 +51,10 @@ class MachineZero:
         self._last_try = -ASK_EVERY_S
 
     def is_heard(self) -> bool:
-        """Return whether a connection was made just now; False without a try if the last one was shortly before."""
+        """Return True if machine 0 accepted a connection just now.
+
+        If the last try was less than `ASK_EVERY_S` ago, return False without a try.
+        """
         now = time.monotonic()
         if now - self._last_try < ASK_EVERY_S:
             return False
@@ -73,9 +76,9 @@ class Ending:
     """The result of a job.
 
     Attributes:
-        exit_code: exit code of the job; 1 if it was stopped.
-        silent_s: seconds without a report after which the job was stopped; None: it ended by itself.
-        was_heard: there was at least one report, or one answer of machine 0.
+        exit_code: exit code of the job; 1 if the job was stopped.
+        silent_s: seconds without a report after which the job was stopped; None if it ended by itself.
+        was_heard: True if there was at least one report of rank 0, or one answer of machine 0.
     """
 
     exit_code: int
@@ -84,16 +87,16 @@ class Ending:
 
 
 def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Started:
-    """Start the job on this machine, or on virtual hosts, whose links are measured first.
+    """Start a job's ranks on this machine, or on virtual hosts, whose links are measured first; return the job.
 
     Args:
         config: number and placement of the ranks.
         folder: the job's folder.
-        server: starts the ranks if all of them are on this machine; its `module` is what every rank runs.
+        server: starts the ranks if all of them are on this machine; every rank runs the module `server.module`.
 
     Raises:
-        UsageError: this machine does not support virtual hosts, or their links as configured.
-        RunFailed: the network could not be set up.
+        UsageError: this machine does not support virtual hosts, or does not support the configured links.
+        RunFailed: the network of the virtual hosts could not be set up.
     """
     if config.cluster is not None:
         job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, server.module)
@@ -110,10 +113,10 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
 
 
 def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, module: str) -> HostsJob:
-    """Build the cluster's network, measure it, and start one torchrun agent per host.
+    """Build the network of virtual hosts, measure its links, and start one torchrun agent per host; return the job.
 
     Raises:
-        UsageError: this machine does not support virtual hosts, or their links as configured.
+        UsageError: this machine does not support virtual hosts, or does not support the configured links.
         RunFailed: the network could not be set up.
     """
     with folder.log.open("wb") as output:
@@ -128,7 +131,7 @@ def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, mod
 
 
 def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
-    """Return the shell commands that start the job by hand: one, or one per virtual host."""
+    """Return the shell commands that start this machine's ranks by hand: one command, or one per virtual host."""
     cluster = Cluster.from_dict(config.cluster) if config.cluster is not None else None
     agents = (
         [agent(config, folder, TRAIN)]
@@ -139,12 +142,12 @@ def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
 
 
 def agent(config: RanksConfig, folder: RunFolder, module: str) -> tuple[list[str], dict[str, str]]:
-    """Return torchrun's command line and environment variables for this machine.
+    """Return the command line of this machine's torchrun agent, and the environment variables to add for it.
 
     Args:
         config: number and placement of the ranks.
         folder: the job's folder, which the module gets as its only argument.
-        module: module that every rank runs.
+        module: name of the module that every rank runs.
     """
     where = [f"--nnodes={config.nnodes}", f"--nproc-per-node={config.ranks_per_host}"]
     if config.nnodes == 1:
@@ -166,7 +169,17 @@ def agent(config: RanksConfig, folder: RunFolder, module: str) -> tuple[list[str
 def agent_on_host(
     index: int, cluster: Cluster, threads: int, folder: RunFolder, module: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the same for one virtual host: the command of a machine in a real cluster."""
+    """Return the command line of a virtual host's torchrun agent, and the environment variables to add for it.
+
+    The command is the one that a machine of a real cluster would run.
+
+    Args:
+        index: number of the virtual host, from 0.
+        cluster: all virtual hosts.
+        threads: threads per rank.
+        folder: the job's folder, which the module gets as its only argument.
+        module: name of the module that every rank runs.
+    """
     where, needed = torchrun_arguments(index, cluster)
     return _command(where, folder.logs / f"host-{index}", module, folder), job_variables(threads) | needed
 
@@ -201,12 +214,12 @@ def check_port(config: RanksConfig) -> None:
             probe.bind(("", port))
         except OSError as error:
             raise UsageError(
-                f"port {port} of --rdzv-endpoint cannot be used ({error.strerror}); choose another one"
+                f"port {port} of --rdzv-endpoint cannot be used ({error.strerror}); choose another port"
             ) from None
 
 
 def start(arguments: list[str], extra_variables: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a job in a new session, with its output in `log`; Linux kills it when this process ends."""
+    """Start a command in a new session and write its output to `log`; Linux kills it when this process ends."""
     with log.open("wb") as output:
         return subprocess.Popen(
             arguments,
@@ -226,17 +239,17 @@ def watch(
     on_progress: Callable[[dict[str, Any]], None],
     machine_zero: MachineZero | None = None,
 ) -> Ending:
-    """Watch the job until it ends; no process of it is left when this returns or raises.
+    """Watch a job until it ends; return how it ended. When this returns or raises, no process of the job is left.
 
     Args:
         job: the running job.
         progress: reads rank 0's reports.
         timeouts: how long the job may report nothing before it is stopped.
         on_progress: called with every report.
-        machine_zero: if rank 0 is on another machine, answers of machine 0 count as reports.
+        machine_zero: given if rank 0 is on another machine; then answers of machine 0 count as reports.
 
     Raises:
-        RunFailed: a process above the ranks was killed.
+        RunFailed: the process that the ranks are forked from, or a torchrun agent, was killed.
     """
     heard = time.monotonic()
     was_heard = False
@@ -262,7 +275,7 @@ def watch(
 
 
 def _death(job: Started, exit_code: int) -> str | None:
-    """Return a sentence if the fork server or a torchrun agent was killed by a signal, else None."""
+    """Return a sentence that says which signal killed the fork server or a torchrun agent; None if none was killed."""
     if isinstance(job, HostsJob):
         return job.death()
     who = "the process that the ranks are forked from" if isinstance(job, ForkedJob) else "torchrun on this machine"
@@ -270,7 +283,7 @@ def _death(job: Started, exit_code: int) -> str | None:
 
 
 def stop(job: Started) -> None:
-    """End the job and all its descendants."""
+    """End a job and all its processes."""
     if isinstance(job, HostsJob):
         job.close()  # its processes are in a namespace that ends with it
     elif isinstance(job, ForkedJob):

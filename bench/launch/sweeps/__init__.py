@@ -1,1 +1,1 @@
-"""Plan the runs of a sweep file, find those that are done, and execute each of the others once."""
+"""Plan the runs of a sweep file, find the runs that are done, and execute each of the other runs once."""

@@ -38,14 +38,14 @@ class SweepFile:
     """The content of a sweep file.
 
     Attributes:
-        where: the file's path, for messages.
+        where: the file's path, for error messages.
         base: options that all runs share.
-        seeds: seeds of every configuration; empty if the file names none.
-        matrix: values whose combinations are configurations.
+        seeds: seeds with which every configuration is run; empty if the file names none.
+        matrix: list of values by option; every combination of values is a configuration.
         method: groups of options, each combined with the whole matrix.
-        include: additional configurations.
-        exclude: options of the configurations to remove from the matrix.
-        tune: values whose combinations `bench tune` tries for every configuration.
+        include: options of additional configurations.
+        exclude: options that identify configurations to remove from the matrix.
+        tune: list of values by option; `bench tune` tries every combination of values for every configuration.
     """
 
     where: str
@@ -59,14 +59,14 @@ class SweepFile:
 
     @property
     def digest(self) -> str:
-        """Ten hex digits: a hash of the content."""
+        """Return ten hex digits, a hash of the file's content."""
         return short_digest({**dataclasses.asdict(self), "where": ""})
 
     def configurations(self) -> list[Settings]:
-        """Return for each configuration the options that it adds to `base` or changes.
+        """Return for each configuration the options that the configuration adds to `base` or changes.
 
         Raises:
-            UsageError: no configuration is left, or an [[exclude]] matches none.
+            UsageError: all configurations are excluded, or an [[exclude]] matches no configuration.
         """
         is_all_included = self.include and not (self.matrix or self.method)
         methods = [] if is_all_included else self.method or [{}]
@@ -74,7 +74,7 @@ class SweepFile:
         for table in self.exclude:
             kept = [options for options in combined if not table.items() <= (self.base | options).items()]
             if len(kept) == len(combined):
-                raise UsageError(f"{self.where} [[exclude]]: {table_text(table)} excludes nothing; correct it")
+                raise UsageError(f"{self.where} [[exclude]]: {table_text(table)} matches no configuration; correct it")
             combined = kept
         if not combined + self.include:
             raise UsageError(f"{self.where} excludes every configuration; remove an [[exclude]]")
@@ -82,12 +82,12 @@ class SweepFile:
 
 
 def combinations(lists: Lists) -> list[Settings]:
-    """Return every combination of one value from each list."""
+    """Return every combination of one value from each list, as option name -> value."""
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
 def table_text(options: Mapping[str, Any]) -> str:
-    """Return the options in one line, for messages and tables."""
+    """Return the options in one line, such as "lr = 0.1, epochs = 5", for messages and tables."""
     return ", ".join(f"{name} = {value}" for name, value in options.items())
 
 
@@ -96,10 +96,10 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
 
     Args:
         path: the file.
-        further: more headings that are allowed, such as "tune".
+        further: headings that are allowed in addition to those of `bench sweep`, such as "tune".
 
     Raises:
-        UsageError: the file is not a sweep file. Values of options are not checked here.
+        UsageError: the file is not a sweep file. The values of options are not checked.
     """
     content = read_toml(path, "sweep file")
     refuse_unknown(content, ("base", "matrix", "method", "include", "exclude", *further), where=str(path))
@@ -126,9 +126,10 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
 
 @functools.cache
 def options_by_key() -> dict[str, str]:
-    """Return the names of the options by their key in a file, which is the flag with underscores.
+    """Return the names of options by their keys in a sweep file; a key is the command-line option with underscores.
 
-    Settings for several machines are left out, because a sweep runs on one machine; so is `seed`, which is read apart.
+    Options for several machines are left out, because a sweep runs on one machine. `seed` is left out, because seeds
+    are read separately.
     """
     return {
         option.flag_name.removeprefix("--").replace("-", "_"): option.name
@@ -138,7 +139,7 @@ def options_by_key() -> dict[str, str]:
 
 
 def toml_table(heading: str, options: Mapping[str, Any]) -> str:
-    """Return a table of a sweep file: its heading, and one line per option."""
+    """Return the text of a table of a sweep file: the heading, and one line per option."""
     keys = {name: key for key, name in options_by_key().items()}
     # JSON strings, numbers and booleans are also valid TOML.
     lines = [f"{keys.get(name, name)} = {json.dumps(value)}\n" for name, value in options.items()]
@@ -146,7 +147,7 @@ def toml_table(heading: str, options: Mapping[str, Any]) -> str:
 
 
 def run_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of `bench run` that set these options."""
+    """Return the command-line arguments of `bench run` that set these options."""
     flags = {option.name: option.flag_name for option in RunConfig.options()}
     without_no = {option.name for option in RunConfig.options() if option.flag and option.flag.name}
     arguments = []
@@ -177,7 +178,10 @@ def _pop_seeds(table: Settings, path: Path) -> list[int]:
 
 
 def _by_name(table: Mapping[str, Any], where: str, *, lists: bool = False) -> Settings:
-    """Return the table by option name, after checking that it has known keys, and single values or lists of values."""
+    """Return a table of a sweep file by option name, after checking its keys and that its values have the right form.
+
+    With `lists`, each value must be a list that is not empty; without, it must be a single value.
+    """
     spelled = {key.replace("-", "_"): value for key, value in table.items()}
     names = options_by_key()
     refuse_unknown(spelled, names, where=where)
@@ -195,8 +199,8 @@ class PlannedRun:
     """One run of a sweep.
 
     Attributes:
-        settings: options that its configuration adds to `[base]` or changes.
-        config: complete configuration.
+        settings: options that the run adds to `[base]` of the sweep file or changes.
+        config: the run's complete configuration.
     """
 
     settings: Settings
@@ -204,15 +208,15 @@ class PlannedRun:
 
 
 def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
-    """Return every run of the file once, in an order that depends only on the file.
+    """Return every run of a sweep file once, in an order that depends only on the file.
 
     All runs of one seed come before those of the next, so that a sweep that is stopped early has equally many seeds of
     each configuration. Within a seed, runs with the same ranks follow each other, in random order, so that changes of
     the machine's load over time do not favour a configuration.
 
     Args:
-        sweep: the file.
-        server: checks the runs with torch, which it starts to import here.
+        sweep: content of the file.
+        server: resolves the runs in its process, which is started here and imports torch.
 
     Raises:
         UsageError: some configurations are impossible; the message lists them with the reasons.
@@ -240,7 +244,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:
-    """Return one line per reason, with the settings shared by all configurations that it applies to."""
+    """Return an error message with one line per reason and the options that the refused configurations share."""
     shared: dict[str, Settings] = {}
     for each, outcome in zip(settings, outcomes, strict=True):
         if isinstance(outcome, UsageError):

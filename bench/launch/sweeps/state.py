@@ -1,4 +1,4 @@
-"""Find the runs in a folder: those that are done, those that failed, and those that were interrupted ("torn")."""
+"""Find the runs in a folder: runs that are done, runs that failed, and runs that were interrupted ("torn")."""
 
 from __future__ import annotations
 
@@ -38,12 +38,19 @@ class PastRun:
 
     @property
     def state(self) -> PastState:
-        """Done, failed, or torn: the run was interrupted or killed, or is still running."""
+        """Return "done", "failed", or "torn": the run was interrupted or killed, or is still running."""
         return _STATES.get(self.summary.get("status", ""), "torn")
 
 
 def past_runs(out: Path, digest: str = "") -> list[PastRun]:
-    """Return the runs in a folder, of one digest or all: torn, then failed, then done, each from old to new."""
+    """Return the runs in a folder: first those that are torn, then failed, then done; each group from old to new.
+
+    Runs that were resumed with another number of ranks are left out.
+
+    Args:
+        out: the folder.
+        digest: digest of the runs' configuration; empty for all runs.
+    """
     folders = [RunFolder(path) for path in sorted(out.glob(f"*-s*-{digest}*")) if path.is_dir()]
     runs = [
         PastRun(folder=folder, summary=read_json(folder.status) or {}, resumed=read_json(folder.resume) or {})
@@ -55,15 +62,23 @@ def past_runs(out: Path, digest: str = "") -> list[PastRun]:
 
 
 def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
-    """Return one run per digest: the newest that is done, else the newest that failed, else the newest that is torn."""
+    """Return one run per digest: the newest that is done, else the newest that failed, else the newest that is torn.
+
+    Args:
+        runs: runs in the order of `past_runs`.
+    """
     return {run.folder.digest: run for run in runs}
 
 
 def take_up(out: Path, digest: str) -> RunFolder | None:
-    """Return the newest interrupted or failed run that can be resumed from a checkpoint, or None.
+    """Return the folder of the newest interrupted or failed run that can be resumed from a checkpoint, or None.
 
-    Remove all other interrupted runs, unless they have a checkpoint that this version cannot use. Failed runs and those
-    still running are kept. Print on stderr what is done with each run.
+    Of the other runs, interrupted ones are removed, unless they have a checkpoint that this version cannot use; failed
+    runs and runs that are still running are kept. What is done with each run is printed on stderr.
+
+    Args:
+        out: folder of the runs.
+        digest: digest of the runs' configuration.
     """
     found: RunFolder | None = None
     for run in sorted(past_runs(out, digest), key=lambda run: run.folder.run_id, reverse=True):
@@ -85,9 +100,10 @@ def take_up(out: Path, digest: str) -> RunFolder | None:
 
 
 def expected_s(durations: Mapping[str, list[float]], configs: Iterable[RunConfig]) -> float | None:
-    """Return the expected seconds for all of these runs together, or None if no duration is known.
+    """Return the expected duration of all of these runs together, in seconds, or None if no duration is known.
 
-    A run takes the mean of its configuration's durations, or of all durations if its configuration has none.
+    The expected duration of a run is the mean of its configuration's durations, or of all durations if its
+    configuration has none.
 
     Args:
         durations: seconds of finished runs, by `config_id`.
@@ -108,13 +124,13 @@ def run_missing(
     seen: Mapping[str, PastRun],
     train: Callable[[RunConfig, RunFolder | None], None],
 ) -> None:
-    """Execute the missing runs in order; at the end, wait for those that another sweep is executing.
+    """Execute runs in order, each once; at the end, wait for the runs that another sweep is executing.
 
     Args:
-        configs: the runs; each is missing in `seen`, or failed and is to be executed again.
+        configs: configurations of the runs; each run is missing in `seen`, or failed and is to be executed again.
         out: folder of the runs.
         seen: runs that the folder held when `configs` were chosen, by digest.
-        train: executes one run, or resumes the one in the given folder; its exceptions end the sweep.
+        train: executes one run, or resumes the run in the given folder; its exceptions end the sweep.
 
     Raises:
         UsageError: `out` cannot be written.
@@ -141,13 +157,12 @@ def run_missing(
 
 
 def _is_missing(out: Path, digest: str, seen: Mapping[str, PastRun]) -> bool:
-    """Return whether no sweep has finished the run since `seen` was read."""
+    """Return True if no sweep has finished the run since `seen` was read."""
     now = by_digest(past_runs(out, digest)).get(digest)
     if now is None or now.state == "torn":
         return True
-    before = seen.get(
-        digest
-    )  # a run that had failed is missing unless it was run again; a resumed run keeps its folder
+    # A run that had failed is missing unless it was run again; a resumed run keeps its folder.
+    before = seen.get(digest)
     return (
         before is not None
         and before.state == "failed"
@@ -160,12 +175,12 @@ Progress = Literal["missing", "failed", "done"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """The runs of a sweep, and what its folder held when it was read.
+    """The runs of a sweep, and which of them are in the sweep's folder.
 
     Attributes:
         runs: all runs of the sweep, in order.
         out: folder of the runs.
-        past: runs found in the folder, by digest.
+        past: runs that were in the folder when it was read, by digest.
         unrecorded: errors of failed runs that could not be written to the folder, by digest.
     """
 
@@ -176,24 +191,24 @@ class SweepState:
 
     @classmethod
     def look_up(cls, runs: list[PlannedRun], out: Path) -> Self:
-        """Read the folder and return the current state."""
+        """Read the folder of a sweep's runs and return the state of the sweep."""
         return cls(runs=runs, out=out, past=by_digest(past_runs(out)))
 
     def progress(self, run: PlannedRun) -> Progress:
-        """Return whether a run is missing, failed or done; interrupted runs are missing."""
+        """Return "missing", "failed" or "done" for a run of the sweep; an interrupted run is missing."""
         past = self.past.get(run.config.digest)
         return "missing" if past is None or past.state == "torn" else past.state
 
     def runs_with_status(self, progress: Progress) -> list[PlannedRun]:
-        """Return the runs with this progress, in order."""
+        """Return the runs of the sweep that are missing, failed or done, in order."""
         return [run for run in self.runs if self.progress(run) == progress]
 
     def to_do(self, *, retry_failed: bool, limit: int | None = None) -> list[RunConfig]:
         """Return the configurations of the runs to execute now.
 
         Args:
-            retry_failed: include runs that failed.
-            limit: largest number of runs; None: all.
+            retry_failed: True to include runs that failed.
+            limit: largest number of runs; None for all.
         """
         wanted = ("missing", "failed") if retry_failed else ("missing",)
         return [run.config for run in self.runs if self.progress(run) in wanted][:limit]
@@ -202,7 +217,7 @@ class SweepState:
         """Raise an error if any run failed.
 
         Args:
-            again: end of the message, which says how to execute failed runs again.
+            again: end of the message, such as "--retry-failed runs them again".
 
         Raises:
             RunFailed: "2 of 6 runs failed, one of them with: ...; its logs are in ..., and --retry-failed runs them
@@ -217,7 +232,7 @@ class SweepState:
             raise RunFailed(f"{counted}: {next(iter(self.unrecorded.values()))}")
 
     def durations(self) -> dict[str, list[float]]:
-        """Return the seconds that runs took that are done, by `config_id`."""
+        """Return the durations in seconds of the runs that are done, by `config_id`."""
         known: dict[str, list[float]] = {}
         for run in self.runs_with_status("done"):
             if (seconds := self.past[run.config.digest].summary.get("wall_time_s")) is not None:

@@ -1,7 +1,7 @@
-"""Choose the best settings for each configuration of a file, by accuracy on held-out training samples.
+"""Choose the best settings for each configuration of a sweep file, by accuracy on held-out training samples.
 
-Tuning is a sweep with a seed of its own. It never uses the test set, tries the same settings for every configuration,
-and trains all of them for the same length.
+Tuning is a sweep with a seed that no other run uses. It never uses the test set, tries the same settings for every
+configuration, and trains all configurations for the same length.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Tuned:
     Attributes:
         settings: options that the configuration adds to `[base]` or changes.
         best: the chosen values of the tuned options.
-        accuracy: accuracy with these values on the held-out samples.
+        accuracy: accuracy with these values on the held-out samples, 0 to 1.
         rates_tried: number of settings tried, including those that failed.
-        at_the_end: options whose best value is the smallest or largest value tried.
+        at_the_end: names of tuned options whose best value is the smallest or largest value tried.
     """
 
     settings: Settings
@@ -44,18 +44,18 @@ class Tuned:
 
     @property
     def chosen(self) -> Settings:
-        """Settings to run the configuration with, in addition to `[base]`."""
+        """Return the options with which to run the configuration, in addition to those of `[base]`."""
         return {**self.settings, **self.best, "rates_tried": self.rates_tried}
 
 
 def with_defaults(sweep: SweepFile) -> tuple[SweepFile, str]:
-    """Fill in what the options of `bench tune` leave open: methods, rates, and the number of held-out samples.
+    """Fill in defaults that the sweep lacks for tuning: compressors, learning rates, number of held-out samples.
 
     Returns:
-        the complete sweep, and the options that would set the filled-in values; empty if there are none
+        the complete sweep, and the command-line options that set the same values; "" if nothing was filled in
 
     Raises:
-        UsageError: the optimizer or the data set, or an option of these, is unknown.
+        UsageError: the optimizer, the data set or one of their options is unknown.
     """
     base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
     if "compressor" not in base | matrix:
@@ -81,17 +81,18 @@ def _lr_and_size(base: Settings) -> tuple[float, int]:
 
 
 def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
-    """Return the sweep that tries every setting of `[tune]` for every configuration.
+    """Return the sweep that tries every combination of values in `[tune]` for every configuration, with one seed.
 
     Raises:
-        UsageError: there is nothing to tune, no samples are held out, the seed is used later, or budgets differ.
+        UsageError: there is nothing to tune, no samples are held out, the seed is one of the sweep's own seeds, a tuned
+            option is set elsewhere too, or configurations differ in length or number of samples.
     """
     if not sweep.tune:
         raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]")
     if not sweep.base.get("holdout_size"):
         raise UsageError(f"{sweep.where} holds out no samples, which tuning needs; give --holdout-size")
     if seed in sweep.seeds:
-        raise UsageError(f"--tuning-seed {seed} is a seed of the runs that follow as well; choose another one")
+        raise UsageError(f"--tuning-seed {seed} is also a seed of the runs after tuning; choose another --tuning-seed")
     configurations = sweep.configurations()
     for name in ("epochs", "steps", "train_size", "holdout_size", *sweep.tune):
         if any(name in options for options in configurations) or (name in sweep.tune and name in sweep.base):
@@ -104,11 +105,11 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
 
 
 def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
-    """Return the best settings of each configuration; among equally good ones, the first.
+    """Return the most accurate settings of each configuration; among equally accurate ones, the first.
 
     Args:
-        sweep: the file.
-        state: the finished runs of its `tuning_sweep`.
+        sweep: the sweep to tune.
+        state: the finished runs of the sweep that `tuning_sweep` returned.
 
     Raises:
         RunFailed: every setting of a configuration failed.
@@ -124,7 +125,13 @@ def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
 
 
 def tuned_file(sweep: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
-    """Return the text of a sweep file with the chosen settings, whose runs are evaluated on the test set."""
+    """Return the text of a sweep file with the chosen settings, whose runs are evaluated on the test set.
+
+    Args:
+        sweep: the sweep that was tuned.
+        tuned: the chosen settings of each configuration.
+        seed: the seed with which the settings were tried.
+    """
     holdout_size = sweep.base["holdout_size"]
     seeds = {"seeds": seeds_text(sweep.seeds)} if sweep.seeds else {}
     comment = f"# Written by bench tune: chosen on {holdout_size} held-out training samples with seed {seed}.\n"
@@ -134,7 +141,7 @@ def tuned_file(sweep: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
 
 
 def evaluated_base(sweep: SweepFile) -> Settings:
-    """Return the options shared by the runs after tuning, which train on all samples and use the test set."""
+    """Return the options that all runs after tuning share; these runs hold out no samples and use the test set."""
     return {name: value for name, value in sweep.base.items() if name != "holdout_size"}
 
 

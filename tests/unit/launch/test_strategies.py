@@ -112,7 +112,8 @@ def test_buckets_follow_the_size_of_the_model(choice: dict[str, Any], bucket_mb:
 def test_a_bucket_too_small_for_the_whole_model_is_refused() -> None:
     asked = RunConfig(model="small_cnn", compressor="group_topk:scope=model,group_size=512", bucket_mb=0.1)
     with pytest.raises(
-        UsageError, match=r"and --bucket-mb 0\.1 is too small for it; leave it out, or give 0\.7369 or more"
+        UsageError,
+        match=r"and --bucket-mb 0\.1 is too small for it; leave out --bucket-mb, or give --bucket-mb 0\.7369 or more",
     ):
         resolve(asked)
     chosen = resolve(dataclasses.replace(asked, bucket_mb=None))

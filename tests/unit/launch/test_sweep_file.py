@@ -123,7 +123,7 @@ def test_what_is_wrong_is_one_sentence(text: str, sentence: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[matrix]\nlr = [1]\n[[exclude]]\nlr = 2", r"\[\[exclude\]\]: lr = 2 excludes nothing; correct it"),
+        ("[matrix]\nlr = [1]\n[[exclude]]\nlr = 2", r"\[\[exclude\]\]: lr = 2 matches no configuration; correct it"),
         ("[matrix]\nlr = [1]\n[[exclude]]\nlr = 1", "excludes every configuration; remove an"),
     ],
 )

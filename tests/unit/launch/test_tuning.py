@@ -86,7 +86,7 @@ def test_arguments_of_run() -> None:
     [
         ({"tune": {}}, r"methods.toml tunes nothing; give --rates"),
         ({"base": {"epochs": 2}}, "holds out no samples, which tuning needs; give --holdout-size"),
-        ({"seeds": [99, 100]}, "--tuning-seed 100 is a seed of the runs that follow as well"),
+        ({"seeds": [99, 100]}, "--tuning-seed 100 is also a seed of the runs after tuning"),
         ({"matrix": {"epochs": [1, 2]}, "base": {"holdout_size": 9}}, "epochs cannot differ between configurations"),
         ({"include": [{"lr": 0.4}]}, "lr cannot differ between configurations"),
         ({"base": {"holdout_size": 9, "lr": 0.1}}, "lr cannot differ between configurations"),

@@ -32,7 +32,7 @@ def test_who_loses_a_rank_while_ranks_meet_says_so_as_later(monkeypatch: pytest.
         for name, value in (where | {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}).items():
             monkeypatch.setenv(name, str(value))
         with (
-            pytest.raises(TransportError, match="a rank was lost while ranks met: "),
+            pytest.raises(TransportError, match="a rank was lost while ranks connected: "),
             process_group(torch.device("cpu"), timeout_s=1.0),
         ):
             pass
