@@ -64,7 +64,10 @@ class ImageSet:
         return self._at(order[size:]), self._at(order[:size])
 
     def _order(self) -> torch.Tensor:
-        """Return all indices, int64 [num_samples], in an order of which every prefix has the classes' shares of all."""
+        """Return the indices of all samples, int64 [num_samples], with the classes mixed evenly.
+
+        In any prefix, each class has the same share as in the whole set, exact to one sample.
+        """
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
         for label in range(int(self.labels.max()) + 1):
@@ -95,7 +98,7 @@ class Dataset(Options, abc.ABC):
     @property
     @abc.abstractmethod
     def num_classes(self) -> int:
-        """Return the number of labels; a class variable may replace this property."""
+        """Return the number of classes; a subclass may define a class variable instead of this property."""
 
     @property
     def image_size(self) -> int:

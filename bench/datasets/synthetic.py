@@ -118,7 +118,7 @@ class Synthetic(Dataset):
 def _axes(count: int) -> torch.Tensor:
     """Return `count` unit vectors in colour space, [count, 3], evenly spread over half a sphere.
 
-    Half a sphere, because a vector and its opposite are the same axis.
+    Half a sphere is enough, because a vector and its opposite are the same axis.
     """
     height = (torch.arange(count) + 0.5) / count
     angle = torch.arange(count) * (math.pi * (3 - math.sqrt(5)))  # the golden angle: a Fibonacci lattice
@@ -205,7 +205,7 @@ def _two_colours(n: int, axis: torch.Tensor | None, generator: torch.Generator) 
 
 
 def _blotches(n: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Return random backgrounds of smooth blotches at two scales, [n, 3, size, size], with mean 0.5."""
+    """Return n random backgrounds with smooth blotches of two sizes, [n, 3, size, size], around the value 0.5."""
     coarse = torch.randn(n, 3, 4, 4, generator=generator) * 0.10
     fine = torch.randn(n, 3, 11, 11, generator=generator) * 0.05
     large, small = (

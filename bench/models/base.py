@@ -34,7 +34,7 @@ class Model(Options, abc.ABC):
 
 
 def check_images(network: nn.Module, name: str, image_size: int) -> None:
-    """Check that a network can process images of a size, by a forward on the meta device.
+    """Check that a network can process images of `image_size`, by a forward pass on the meta device.
 
     Args:
         network: the network, on the meta device.

@@ -106,7 +106,7 @@ class Vgg11(Model, name="vgg11"):
 class Linear(Model, name="linear"):
     """Softmax regression on raw pixels: one matrix and a bias.
 
-    Build the simplest model, a baseline for all others; 30 730 parameters for ten classes.
+    Build the simplest model, a baseline for all other models, with 30 730 parameters for ten classes.
     """
 
     @override

@@ -70,7 +70,7 @@ class BasicBlock(nn.Module):
         return functional.relu(residual + self.shortcut(x))
 
     def shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input; if the block changes the shape, subsampled, with channels of zeros added (option A)."""
+        """Return the input, subsampled by the stride and with channels of zeros added to match the block's output."""
         # `pad` takes its pairs from the last dimension on: width, height, channels.
         padding = (0, 0, 0, 0, self.pad_channels, self.pad_channels)
         return functional.pad(x[:, :, :: self.stride, :: self.stride], padding)

@@ -26,7 +26,7 @@ from compressors.ddp.communicator import CompressedCommunicator
 BLOCK_NUMEL = 1 << 17
 
 TensorList = list[torch.Tensor] | tuple[torch.Tensor, ...]
-# Replaces this rank's (bias-corrected means, maxima) in place by those of all ranks together; every rank must call.
+# Replaces this rank's (bias-corrected means, maxima) in place with those of all ranks; every rank must call it.
 ExchangeMoments = Callable[[TensorList, TensorList], None]
 
 

@@ -38,7 +38,7 @@ from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
 
-# Saves a rank's state: (optimizer steps done, state). Every rank must call.
+# Saves a rank's state: (number of optimizer steps done, state). Every rank must call this function.
 SaveState = Callable[[int, dict[str, Any]], None]
 
 
