@@ -196,13 +196,8 @@ class ServerParameters:
             num_terms: number of pushes in one update.
         """
         first = pushes[0]
-        step = Step(
-            index=first.clock_end.index,
-            epoch=first.clock_end.epoch,
-            rank=first.rank,
-            world_size=num_terms,
-            seed=self._seed,
-        )
+        end = first.clock_end
+        step = Step(index=end.index, epoch=end.epoch, rank=first.rank, world_size=num_terms, seed=self._seed)
         for layer, weight, gradient in zip(self._layers, self._weights, self._gradients, strict=True):
             terms = [push.payloads[layer.id] for push in pushes if layer.id in push.payloads]
             weight.grad = gradient if terms else None  # a layer without a push keeps its weights
@@ -210,7 +205,7 @@ class ServerParameters:
                 total = terms[0] if len(terms) == 1 else added(terms)
                 self._reducer.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
         for group in self._optimizer.param_groups:
-            group["lr"] = first.clock_end.lr * (num_terms / self._world_size)
+            group["lr"] = end.lr * (num_terms / self._world_size)
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,14 +245,7 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
 
 
 def serve_worker(server: ParameterServer, session: Session, link: Transport, numels: Sequence[int]) -> None:
-    """Serve a worker in another process until it disconnects; if serving fails, all workers get the exception.
-
-    Args:
-        server: the parameter server.
-        session: the worker's session.
-        link: connects this process to the worker.
-        numels: number of elements of every layer, by layer id.
-    """
+    """Serve the worker at the other end of `link` until it disconnects; an exception is raised in every worker."""
     try:
         serve(link, session, numels)
     except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
@@ -404,12 +392,7 @@ class AsyncTraining(BoundStrategy):
         self._server_threads: list[threading.Thread] = []
         if dist.get_rank() == options.root:
             self._parameters = ServerParameters(
-                layers,
-                setup.compressor,
-                optimizer,
-                lr=config.lr,
-                world_size=config.world_size,
-                seed=config.seed,
+                layers, setup.compressor, optimizer, lr=config.lr, world_size=config.world_size, seed=config.seed
             )
             self._server = options.server(self._parameters, config.world_size, config.timeout_s)
             sessions = {rank: self._server.join(rank) for rank in range(config.world_size)}

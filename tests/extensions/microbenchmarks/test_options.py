@@ -12,7 +12,7 @@ from bench.extensions.microbenchmarks.columns import COLLECTIVES, COMPRESSORS, P
 from bench.extensions.microbenchmarks.measurement import check_sums
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
 from bench.launch.resolve import place, resolve
-from tests.testing.invoke import REPOSITORY
+from tests.testing.invoke import REPOSITORY, invoke
 from tests.unit.core.test_config import assert_complete
 from tests.unit.core.test_numeric_ranges import assert_among_options, assert_two_finite_ends, numbers_of
 from tests.unit.core.test_schema import assert_declared_completely
@@ -61,3 +61,9 @@ def test_the_columns_of_bench_collectives_are_these_and_in_this_order() -> None:
 def test_the_committed_page_is_what_the_columns_say() -> None:
     text = (REPOSITORY / PAGE).read_text(encoding="utf-8")
     assert text == document(), "run: python -m bench.extensions.microbenchmarks.columns"
+
+
+def test_tensors_that_fit_into_no_memory_are_refused() -> None:
+    answer = invoke("collectives", "--sizes", "1000GB", "--world-size", "4096", "--collectives", "native")
+    assert answer.code == 2
+    assert "do not fit into this machine's memory" in answer.error
