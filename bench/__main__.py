@@ -1,7 +1,5 @@
 """`python -m bench` and the `bench` script: signals are handled before anything slow is imported."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -6,8 +6,6 @@ Differs: a Lagrange multiplier over a grid of ratios makes the choice, not dynam
 its own gradients: sparse payloads describe themselves, so ranks need not agree.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated

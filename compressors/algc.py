@@ -8,8 +8,6 @@ squares, a multiplicative controller adjusts the threshold to the density, a den
 is corrected in the same step, and values have 16 bits on the wire.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -94,7 +94,7 @@ class Compressor(Options, abc.ABC):
 
     @functools.cached_property
     def traits(self) -> Traits:
-        """Return what follows from these options; a subclass replaces single traits of `super().traits`."""
+        """Return the facts that follow from the options; a subclass replaces some of those in `super().traits`."""
         return Traits(emits=frozenset({self.sends}))
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:

@@ -1,7 +1,5 @@
 """Methods that send every element as a floating-point number: `none`, `bf16` and `fp16`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar

@@ -6,8 +6,6 @@ Differs: the defaults (preset=recommended) add error feedback, density warm-up a
 buckets (scope=bucket), so encoding and sending overlap with backward. Indices are relative to their group.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^expone
 threshold is the mean magnitude; a code is decoded as the mean magnitude of the elements that reach the threshold.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The arguments of a compressor: a layer, the current step, and the tensors kept from step to step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, cast

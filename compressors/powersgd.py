@@ -6,8 +6,6 @@ Differs: state belongs to parameters, not to buckets, so DDP may change its buck
 orthogonalised as a batch. Factors are stored as rows, so that products read the gradient along its rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

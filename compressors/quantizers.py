@@ -1,7 +1,5 @@
 """Quantisers: `qsgd`, `natural` and `int8` with a scale per block, `terngrad` with one per layer."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

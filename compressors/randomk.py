@@ -1,7 +1,5 @@
 """Random-k: sends entries at random positions that all ranks share, so no index is sent."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, ClassVar

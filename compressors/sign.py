@@ -1,7 +1,5 @@
 """Methods that send the sign of every element, in one or two bits: `sign`, `onebit` and `twobit`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Methods that send single entries of a layer (`topk`, `threshold`, `dgc`, `qsparse`), and their base classes."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ These classes do not encode. `hook` is registered with DistributedDataParallel, 
 because the backend does not report what it sends.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Define the Typer application of `bench`, and `main`, the program's entry point."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

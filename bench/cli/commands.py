@@ -5,8 +5,6 @@ Extensions add commands by entry points of the group ``bench.commands``.
 The module of a command is imported when the command is called, or when all commands are listed.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib

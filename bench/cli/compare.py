@@ -1,7 +1,5 @@
 """`bench compare`, which compares runs with a baseline and says which differences are significant."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Print results on stdout, as tables for people or JSON for programs, and progress and warnings on stderr."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 A test fails if the page does not match the program.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import typing

@@ -3,8 +3,6 @@
 Each check yields one line: what it found and, if something is wrong, what to do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

@@ -1,7 +1,5 @@
 """`bench list`, which shows components and their options, which compressors work with which collectives, and runs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """Turn the options that a configuration declares into options of a Typer command."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`bench plot`, which draws runs and predictions as pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """`bench report`, which writes a comparison of runs as one HTML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

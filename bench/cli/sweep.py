@@ -1,7 +1,5 @@
 """`bench sweep`, which executes all runs of a sweep file once, even if the command is stopped and started again."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import sys

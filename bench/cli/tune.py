@@ -1,7 +1,5 @@
 """`bench tune`, which chooses each method's learning rate with equal budgets on held-out training samples."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

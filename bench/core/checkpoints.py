@@ -5,8 +5,6 @@ manifest is written last; a checkpoint without it is incomplete and ignored. Eve
 name, synced, and renamed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

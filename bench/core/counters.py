@@ -8,8 +8,6 @@ Source: Linux, `/proc/<pid>/net/dev` (proc_pid_net(5)), which counts whole Ether
 `/proc/stat` and `/proc/<pid>/stat` (proc_stat(5), proc_pid_stat(5)), in steps of 10 ms.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import dataclasses

@@ -3,8 +3,6 @@
 Also find environment variables and resource limits that may have made torch fail.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

@@ -3,8 +3,6 @@
 The sentence says what is wrong and what to do. Any other exception is a bug: exit code 1, with a traceback.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

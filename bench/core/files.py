@@ -3,8 +3,6 @@
 Pipes and devices are refused before they are opened, because reading or writing one might never end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Helpers for processes: handling signals, importing in children, ending with the parent, measuring peak memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

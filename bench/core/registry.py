@@ -11,8 +11,6 @@ Extensions of this project, such as ``auto``, and third parties add components b
 is raised only for users who name that component.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 import contextlib

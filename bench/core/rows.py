@@ -4,8 +4,6 @@ A row is always one line, because line breaks in texts are replaced with spaces.
 and a line cut by a crash or a full disk does not damage its neighbours.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

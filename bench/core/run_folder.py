@@ -1,7 +1,5 @@
 """Paths of the files in a run's folder, and functions that write and read JSON files there."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

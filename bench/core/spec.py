@@ -1,7 +1,5 @@
 """Parse component specs such as ``topk:ratio=0.01``, build the components they name, and write components as specs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

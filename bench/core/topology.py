@@ -36,8 +36,6 @@ to = "left"
 link = "upi"
 """
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Format and parse numbers with a unit: bytes, seconds and bits per second."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

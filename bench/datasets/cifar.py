@@ -1,7 +1,5 @@
 """The common part of CIFAR-10 and CIFAR-100: download an archive, check it against torchvision's checksums, load it."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import http.client

@@ -6,8 +6,6 @@ Differs: 8x8 pixels of 17 grey levels become 32x32 of 256 by bilinear interpolat
 split into training and test part is this project's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

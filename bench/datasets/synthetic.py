@@ -11,8 +11,6 @@ Each rank generates the same images from the run's seed, with private generators
 the number of images, so a smaller set is the beginning of a larger one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math

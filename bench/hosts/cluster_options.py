@@ -1,10 +1,9 @@
 """Make a `Cluster` from command-line options, named networks or a TOML file.
 
-Options and files use the same names: `network`, `bandwidth` (both directions), `uplink`, `downlink`, the last three
-also with `-trace` (`_trace` in a file) for a rate that changes over time, `latency`, `jitter` and `loss`.
+Options and files use the same names: `network`, `bandwidth` (both directions), `uplink`, `downlink`, `latency`,
+`jitter` and `loss`. For rates that change over time there are also `bandwidth-trace`, `uplink-trace` and
+`downlink-trace` (with `_` in a file).
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ the kernel kills the rest with it, and it ends itself when the pipe from the lau
 the launcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

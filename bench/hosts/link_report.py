@@ -1,7 +1,5 @@
 """The report of the links between virtual hosts as measured before training, with warnings."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

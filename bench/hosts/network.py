@@ -6,8 +6,6 @@ mount namespaces, so the machine's own network is neither visible nor changed.
 Source: Linux ip-netns(8), ip-link(8), veth(4).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

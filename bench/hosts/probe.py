@@ -8,8 +8,6 @@ series of datagrams. On a link with a trace TCP's rate is measured but not check
 losses are not measured there, because the number of frames that a full queue drops also depends on the moment.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -8,8 +8,6 @@ supervisor writes messages to STATUS_FD, one JSON object per line; unless it is 
 or ``alone`` if the launcher or `unshare` is dead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

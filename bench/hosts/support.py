@@ -1,7 +1,5 @@
 """Check whether virtual hosts work on this machine, and what to enable if not, by a trial in a temporary namespace."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Plan how a compressor treats each layer of a model, for `bench run --dry-run`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

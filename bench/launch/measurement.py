@@ -1,7 +1,5 @@
 """Measurements: jobs in a temporary folder, which report to the command that started them."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Execute or resume one run: make the run's folder, start and watch its job, and record how the run ended."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """The interface of models: a component has options and one method that builds the network."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Small CNN: a convolutional network that trains in seconds on one CPU core."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 

@@ -6,8 +6,6 @@ Differs: where the resolution halves, the shortcut takes every second pixel and 
 before and half after the existing channels. The paper does not say on which side; the number of parameters is the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, cast

@@ -1,7 +1,5 @@
 """AdaBelief and Max-AdaBelief: the function that makes one step, the torch optimizer around it, and the options."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -21,8 +21,6 @@ Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers"
 al., "KAISA" (SC 2021), for the assignment of matrices to ranks.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

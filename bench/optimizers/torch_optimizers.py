@@ -1,7 +1,5 @@
 """Optimizers of torch; the options have torch's meaning and names."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar

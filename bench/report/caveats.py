@@ -1,7 +1,5 @@
 """List everything that weakens a comparison, with one sentence per reason, which also says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

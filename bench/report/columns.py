@@ -1,7 +1,5 @@
 """Find columns of metrics.csv by the names that users give, and format their values for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A test fails if the page does not match the schema.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

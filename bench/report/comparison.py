@@ -3,8 +3,6 @@
 The direction is always from baseline to candidate: a factor above 1 means that the candidate is better.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

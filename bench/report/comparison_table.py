@@ -3,8 +3,6 @@
 Each column is declared as a pair: its heading, and the function that makes its cell from a compared row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

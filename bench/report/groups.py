@@ -1,7 +1,5 @@
 """Select runs by conditions (option ``--where``), and group them by workload or into the rows of a comparison."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence

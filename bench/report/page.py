@@ -1,7 +1,5 @@
 """Write the HTML report: one self-contained file for the screen or for printing."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json

@@ -9,8 +9,6 @@ Intervals use Student's t distribution for any number of seeds, because 95 % int
 values contain the true mean far less often than 95 % of the time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -1,7 +1,5 @@
 """Find result files and read their rows, even if the files are damaged or of an older version."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

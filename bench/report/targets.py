@@ -9,8 +9,6 @@ every seed needed. Kaplan-Meier's restricted mean is therefore the plain mean of
 common budget.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """State the verdict of a comparison: in one to three lines above its table, and in the sentences of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from bench.report.caveats import differing

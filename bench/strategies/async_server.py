@@ -11,8 +11,6 @@ Source: Dean et al., "Large scale distributed deep networks" (NIPS 2012); Ho et 
 a stale synchronous parallel parameter server" (NIPS 2013).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import datetime

@@ -3,8 +3,6 @@
 Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parallel training" (VLDB 2020).
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import time

@@ -4,8 +4,6 @@ Shards are disjoint and cover the whole training set. No sample is repeated to m
 differ by at most one. Every rank makes the same number of steps per epoch: floor(size of the smallest shard / batch).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ are started by torchrun's own functions, so their logs, the order in which they 
 failures are those of torchrun.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Functions that every rank process uses: its main function, device, process group, error file and exit."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import importlib

@@ -1,7 +1,5 @@
 """The recorder, which gathers what all ranks have measured since the previous row and writes a new row on rank 0."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

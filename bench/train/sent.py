@@ -1,7 +1,5 @@
 """Compute statistics of what was sent: per layer for `layers.csv`, and the share of entries that two ranks share."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import itertools
@@ -143,13 +141,13 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 
 
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> IndexSample:
-    """Return which of a random sample of positions one rank's payloads transmit, for `sampled_overlap`.
+    """Sample positions of each payload at random, and return which of them are sent, for `sampled_overlap`.
 
     The sampled positions are the same on every rank. They are random, because positions at a fixed stride could
     coincide with the period of groups or rows.
 
     Args:
-        payloads: payloads by their layers' ids; none sends every element.
+        payloads: one rank's payloads, by the ids of their layers; payloads that send every element are left out.
         model_numel: number of elements of the model, which determines the share of positions that is sampled.
     """
     share = min(1.0, MAX_POSITIONS / model_numel)

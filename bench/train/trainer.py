@@ -1,7 +1,5 @@
 """The training loop of one rank: steps, evaluations, checkpoints and rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

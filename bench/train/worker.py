@@ -4,8 +4,6 @@ The rank reads its configuration from `config.json` in the run folder. If the ra
 to the folder, for the launcher.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

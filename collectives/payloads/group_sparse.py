@@ -1,12 +1,14 @@
 """GroupSparse and RowSparse: payloads with k entries in every group, or with whole rows of a matrix.
 
 GroupSparse body: group_size u32 | k u32 | values | local indices, ceil(log2 group_size) bits each, low bits first; or,
-if that is shorter, a bitmap of all elements (flag 1). The last group may be shorter and then has its own k, which
-follows from the number of entries. RowSparse body: row_numel u32 | 4 zero bytes | values of the rows | row numbers,
-coded as the header's flags say (`codec/index_sets.py`). If all values are zero, only header and fixed fields are sent.
+if that is shorter, a bitmap of all elements (flag 1 in the header). The last group may be shorter and then has its own
+k, which follows from the number of entries. RowSparse body: row_numel u32 | 4 zero bytes | values of the rows | row
+numbers, coded as the header's flags say (`codec/index_sets.py`). If all values are zero, only header and fixed fields
+are sent.
 
-Bytes: GroupSparse 24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
-RowSparse 24 + rows * row_numel * v + row indices (at most ceil(num_rows / 8)).
+Bytes: with z values of v bytes each, out of m elements, GroupSparse has
+24 + z v + min(ceil(z ceil(log2 min(group_size, m)) / 8), ceil(m / 8)).
+RowSparse has 24 + rows * row_numel * v + row indices (at most ceil(num_rows / 8)).
 """
 
 import dataclasses

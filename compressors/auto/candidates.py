@@ -5,8 +5,6 @@ actual step times are measured. In the model, each wave of messages (`waves_of`)
 bytes of the rank that sends most, at the rate of the link.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -271,7 +269,10 @@ class Candidates:
         return most
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
-        """Return the ids of layers that are cheaper dense, if they save more than another message per bucket costs."""
+        """Return the ids of the layers that cost less if they are sent dense than with `pair`.
+
+        The set is empty if these layers together save less than the additional message per bucket costs.
+        """
         if all(kind.elementwise for kind in self._compressors[pair].traits.emits):
             return set()
         without_waves, gains = dataclasses.replace(self.link, wave_s=0.0), {}

@@ -4,8 +4,6 @@ Each pair has its own reducer. When a layer changes to another pair, its residua
 nothing is lost except the rounding to the gradient's type.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -7,8 +7,6 @@ in that state is used again without trials.
 ranks get the same times, so all of them make the same decisions.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools

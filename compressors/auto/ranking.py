@@ -6,8 +6,6 @@ is in use, single trials of other pairs continue (`PairwiseRatios`): if ranks sh
 row alternate with about fifty short ones, so consecutive trials see only one kind, and trials far apart see both.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math
@@ -42,7 +40,12 @@ class Challenger:
     _rest: int = RIVAL_REST
 
     def had_a_turn(self, at: int, ratio: float) -> None:
-        """Set when the next trial is due, after a trial whose steps took `ratio` times those of the pair in use."""
+        """Set when this pair is tried next, after a trial of it.
+
+        Args:
+            at: number of watched steps when the trial ended.
+            ratio: step time of the trial / step time of the pair in use.
+        """
         self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else RIVAL_REST
         self.due = at + self._rest
 

@@ -1,7 +1,5 @@
 """Exchange the gradients of a DistributedDataParallel model through a compressor and a collective; see `attach`."""
 
-from __future__ import annotations
-
 from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.reducer import Reducer, reducer_for

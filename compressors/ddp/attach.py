@@ -14,8 +14,6 @@ Call `hook.set_epoch(epoch)` before each epoch if the compressor sends more entr
 `examples/train_digits.py` is a complete script.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """`CompressedCommunicator`: exchange tensors among the ranks through a compressor and a collective."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """Groups of layers that one `encode` call covers, and what a reducer keeps per group from step to step."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

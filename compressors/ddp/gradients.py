@@ -1,7 +1,5 @@
 """The gradients of a DistributedDataParallel model: which parameters it reduces, and large gradients taken uncopied."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -73,7 +71,7 @@ class ZeroCopyGradients:
                 self._handles.append(accumulator.register_prehook(functools.partial(self._take, parameter)))
 
     def of(self, bucket: dist.GradBucket) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # type: ignore[name-defined]
-        """Return a bucket's flat gradients, and the flat tensors for its updates; gradients taken are read-only."""
+        """Return a bucket's flat gradients, which must not be changed, and flat tensors to write its updates to."""
         parameters, places = bucket.parameters(), bucket.gradients()
         self._places.update(zip(parameters, places, strict=True))
         self._is_expected &= not bucket.is_last()

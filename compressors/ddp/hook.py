@@ -5,8 +5,6 @@ raises its exception, and every open Future is completed with its bucket's buffe
 with a garbled text, and hangs if a Future is never completed.
 """
 
-from __future__ import annotations
-
 import abc
 import collections
 import dataclasses

@@ -5,8 +5,6 @@ dictionary are numbers, strings, or tuples of them. The metadata of the safetens
 the name of a tensor, its strides and its kind of device in the place of each tensor.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -9,8 +9,6 @@ rounding error to its residual (a server, the host of `placed` and a backend's o
 also kept for layers that are sent uncompressed, so that these train as with the optimizer's own momentum.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import dataclasses

@@ -6,8 +6,6 @@ Source: the ternary codes are those of MXNet's two-bit gradient compression (Apa
 src/kvstore/gradient_compression-inl.h): 11 is +1, 10 is -1, 00 is 0; 01 never occurs.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

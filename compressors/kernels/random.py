@@ -4,8 +4,6 @@ A counter-based generator makes them, so they are the same on every device and i
 is not used: data augmentation and dropout are the same with and without compression.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 

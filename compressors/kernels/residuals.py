@@ -1,7 +1,5 @@
 """Updates of residuals and momentum, fused with selection into one pass over memory."""
 
-from __future__ import annotations
-
 import torch
 
 from collectives.kernels.loop import (

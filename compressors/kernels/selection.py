@@ -4,8 +4,6 @@ Results are bit-identical on every device, with or without native loops. Of equa
 counts as infinite. Positions are in ascending order.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import struct

@@ -5,8 +5,6 @@ command line, the check of its value, the JSON sent to the ranks, the CSV column
 the table in `docs/options.md` are derived from it. Fields without a `Flag` are not options; the program fills them in.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

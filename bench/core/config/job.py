@@ -1,7 +1,5 @@
 """Options that commands share: `JobConfig` for any job, `RanksConfig` for jobs of several ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """RunConfig, the options of `bench run`; the command line passes them to the launcher, the launcher to the ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Annotated, Any, ClassVar, Literal

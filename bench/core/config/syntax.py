@@ -1,7 +1,5 @@
 """Parse options whose text has a syntax of its own: endpoints, stragglers, learning rate scaling, and seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -4,8 +4,6 @@ An option of a command becomes a column through its own declaration (`bench.core
 other columns. The CSV headings, `docs/columns.md`, `bench compare` and regression gates use these declarations.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ with one row per layer and evaluation. links.csv, for models spread over devices
 communicating processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """`bench collectives`, which measures sums over ranks: time, messages, bytes and correctness."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The worker reads the folder's `config.json`. Rank 0 appends a line to `progress.
 the rows of all pairs as soon as a size is finished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -4,8 +4,6 @@
 does not match.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`bench compressors`, which measures how each compressor encodes a model's gradients: time, bytes and error."""
 
-from __future__ import annotations
-
 from bench.cli.commands import MEASURE, Command
 from bench.cli.console import print_json, stdout_console
 from bench.cli.options import AsJson, RowFile, row_writer, takes

@@ -4,8 +4,6 @@ The worker reads the folder's `config.json` and appends results line by line to 
 synthetic, or recorded while a model trains in this process.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """Order of alternating measurements, so that slow and fast periods of the machine affect all items equally."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """What `bench collectives` and `bench compressors` measure: options are checked, and jobs measure sums and encoding."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of the commands that measure components: `CollectivesConfig` and `CompressorsConfig`."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Output of `bench collectives`, with the columns of nccl-tests, and of `bench compressors`: progress, rows, tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 

@@ -5,8 +5,6 @@ of each kind of operation and direction are fitted to networks that are run node
 message, and how much processes on shared cores slow each other down, are fitted to the steps of whole runs.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Figures of links and devices by name, from catalogue files, and the measurement of shared memory on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import mmap
 import multiprocessing

@@ -4,8 +4,6 @@ Matrix products and convolutions are counted by torch.utils.flop_counter; every 
 element of its largest tensor. Each tensor is read or written once; a view moves no bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Output of `bench place`: placements, devices and links of a step, the conclusions, and the times on every link."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 

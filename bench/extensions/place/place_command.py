@@ -1,7 +1,5 @@
 """The command `bench place`: model a training step with a network's layers on devices of several kinds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

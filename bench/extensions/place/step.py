@@ -10,8 +10,6 @@ tasks and their sum. Schedulers that choose tasks dynamically do not guarantee t
 timing anomalies", 1969.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

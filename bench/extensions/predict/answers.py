@@ -1,7 +1,5 @@
 """Answer `bench predict`: predict one step, a ranking, a curve over link rates or a map, or compare with runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -189,7 +187,7 @@ def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
 
 
 def _print_table(rows: Sequence[Mapping[str, str]], *, left: Collection[str]) -> None:
-    """Print rows by the headings of their columns; the columns in `left` hold texts, the others numbers."""
+    """Print rows (cells by heading) as a table; the columns in `left` are aligned left, the others right."""
     table = plain_table()
     for heading in rows[0]:
         table.add_column(heading, justify="left" if heading in left else "right")

@@ -14,8 +14,6 @@ together. The simulation therefore runs these ranks in lockstep, as with a bound
 to the staleness of all ranks but one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

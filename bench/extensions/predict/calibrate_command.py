@@ -1,7 +1,5 @@
 """The command `bench calibrate`: measure the parts of a training step on this machine, as input for `bench predict`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

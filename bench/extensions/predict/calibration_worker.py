@@ -5,8 +5,6 @@ processes exchange messages, then rank 0 computes and encodes alone, and then al
 parts share a budget of seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

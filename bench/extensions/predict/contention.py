@@ -12,8 +12,6 @@ Sources: processor sharing, Kleinrock, "Queueing systems", volume 2 (1976), sect
 up, Bertsekas and Gallager, "Data networks" (2nd edition, 1992), section 6.5.2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self

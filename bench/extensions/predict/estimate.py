@@ -1,7 +1,5 @@
 """A rough estimate that replaces a calibration: from a model's shapes, the time of its step, and typical costs."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence

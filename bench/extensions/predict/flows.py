@@ -34,8 +34,6 @@ queue becomes empty at the end of its last busy period. This period begins with 
 times of everything that has arrived since then.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

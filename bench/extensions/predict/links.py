@@ -35,8 +35,6 @@ Sources: Handley, Padhye, Floyd 2000 (RFC 2861), section 3.2, as implemented in 
 minimum of the deviation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ time is computed from how much more slowly the ranks compute while messages are 
 virtual host runs this module: `python -m bench.extensions.predict.message_costs FOLDER`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """Options of `bench calibrate` and `bench predict`, with their ranges and help texts."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Annotated, ClassVar, Literal, Self

@@ -3,8 +3,6 @@
 The plots are drawn from files that `bench predict` writes: the JSON of a sweep or a map, or the table of a validation.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -18,8 +18,6 @@ between virtual hosts, divided by the number of cores that they share. If rates 
 the mean over the whole trace (`replay`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Search for the fastest pair of compressor and collective: on given links, by link rate, and by number of ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ a real step. If it were timed in a loop of its own, encoding would take half as 
 fifth.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -9,8 +9,6 @@ Computer Systems 22 (2006).
 Differs: a dump takes no time, because training waits only for a copy in memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

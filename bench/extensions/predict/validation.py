@@ -1,7 +1,5 @@
 """Comparison of predictions with runs of a sweep file or finished runs, and notes on what was not compared."""
 
-from __future__ import annotations
-
 import collections
 import csv
 import dataclasses

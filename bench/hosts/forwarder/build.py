@@ -3,8 +3,6 @@
 The compiled library is linked without the C library: it uses the C functions of the process that loads it.
 """
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ reads, holds and passes on (`native/forwarder.c`). The forwarder ends with the s
 Source: Linux, Documentation/networking/tuntap.rst.
 """
 
-from __future__ import annotations
-
 import array
 import ctypes
 import fcntl

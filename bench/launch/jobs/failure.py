@@ -1,7 +1,5 @@
 """Explain in one sentence why a job failed, from its ranks' error reports and its logs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Record a run that failed or was stopped: a last row and `status.json` say how far it came and why it ended."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

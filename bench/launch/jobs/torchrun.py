@@ -5,8 +5,6 @@ a torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no pro
 or agent gets a signal to stop, then all its remaining descendants are killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

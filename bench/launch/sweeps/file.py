@@ -6,8 +6,6 @@ combined with the whole matrix. Each `[[include]]` adds one configuration; each 
 configurations from the matrix. Every configuration is run with every seed (`seeds`, in `[base]` or `[matrix]`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Find the runs in a folder: runs that are done, runs that failed, and runs that were interrupted ("torn")."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import statistics

@@ -4,8 +4,6 @@ Tuning is a sweep with a seed that no other run uses. It never uses the test set
 configuration, and trains all configurations for the same length.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Extensions and third parties add kinds by entry points of the group ``bench.plot
 runs, and a `FileKind` draws a file of another format.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import functools

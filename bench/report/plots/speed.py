@@ -1,7 +1,5 @@
 """Draw how speed depends on the bandwidth of the links, with break-even points, and on the number of ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

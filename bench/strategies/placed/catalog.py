@@ -3,8 +3,6 @@
 The strategy `placed` needs only the names of kinds; `bench place` computes with their figures, such as bandwidths.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

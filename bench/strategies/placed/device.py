@@ -11,8 +11,6 @@ all devices are done. The device goes from reduce to updated when the host has t
 which depends on all devices.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Messages between a host and its devices: commands and reports (JSON preceded by its length), and tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct

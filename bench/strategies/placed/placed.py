@@ -11,8 +11,6 @@ Differs: devices are processes on the CPU, and the pool is this machine's shared
 `bench place` predicts the times on real links.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, cast

@@ -6,8 +6,6 @@ first. Losses and gradients are therefore bit for bit those of one process with 
 rounding does not depend on a tensor's strides: tensors that pass from device to device arrive contiguous.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping

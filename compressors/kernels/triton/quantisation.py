@@ -1,7 +1,5 @@
 """Triton kernels of `compressors/kernels/quantisation.py`."""
 
-from __future__ import annotations
-
 import math
 
 import torch

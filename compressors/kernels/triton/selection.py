@@ -4,8 +4,6 @@ The k-th largest magnitude of a group is found bit by bit in registers, that of 
 Programs first count the entries that they will write; a prefix sum of the counts gives their places in the output.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch
