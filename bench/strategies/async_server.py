@@ -368,8 +368,7 @@ class AsyncWorker:
         return answer
 
 
-# Workers wait longer than the server: the server's timeout message can name the rank that it waits for.
-WORKER_TIMEOUT_FACTOR = 1.2
+WORKER_TIMEOUT_FACTOR = 1.2  # workers wait longer, so that the server's message can name the rank it waits for
 
 
 class AsyncTraining(BoundStrategy):
