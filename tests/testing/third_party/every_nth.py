@@ -1,4 +1,4 @@
-"""Send every n-th entry of a layer, with an offset that moves each step; the others are kept for later."""
+"""Send every n-th entry of a layer, with an offset that moves each step; error feedback keeps the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class EveryNth(LossyCompressor):
     sends = Sparse
 
     n: Annotated[int, Ge(1), Doc("steps after which every entry was sent once")] = 10
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
 
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Sparse:
         """Return the entries of this step."""

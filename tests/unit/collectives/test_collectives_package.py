@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from collectives import payloads
+from collectives.base import Collective
+from collectives.options import Options
 from collectives.payloads.base import Payload
 
 
@@ -32,3 +34,7 @@ def test_every_kind_is_public() -> None:
     found = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
     kinds = {kind.__name__ for kind in found if issubclass(kind, Payload) and not inspect.isabstract(kind)}
     assert kinds <= set(payloads.__all__)
+
+
+def test_an_author_meets_at_most_twelve_members() -> None:
+    assert len({name for name in vars(Collective) if not name.startswith("_")} - set(dir(Options))) <= 12
