@@ -55,11 +55,12 @@ class Hanging(Fp16):
 class Mortal(GroupTopK):
     """Rank 1 is killed at step 7, unless the file that MORTAL names says that it was before."""
 
-    def agree(self, given, step, transport):
+    def encode(self, x, layer, step):
         was_killed = Path(os.environ["MORTAL"])
         if (step.rank, step.index) == (1, 7) and not was_killed.exists():
             was_killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(x, layer, step)
 
 
 @dataclasses.dataclass(kw_only=True)
