@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.commands import BUILT_IN, _docstring
+from bench.cli.commands import ANSWER, BUILT_IN, LOOK_AFTER, MEASURE, MODEL, _docstring
 from bench.core import registry
 from tests.testing.invoke import REPOSITORY, Answer, commands, execute, invoke
 from tests.testing.plugins import install_entry_points
@@ -78,11 +78,10 @@ def installed(tmp_path: Path) -> str:
 def test_a_command_of_a_third_party_is_shown_and_called_like_one_of_ours(installed: str) -> None:
     shown = execute("--help", PYTHONPATH=installed)
     assert shown.code == 0
-    panels = [line.split("─")[1].strip() for line in shown.out.splitlines() if line.startswith("╭─")]
-    assert panels == ["Options", "Answer", "Measure parts", "Model", "Look after", "Extensions"]
-    answer, rest = shown.out.split("Measure parts")
-    assert "Greet somebody." in answer
-    assert "Do little." in rest.split("Look after")[1]
+    panels = {title.strip(): text for title, _, text in (part.partition("─") for part in shown.out.split("╭─")[1:])}
+    assert [panel for panel in panels if panel not in (MEASURE, MODEL)] == ["Options", ANSWER, LOOK_AFTER, "Extensions"]
+    assert "Greet somebody." in panels[ANSWER]
+    assert "Do little." in panels["Extensions"]
     for name in ("absent", "nonsense"):
         assert shown.error.count(f"warning: left out: command '{name}' of polite 1.0") == 1
     assert execute("greet", "--name", "Ada", PYTHONPATH=installed).out == "hello Ada\n"
@@ -148,7 +147,7 @@ def test_a_command_whose_extension_was_removed_says_how_to_get_it(command: str, 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (("--help",), "Model a training step"),
+        (("--help",), "Look after"),
         (("plot", "--help"), "accuracy-time"),
         (("list",), "group_topk"),
         (("run", "--dry-run", "--model", "linear", "--steps", "2"), "linear"),

@@ -40,7 +40,6 @@ def test_what_could_not_be_read_is_a_caveat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (("curve.json",), 4, "there is no readable row in curve.json"),
         (("nowhere",), 4, "nowhere does not exist"),
         (("--out", "nowhere/report.html"), 2, "cannot write nowhere/report.html"),
         (("--baseline", "sign"), 2, "no row fits --baseline sign"),
@@ -50,7 +49,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     arguments: tuple[str, ...], code: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "curve.json").write_text('{"regimes": [], "notes": []}')
     write_run(tmp_path / "results" / "runs" / "a", fake_row())
     answer = invoke("report", *arguments)
     assert answer.code == code

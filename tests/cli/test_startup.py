@@ -75,7 +75,7 @@ for command in ([], *([name] for name in sys.argv[1:])):
 
 def test_help_imports_nothing_heavy() -> None:
     names = list(commands())
-    assert len(names) > 10
+    assert {"run", "compare", "plot", "list"} <= set(names)
     done = subprocess.run(
         [sys.executable, "-c", EACH_HELP + SAY_LOADED, *names], capture_output=True, text=True, check=True
     )

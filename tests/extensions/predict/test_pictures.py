@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from bench.core.rows import RowWriter
 from tests.testing.fake_results import fake_run
 from tests.testing.fake_rows import write_run
@@ -67,3 +69,11 @@ def test_a_damaged_file_of_predictions_is_refused_in_a_sentence(tmp_path: Path) 
         answer = invoke("plot", kind, str(file), "--out", str(tmp_path / "plots"))
         assert answer.code == 4, answer.error
         assert f"{file.name} cannot be read" in answer.error
+
+
+def test_a_map_without_regimes_is_no_row_and_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.json").write_text('{"regimes": [], "notes": []}')
+    answer = invoke("report", "map.json")
+    assert answer.code == 4
+    assert "there is no readable row in map.json" in answer.error
