@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -33,14 +33,12 @@ from bench.hosts.cluster import Cluster
 from bench.hosts.support import check_and_choose_backend
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.layer_plan import LayerPlan, plan_layers
 from bench.launch.resolve import prepare_data, resolve_each, with_ranks
 from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
 from bench.launch.sweeps.file import SweepFile, plan_runs, run_arguments
 from bench.launch.sweeps.state import past_runs
 from bench.report.store import grouped
-
-if TYPE_CHECKING:
-    from bench.launch.layer_plan import LayerPlan  # which imports torch
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -258,8 +256,6 @@ def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> 
 
 def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
     # JSON is one object, or a list of objects if there are several methods.
-    from bench.launch.layer_plan import plan_layers  # imports torch
-
     plans: list[dict[str, Any]] = []
     for of_seeds in grouped(configs, lambda config: config.config_id).values():
         config = of_seeds[0]

@@ -1,15 +1,21 @@
-"""Plan how a compressor treats each layer of a model, for `bench run --dry-run`."""
+"""Plan how a compressor treats each layer of a model, for `bench run --dry-run`.
+
+The functions import torch, but the module does not: the launcher, which has no torch, shows the plan that the process
+with torch has made.
+"""
+
+from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from bench.core import spec
 from bench.core.config.run import RunConfig
-from compressors.base import FP32_BYTES, Compressor, PerLayer, SharedScale, expected_bucket_nbytes
-from compressors.ddp.hook import OwnHook
-from compressors.layer import Layer, LayerKind, layers_of
+
+if TYPE_CHECKING:
+    from compressors.base import Compressor
+    from compressors.layer import Layer, LayerKind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,11 @@ class LayerPlan:
 
 def plan_layers(config: RunConfig) -> LayerPlan:
     """Return the plan for a run's complete configuration; it is computed from the shapes of the model's parameters."""
+    import torch
+
+    from compressors.base import expected_bucket_nbytes
+    from compressors.layer import layers_of
+
     num_classes = spec.build("datasets", config.filled["dataset"]).num_classes
     compressor: Compressor = spec.build("compressors", config.filled["compressor"])
     with torch.device("meta"):
@@ -70,6 +81,8 @@ def plan_layers(config: RunConfig) -> LayerPlan:
 
 def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[PlannedLayer]:
     """Return the compressor's treatment of each layer, in the order of `layers`."""
+    from compressors.base import FP32_BYTES, expected_bucket_nbytes
+
     return [
         PlannedLayer(
             name=layer.name,
@@ -84,6 +97,9 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
 
 
 def _payload(compressor: Compressor, layer: Layer) -> str:
+    from compressors.base import PerLayer, SharedScale
+    from compressors.ddp.hook import OwnHook
+
     if isinstance(compressor, OwnHook):
         return "to be chosen"
     if compressor.leaves_dense(layer) or not isinstance(compressor, PerLayer):
