@@ -44,7 +44,7 @@ class NonFiniteSum(ArithmeticError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a compressor's options mean for those who run it; the defaults suit most compressors.
+    """Facts about a compressor that follow from its options; the defaults suit most compressors.
 
     Attributes:
         emits: all payload types that are sent (the members of a bundle, not the bundle).

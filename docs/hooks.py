@@ -1,4 +1,4 @@
-"""What mkdocs does with a page besides what its plugins do: where lines may break."""
+"""Hook of mkdocs that decides where lines of a page may break."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class FailureDetector:
             verdict: the diagnosis of this rank, which is returned if the agreed one names this rank as late.
             waited_for: the rank that this rank waited for; None if it waited for all of them.
         """
-        if not verdict.lost:  # late is the last rank of the chain of waits; nobody, if this rank waited for all others
+        if not verdict.lost:  # the last rank in the chain of waits is late; no rank is, if this one waited for all
             waits = dict(self._entries(f"{group}/waits"))
             chain = [self._rank]
             while waited_for is not None and waited_for not in chain:

@@ -56,21 +56,21 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
             print(f"note: left out: {reason}", file=sys.stderr)
         pairs, sizes = len(config.pairs), len(config.sizes_bytes)
         title = f"{config.world_size} ranks, {sizes} sizes x {pairs} pairs x {config.rounds} rounds"
-        turns = MeasurementProgress(title, pairs * sizes * config.rounds, _describe, row_writer(out, COLLECTIVES))
+        progress = MeasurementProgress(title, pairs * sizes * config.rounds, _describe, row_writer(out, COLLECTIVES))
         try:
-            with turns:
-                measure_sums(config, turns.take, server)
+            with progress:
+                measure_sums(config, progress.take, server)
         finally:  # also show what was measured before a failure
-            _print_rows(turns.rows, config, as_json=as_json)
-    wrong = [row for row in turns.rows if row["num_wrong"]]
+            _print_rows(progress.rows, config, as_json=as_json)
+    wrong = [row for row in progress.rows if row["num_wrong"]]
     if wrong:
         first = "{collective} got {num_wrong} elements of {payload} at {size_bytes} bytes wrong".format(**wrong[0])
         more = f", and {len(wrong) - 1} more rows are wrong" if wrong[1:] else ""
         raise RunFailed(f"{first}{more}; do not use these pairs, and report this with the command")
 
 
-def _describe(turn: tuple[str, str, int]) -> tuple[str, str]:
-    collective, compressor, size = turn
+def _describe(block: tuple[str, str, int]) -> tuple[str, str]:
+    collective, compressor, size = block
     return format_bytes(size), f"{compressor} on {collective}"
 
 
@@ -80,7 +80,7 @@ def _print_rows(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool
         print_json(compared)
     elif rows:
         how = (
-            f"{config.rounds} rounds of {config.iters} sums, pairs in turn; {config.device}, "
+            f"{config.rounds} rounds of {config.iters} sums, pairs interleaved; {config.device}, "
             f"{config.threads} threads per rank; slowest rank's time, median over rounds"
         )
         if config.cluster is not None:

@@ -34,19 +34,21 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
         server.warm_up(options.threads)
         config = server.call(prepare_encoding, checked or server.call(check_encoding, options))
         count = len(config.compressor_specs)
-        title = f"{count} compressors x {config.repeats} turns"
+        title = f"{count} compressors x {config.repeats} passes"
         writer = row_writer(out, COMPRESSORS)
-        with MeasurementProgress(title, count * config.repeats, lambda compressor: ("", compressor), writer) as turns:
-            measure_encoding(config, turns.take, server)
-    first = turns.rows[0]
+        with MeasurementProgress(
+            title, count * config.repeats, lambda compressor: ("", compressor), writer
+        ) as progress:
+            measure_encoding(config, progress.take, server)
+    first = progress.rows[0]
     how = (
         f"{first['numel']:,} elements, {format_bytes(first['dense_bytes'])} in fp32; {config.device}, "
-        f"threads: {config.threads}; medians of {config.repeats} turns, compressors in turn"
+        f"threads: {config.threads}; medians of {config.repeats} passes, compressors interleaved"
     )
     if as_json:
-        print_json(turns.rows)
+        print_json(progress.rows)
     else:
-        print_rich(compressors_table(turns.rows, how), stdout_console())
+        print_rich(compressors_table(progress.rows, how), stdout_console())
 
 
 COMMAND = Command(function=compressors, epilog=EXAMPLES, panel=MEASURE)

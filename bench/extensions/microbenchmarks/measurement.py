@@ -1,4 +1,4 @@
-"""What `bench collectives` and `bench compressors` measure: options are checked, and jobs measure sums and encoding."""
+"""Check the options of `bench collectives` and `bench compressors`, and run their measurements as jobs."""
 
 import dataclasses
 from collections.abc import Sequence

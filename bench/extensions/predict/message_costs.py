@@ -29,8 +29,8 @@ from collectives.transport.sockets import open_transport
 
 SHORT_BYTES, LONG_BYTES = 1_000, 1_000_000
 SHORT_MESSAGES = 40
-SHORT_TURNS = 25
-LONG_TURNS = 7
+SHORT_ROUNDS = 25
+LONG_ROUNDS = 7
 
 
 def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
@@ -40,16 +40,16 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
         transport: connects these two ranks, and possibly others.
         long_messages: number of messages of 1 MB in each repetition.
     """
-    short = [_turn(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_TURNS)]
-    long = [_turn(transport, LONG_BYTES, long_messages) for _ in range(LONG_TURNS)]
-    short_s, long_s = (statistics.median(cpu_s for _, cpu_s in turns) / 2 for turns in (short, long))
+    short = [_round_trips(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_ROUNDS)]
+    long = [_round_trips(transport, LONG_BYTES, long_messages) for _ in range(LONG_ROUNDS)]
+    short_s, long_s = (statistics.median(cpu_s for _, cpu_s in rounds) / 2 for rounds in (short, long))
     per_byte_s = max(0.0, (long_s - short_s) / (LONG_BYTES - SHORT_BYTES))
     message_s = max(0.0, short_s - per_byte_s * SHORT_BYTES)
     waited_s = statistics.median(wall_s - cpu_s for wall_s, cpu_s in short)
     return MessageCosts(message_s=message_s, per_byte_s=per_byte_s, wake_s=max(0.0, waited_s))
 
 
-def _turn(transport: Transport, nbytes: int, messages: int) -> tuple[float, float]:
+def _round_trips(transport: Transport, nbytes: int, messages: int) -> tuple[float, float]:
     """Return the wall-clock seconds, and the CPU seconds of this process, for one message in each direction."""
     other = 1 - transport.rank
     mine, theirs = torch.zeros(2, nbytes, dtype=torch.uint8)

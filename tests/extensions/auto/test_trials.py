@@ -123,8 +123,8 @@ def test_a_pair_that_is_far_behind_has_no_more_steps_than_show_it() -> None:
         return StepSeconds(step_s, 0.01, step_s - 0.01)
 
     held = [choice.of_layer(0) for choice in chosen(far_behind, 150)[0]]
-    turns = [[part.pair for part in run].count(BF16) for _, run in itertools.groupby(held, key=lambda part: part.pair)]
-    assert [count for count in turns if count] == [1, SETTLING + 1]  # the first step of all, and one trial
+    trials = [[part.pair for part in run].count(BF16) for _, run in itertools.groupby(held, key=lambda part: part.pair)]
+    assert [count for count in trials if count] == [1, SETTLING + 1]  # the first step of all, and one trial
 
 
 def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_priced(

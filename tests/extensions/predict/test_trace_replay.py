@@ -37,7 +37,7 @@ def slow_in_its_second_half(now: float) -> float:
 
 
 def test_a_step_is_the_mean_over_the_trace_and_its_tenths_differ() -> None:
-    """Of 100 s after the settling time, 50 steps are made in the first half and 25 in the second."""
+    """In the 100 s after the settling time, 50 steps are made in the first half and 25 in the second."""
     steps = Steps(slow_in_its_second_half)
     found = replay(steps.run, np.array([7.0, 6.5]), period_s=100.0, at_least_s=0.0, most_steps=500)
     assert steps.begun[0] == 100.0  # the trace starts again

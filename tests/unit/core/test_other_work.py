@@ -13,14 +13,14 @@ import pytest
 from bench.core.counters import OtherWork, launcher_of_rank
 
 SPIN = "while True: pass"
-NOBODY = 2**22 + 1  # larger than any process id
+NO_PROCESS = 2**22 + 1  # larger than any process id
 
 
 def test_a_program_counts_as_other_work_unless_the_run_has_started_it() -> None:
     """Both measure the same cores over the same time, so they differ only by the program's CPU time."""
     program = subprocess.Popen([sys.executable, "-c", SPIN])
     try:
-        with_it, without = OtherWork(root=program.pid), OtherWork(root=NOBODY)
+        with_it, without = OtherWork(root=program.pid), OtherWork(root=NO_PROCESS)
         for work in (with_it, without):
             work.start()
         began, used_before = time.monotonic(), psutil.Process(program.pid).cpu_times().user
