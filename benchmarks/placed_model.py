@@ -4,7 +4,7 @@ Two networks serve for calibration: their operations are timed one by one in one
 A third network is predicted and measured. Runs of the three are interleaved, and a step time is the median over rounds.
 Run it on an otherwise idle machine:
 
-    python benchmarks/placed_model.py [--calibrate small_cnn resnet20] [--predict resnet32] [--rounds 5]
+    python -m benchmarks.placed_model [--calibrate small_cnn resnet20] [--predict resnet32] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 
 from bench.core import spec
 from bench.core.topology import Topology
-from bench.extensions.place.calibration import CalibratedTimes, PlacedNetwork, Sample, measure
 from bench.extensions.place.catalog import measured_link
 from bench.extensions.place.operations import network_of
 from bench.strategies.placed.assignment import assign, trace
+from benchmarks.placed_calibration import CalibratedTimes, PlacedNetwork, Sample, measure
 
 NUM_CLASSES = 10
 TRAIN_SIZE, TEST_SIZE = 1024, 10

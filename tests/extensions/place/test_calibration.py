@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bench.core.topology import Device, Link, Topology
-from bench.extensions.place.calibration import UPDATE, CalibratedTimes, NodeByNode, PlacedNetwork, Sample, measure
 from bench.extensions.place.operations import Operation, network_of, operations_of
 from bench.strategies.placed.assignment import assign, trace
+from benchmarks.placed_calibration import UPDATE, CalibratedTimes, NodeByNode, PlacedNetwork, Sample, measure
 
 TRUE = {("Conv2d", "forward"): (2e-5, 3e-11, 0.0), ("relu", "forward"): (1e-5, 0.0, 4e-10), UPDATE: (5e-4, 1e-5, 0.0)}
 
