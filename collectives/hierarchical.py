@@ -20,9 +20,8 @@ from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, Incompatible, OptionError
-from collectives.payloads.base import KeepLost, Payload, unpack
+from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
-from collectives.payloads.dense import Dense
 from collectives.schedule.layout import Layout, Leaf
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport

@@ -5,21 +5,19 @@ collectives, so that both can be compared bit for bit.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
-from collectives.payloads.base import Payload
+from collectives.payloads.base import Dense, Payload
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.dense import Dense
 from collectives.payloads.fields import HEADER, VALUE_DTYPES, Reader
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues
-from collectives.schedule.layout import leaves
+from collectives.schedule.layout import Layout, leaves
 from collectives.server import Server
 
 Terms = Sequence[Payload]  # one payload per rank
@@ -66,7 +64,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
     Args:
         collective: the collective, with its options.
         terms: the payloads in rank order.
-        layout: a payload whose `borders` say where the payloads are cut.
+        layout: a payload whose `Layout` says where the payloads are cut.
     """
     if len(terms) == 1:
         return terms[0]
@@ -84,7 +82,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
 def _ring(terms: Terms, layout: Payload) -> Payload:
     """Return the sum of all terms x; chunk c is ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1}, ranks modulo n."""
     n = len(terms)
-    chunks = enumerate(itertools.pairwise(layout.borders(n)))
+    chunks = enumerate(Layout.of(layout).cuts(n))
     return Bundle(
         [_added([terms[(c + hop) % n].slice(start, stop) for hop in range(n)]) for c, (start, stop) in chunks]
     )
@@ -102,8 +100,7 @@ def _halving_doubling(terms: Terms, layout: Payload) -> Payload:
     while distance:
         sums = [sums[r].add(sums[r ^ distance]) for r in range(p)]
         distance //= 2
-    borders = layout.borders(p)
-    return Bundle([sums[r].slice(borders[r], borders[r + 1]) for r in range(p)])
+    return Bundle([chunk.slice(*cut) for chunk, cut in zip(sums, Layout.of(layout).cuts(p), strict=True)])
 
 
 def _tree(terms: Terms, layout: Payload) -> Payload:

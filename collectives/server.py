@@ -28,10 +28,9 @@ from typing_extensions import Doc, override
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, CountOrZero, Incompatible, OptionError
 from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
-from collectives.payloads.base import Payload, PayloadError
+from collectives.payloads.base import Dense, Payload, PayloadError
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import SHORT, to_value_dtype
-from collectives.payloads.dense import Dense
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.schedule.execution import PackedPieces

@@ -100,7 +100,7 @@ class Qsgd(StochasticQuantizer, name="qsgd"):
         x = Parts(gradients)
         norms = block_norms(x, self.block_numel) if self.norm == "l2" else block_maxima(x, self.block_numel)
         key = seed_for(layer, step, per_rank=True)
-        packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
+        packed = Codes.room_for_codes(x.numel, self.bits, x.device, block_numel=self.block_numel)
         pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_magnitudes, key=key, out=packed)
         scales = norms.mul_(self.shrinkage / self.num_magnitudes)
         return Codes(x.numel, "levels", self.bits, packed, scales, self.block_numel)
@@ -135,7 +135,7 @@ class Natural(StochasticQuantizer, name="natural"):
         # maximum = mantissa * 2^exponent, so maximum / mantissa is exactly a power of two.
         mantissas, _ = torch.frexp(maxima)
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
-        packed = Codes.room(x.numel, self.bits, x.device, block_numel=self.block_numel)
+        packed = Codes.room_for_codes(x.numel, self.bits, x.device, block_numel=self.block_numel)
         pack_powers(x, scales, self.block_numel, bits=self.bits, key=seed_for(layer, step, per_rank=True), out=packed)
         return Codes(x.numel, "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)
 
@@ -166,7 +166,7 @@ class Int8(PartsEncoder, name="int8"):
         x = Parts(gradients)
         scales = block_maxima(x, self.block_numel).div_(INT8_LEVELS)
         key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
-        packed = Codes.room(x.numel, 8, x.device, block_numel=self.block_numel)
+        packed = Codes.room_for_codes(x.numel, 8, x.device, block_numel=self.block_numel)
         pack_levels(x, scales, self.block_numel, bits=8, key=key, out=packed)
         return Codes(x.numel, "levels", 8, packed, scales, self.block_numel)
 

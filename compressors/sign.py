@@ -10,6 +10,7 @@ from typing_extensions import Doc, override
 
 from collectives.options import OptionError, Positive
 from collectives.payloads import Codes, Payload, TwoMeans
+from collectives.payloads.codec.bits import packed_nbytes
 from compressors.base import LossyCompressor, Traits
 from compressors.kernels.quantisation import (
     CODES,
@@ -69,14 +70,14 @@ class Sign(LossyCompressor, name="sign"):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        packed = Codes.room(x.numel(), 1, x.device)
+        packed = Codes.room_for_codes(x.numel(), 1, x.device)
         return self._signs(packed, signs_and_magnitude(x, packed), layer)
 
     @override
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        packed = Codes.room(layer.numel, 1, left.device)
+        packed = Codes.room_for_codes(layer.numel, 1, left.device)
         payload = self._signs(packed, add_signs_and_magnitude(gradients[0], residual, packed, left), layer)
         payload.subtract_from_(left)
         return payload
@@ -129,14 +130,14 @@ class OneBit(LossyCompressor, name="onebit"):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
-        packed = TwoMeans.room(x.numel(), x.device)
+        packed = TwoMeans.room(packed_nbytes(x.numel(), 1), torch.uint8, x.device)
         return _two_means(x.numel(), packed, *signs_and_sums(x, packed))
 
     @override
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        packed = TwoMeans.room(layer.numel, left.device)
+        packed = TwoMeans.room(packed_nbytes(layer.numel, 1), torch.uint8, left.device)
         payload = _two_means(layer.numel, packed, *add_signs_and_sums(gradients[0], residual, packed, left))
         payload.subtract_from_(left)
         return payload

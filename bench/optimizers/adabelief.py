@@ -15,7 +15,7 @@ from bench.core import spec
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from collectives.options import Incompatible, OptionError, PositiveOrZero, incompatibility
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 

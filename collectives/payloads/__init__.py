@@ -1,9 +1,8 @@
 """All payload kinds; importing this package registers them, so that `unpack` can decode each of them."""
 
-from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.base import Dense, Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans
-from collectives.payloads.dense import Dense
 from collectives.payloads.group_sparse import GroupSparse, RowSparse
 from collectives.payloads.sparse import Seeded, Sparse, SparseLevels
 from collectives.payloads.symmetric import CholeskyFactor, Triangle

@@ -1,20 +1,22 @@
 """The interface of payloads: encoded tensors that a rank sends and that every rank can decode without other data.
 
-A payload stands for a flat fp32 tensor of `numel` elements. This module holds what all kinds share: the interface,
-`unpack`, and where payloads may be cut.
+A payload stands for a flat fp32 tensor of `numel` elements. This module holds the interface of all kinds, the plain
+kind `Dense`, and `unpack`, which decodes a message of any kind.
 """
 
 from __future__ import annotations
 
 import abc
-import bisect
-import itertools
+import dataclasses
+import functools
 import struct
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
+from typing_extensions import override
 
+from collectives.payloads.codec.values import add_divided_, add_values, write_divided
 from collectives.payloads.fields import (
     FLOAT_DTYPES,
     HEADER,
@@ -27,20 +29,19 @@ from collectives.payloads.fields import (
     Reader,
     field_nbytes,
     lay_out,
+    with_room,
 )
 
 __all__ = [
     "HEADER_BYTES",
+    "Dense",
     "KeepLost",
     "Payload",
     "PayloadError",
     "Received",
     "balanced_borders",
-    "borders_of_blocks",
     "unpack",
 ]
-
-UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
 
 
 class KeepLost(Protocol):
@@ -93,7 +94,8 @@ class Received(NamedTuple):
 class Payload(abc.ABC):
     """A tensor in encoded form, which can be sent. Each subclass is a kind of payload.
 
-    A kind defines `fields`, `from_wire`, `add_to_` and `_cut`, and `_add` if it is addable; all else has a default.
+    A kind defines `from_wire`, `add_to_` and `_cut`, `fields` if it sends more than `values`, and `_add` if it is
+    addable; all else has a default.
 
     Class attributes:
         code: the kind's number in the header; 0 for kinds that are never sent.
@@ -114,6 +116,7 @@ class Payload(abc.ABC):
         tensor_id: a number that the sender may choose, 0..65535; sent in the header.
         keep_lost: callback of the sender, not sent: a collective that rounds partial sums to 16 bits calls it with the
             rounding error on this rank. None: the sender keeps no residual.
+        numbers: the numbers of `fixed`, for kinds whose only tensor is `values`.
     """
 
     code: ClassVar[int]
@@ -129,18 +132,19 @@ class Payload(abc.ABC):
     values: torch.Tensor
     tensor_id: int = 0
     keep_lost: KeepLost | None = None
+    numbers: tuple[float, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__dict__.get("code"):
             Payload.kinds[cls.code] = cls
 
-    @property
+    @functools.cached_property
     def device(self) -> torch.device:
         """Return the device of the payload's tensors."""
         return self.values.device
 
-    @property
+    @functools.cached_property
     def num_entries(self) -> int:
         """Return the number of elements that are sent, including zeros among them.
 
@@ -148,9 +152,12 @@ class Payload(abc.ABC):
         """
         return self.values.numel()
 
-    @abc.abstractmethod
     def fields(self) -> list[Field]:
-        """Return the fields that `pack` concatenates: the result of `_header`, then tensors, wider dtypes first."""
+        """Return the fields that `pack` concatenates: the header, then tensors, wider dtypes first.
+
+        By default the only tensor is `values`.
+        """
+        return [self._header(self.values.dtype, *self.numbers), self.values]
 
     @classmethod
     @abc.abstractmethod
@@ -165,6 +172,14 @@ class Payload(abc.ABC):
     def nbytes(self) -> int:
         """Return the length of `pack()` in bytes, header included, without packing where possible."""
         return sum(map(field_nbytes, self.fields()))
+
+    @classmethod
+    def room(cls, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialised tensor, `dtype` [count], that `pack` does not need to copy.
+
+        It is meant for the only tensor that payloads of this kind send.
+        """
+        return with_room(HEADER_BYTES + cls.fixed.size, count, dtype, device)
 
     def pack(self) -> torch.Tensor:
         """Return the packed payload, uint8 [nbytes] on `device`: the header, then the fields without padding."""
@@ -238,28 +253,13 @@ class Payload(abc.ABC):
     def _cut(self, start: int, stop: int) -> Payload:
         """Return the result of `slice`, given borders at which this kind can be cut."""
 
-    @property
+    @functools.cached_property
     def alignment(self) -> int:
         """Return the number of elements in a block, such as a group, a matrix row or the codes of one byte.
 
         `slice` cuts best between blocks, or only there unless the kind `splits_blocks`.
         """
         return 1
-
-    def entries_between(self, borders: list[int]) -> list[int]:
-        """Return the number of elements that are sent in each interval borders[i]..borders[i+1]-1."""
-        return [stop - start if self.num_entries else 0 for start, stop in itertools.pairwise(borders)]
-
-    def borders(self, num_parts: int) -> list[int]:
-        """Return num_parts + 1 borders of a balanced partition of the elements, at which `slice` may cut.
-
-        Payloads with the same sizes and kinds have the same borders.
-        """
-        return borders_of_blocks([(self.numel, self.alignment, self.splits_blocks)], num_parts)
-
-    def split(self, num_parts: int) -> list[Payload]:
-        """Return the `num_parts` payloads into which this one is cut, at `borders(num_parts)`."""
-        return [self.slice(start, stop) for start, stop in itertools.pairwise(self.borders(num_parts))]
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
         """Return the sum of this payload and another; values are added in fp32 and rounded once to their dtype.
@@ -328,6 +328,70 @@ class Payload(abc.ABC):
         raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
 
 
+@dataclasses.dataclass(eq=False)
+class Dense(Payload):
+    """A payload that sends every element of a tensor.
+
+    Integer values make sums exact (for example of levels on a shared scale). They wrap on overflow, so choose a type
+    that can hold the sum.
+
+    Attributes:
+        values: 1-D, floating or integer; shared with the caller.
+
+    Raises:
+        PayloadError: `values` is not 1-D.
+    """
+
+    code = 1
+    dtypes = VALUE_DTYPES
+    elementwise = True
+    addable = True
+
+    values: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.dim() != 1:
+            raise PayloadError(
+                f"a payload holds 1-D values, got {self.values.dim()} dimensions; flatten the tensor first"
+            )
+        self.numel = self.values.numel()
+
+    @override
+    @classmethod
+    def from_wire(cls, wire: Received) -> Self:
+        if wire.num_entries != wire.numel:
+            raise PayloadError("a dense payload must have as many entries as elements")
+        return cls(wire.body.tensor(wire.numel, wire.dtype))
+
+    @override
+    def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
+        add_divided_(dense, self.values, divisor)
+
+    @override
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        if others or not self.values.is_floating_point() or any(part.dtype != torch.float32 for part in parts):
+            return False
+        for part, values in zip(parts, self.values.split([part.numel() for part in parts]), strict=True):
+            write_divided(values, divisor, part)
+        return True
+
+    @override
+    def _cut(self, start: int, stop: int) -> Payload:
+        return Dense(self.values[start:stop])
+
+    @override
+    def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
+        return Dense(other._added_onto(self.values, keep_lost))
+
+    @override
+    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
+        return add_values(values, self.values, keep_lost)
+
+    @override
+    def with_wire(self, wire: torch.Tensor) -> Payload:
+        return Dense(wire)
+
+
 def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int]:
     """Return num_parts + 1 borders that divide `numel` elements into parts of nearly equal length.
 
@@ -337,40 +401,6 @@ def balanced_borders(numel: int, num_parts: int, alignment: int = 1) -> list[int
     quotient, remainder = divmod(-(-numel // alignment), num_parts)
     blocks_before = [part * quotient + min(part, remainder) for part in range(num_parts + 1)]
     return [min(numel, blocks * alignment) for blocks in blocks_before]
-
-
-Blocks = tuple[int, int, bool]  # (number of elements, elements per block, whether a border may lie inside a block)
-
-
-def borders_of_blocks(stretches: Sequence[Blocks], num_parts: int) -> list[int]:
-    """Return num_parts + 1 borders that divide consecutive ranges of blocks into parts of nearly equal length.
-
-    A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
-    possible cut nearest to an even partition. If a part would be more than 10 % longer than the mean, blocks that may
-    be split are split.
-    """
-    borders = _borders_between_blocks([(numel, alignment) for numel, alignment, _ in stretches], num_parts)
-    longest = max(stop - start for start, stop in itertools.pairwise(borders))
-    if longest * num_parts > UNEVEN * borders[-1] and any(may_split for *_, may_split in stretches):
-        split = [(numel, 1 if may_split else alignment) for numel, alignment, may_split in stretches]
-        return _borders_between_blocks(split, num_parts)
-    return borders
-
-
-def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
-    if len(stretches) == 1:
-        ((numel, alignment),) = stretches
-        return balanced_borders(numel, num_parts, alignment)
-    offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
-
-    def nearest_cut(position: int) -> int:
-        index = min(bisect.bisect_right(offsets, position), len(stretches)) - 1
-        (numel, alignment), inside = stretches[index], position - offsets[index]
-        below = inside // alignment * alignment
-        above = min(below + alignment, numel)
-        return offsets[index] + (below if inside - below <= above - inside else above)
-
-    return [nearest_cut(border) for border in balanced_borders(offsets[-1], num_parts)]
 
 
 def unpack(buffer: torch.Tensor) -> Payload:

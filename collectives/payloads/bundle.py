@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn, Self
 
 import torch
@@ -22,16 +22,15 @@ from typing_extensions import override
 
 from collectives.payloads.base import (
     HEADER_BYTES,
+    Dense,
     KeepLost,
     Payload,
     PayloadError,
     Received,
-    borders_of_blocks,
     shifted,
     unpack,
 )
 from collectives.payloads.codec.values import add_divided_
-from collectives.payloads.dense import Dense
 from collectives.payloads.fields import FLOAT_DTYPES, Field, field_nbytes
 
 
@@ -64,6 +63,8 @@ class Bundle(Payload):
         self._numels = [member.numel for member in self.payloads]
         self._offsets = [0, *itertools.accumulate(self._numels)]
         self.numel = self._offsets[-1]
+        self.num_entries = sum(member.num_entries for member in self.payloads)
+        self.device = self.payloads[0].device
         self.addable = all(member.addable for member in self.payloads)
         self.elementwise = all(member.elementwise for member in self.payloads) and (
             len({member.wire.dtype for member in self.payloads}) == 1
@@ -75,16 +76,6 @@ class Bundle(Payload):
     def packed_nbytes(lengths: Sequence[int]) -> int:
         """Return the bytes of a packed bundle whose packed members have these numbers of bytes."""
         return HEADER_BYTES + _padded(4 + 4 * len(lengths)) + sum(map(_padded, lengths))
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.payloads[0].device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return sum(member.num_entries for member in self.payloads)
 
     @property
     @override
@@ -132,21 +123,15 @@ class Bundle(Payload):
         for member, part in zip(self.payloads, torch.split(dense, self._numels), strict=True):
             member.clear_in_(part)
 
-    @property
+    @functools.cached_property
     def alignment(self) -> int:
         """Return the least common multiple of the members' alignments if every member starts at a multiple of it.
 
-        Otherwise return `numel`, or 1 for a bundle without elements. `borders` also finds the other cuts that such a
+        Otherwise return `numel`, or 1 for a bundle without elements. A `Layout` also finds the other cuts that such a
         bundle allows.
         """
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)
-
-    @override
-    def borders(self, num_parts: int) -> list[int]:
-        return borders_of_blocks(
-            [(each.numel, each.alignment, each.splits_blocks) for each in self.payloads], num_parts
-        )
 
     def _cut(self, start: int, stop: int) -> Payload:
         # the members in this range, the first and last cut if necessary; a single member without a bundle
@@ -154,21 +139,12 @@ class Bundle(Payload):
             index = min(bisect.bisect_right(self._offsets, start), len(self.payloads)) - 1
             inside = start - self._offsets[index]
             return self.payloads[index].slice(inside, inside)
-        pieces = [
-            member if end - begin == member.numel else member.slice(begin, end)
-            for member, begin, end in self._between(start, stop)
-        ]
+        pieces = []
+        for member, offset in zip(self.payloads, self._offsets, strict=False):
+            begin, end = max(start - offset, 0), min(stop - offset, member.numel)
+            if begin < end:
+                pieces.append(member if end - begin == member.numel else member.slice(begin, end))
         return pieces[0] if len(pieces) == 1 else Bundle(pieces)
-
-    @override
-    def entries_between(self, borders: list[int]) -> list[int]:
-        return [
-            sum(
-                member.num_entries if end - begin == member.numel else member.entries_between([begin, end])[0]
-                for member, begin, end in self._between(start, stop)
-            )
-            for start, stop in itertools.pairwise(borders)
-        ]
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Bundle:
         # member by member; a payload of another kind is first cut at this bundle's borders
@@ -191,16 +167,6 @@ class Bundle(Payload):
     def with_wire(self, wire: torch.Tensor) -> Bundle:
         pieces = torch.split(wire, [member.wire.numel() for member in self.payloads])
         return Bundle([member.with_wire(piece) for member, piece in zip(self.payloads, pieces, strict=True)])
-
-    def _between(self, start: int, stop: int) -> Iterator[tuple[Payload, int, int]]:
-        """Yield (member, begin, end) for each member that has elements in start..stop-1.
-
-        These are the elements begin..end-1 of the member.
-        """
-        for member, offset in zip(self.payloads, self._offsets, strict=False):
-            begin, end = max(start - offset, 0), min(stop - offset, member.numel)
-            if begin < end:
-                yield member, begin, end
 
 
 def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
@@ -260,18 +226,11 @@ class UnreducedSum(Payload):
             raise PayloadError("a sum needs at least one term")
         self.numel = self.terms[0].numel
         self.splits_blocks = all(term.splits_blocks for term in self.terms)
+        self.alignment = math.lcm(*(term.alignment for term in self.terms))
+        self.num_entries = sum(term.num_entries for term in self.terms)
+        self.device = self.terms[0].device
         if (longest := max(term.numel for term in self.terms)) != min(term.numel for term in self.terms):
             raise PayloadError(f"payloads of {self.numel} and {longest} elements cannot be added")
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.terms[0].device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return sum(term.num_entries for term in self.terms)
 
     @property
     @override
@@ -317,15 +276,6 @@ class UnreducedSum(Payload):
     @override
     def _cut(self, start: int, stop: int) -> UnreducedSum:
         return UnreducedSum([term.slice(start, stop) for term in self.terms])
-
-    @property
-    @override
-    def alignment(self) -> int:
-        return math.lcm(*(term.alignment for term in self.terms))
-
-    @override
-    def entries_between(self, borders: list[int]) -> list[int]:
-        return [sum(counts) for counts in zip(*(term.entries_between(borders) for term in self.terms), strict=True)]
 
     def merged(self, keep_lost: KeepLost | None = None) -> Payload:
         """Return the sum of the terms in rank order as one payload: of their kind if addable, otherwise dense fp32.

@@ -20,12 +20,10 @@ from typing_extensions import override
 from collectives.payloads.base import HEADER_BYTES, Payload, PayloadError, Received
 from collectives.payloads.codec.bits import (
     SIGN,
-    Codebook,
     Term,
     add_codes_,
     byte_table,
     find_codebook,
-    pack_bits,
     packed_nbytes,
     write_codes_,
 )
@@ -41,37 +39,24 @@ class CodedElements(Payload):
         packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all elements are zero.
         scales: factors of the table's values, floating [1], or one per `block_numel` elements.
         block_numel: elements per scale; 0 for one scale for all elements.
+        table_id: key of the table and the block length; payloads with equal keys can be added in one pass.
     """
 
     bits: int
     packed: torch.Tensor
     scales: torch.Tensor
     block_numel: int = 0
+    table_id: Hashable
 
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.packed.device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return self.numel if self.packed.numel() else 0
-
-    @property
-    @override
-    def alignment(self) -> int:
-        return math.lcm(8 // self.bits, self.block_numel or 1)
+    def __post_init__(self) -> None:
+        self.device = self.packed.device
+        self.num_entries = self.numel if self.packed.numel() else 0
+        self.alignment = math.lcm(8 // self.bits, self.block_numel or 1)
 
     @property
     @abc.abstractmethod
     def table(self) -> torch.Tensor:
         """Return the values, before scaling, of the codes in each of the 256 possible bytes: fp32 [256, 8 / bits]."""
-
-    @property
-    @abc.abstractmethod
-    def table_id(self) -> Hashable:
-        """Return a key of the table and the block length; payloads with equal keys can be added in one pass."""
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
@@ -80,19 +65,14 @@ class CodedElements(Payload):
     @override
     def add_all_to_(self, others: Sequence[Payload], dense: torch.Tensor, *, divisor: float) -> bool:
         if terms := self._terms(others):
-            add_codes_(dense, terms, self.table, block_numel=self._elements_per_scale, divisor=divisor)
+            block_numel = max(1, self.block_numel or self.numel)
+            add_codes_(dense, terms, self.table, block_numel=block_numel, divisor=divisor)
         return terms is not None
 
     @override
     def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
-        terms = self._terms(others)
-        return terms is not None and write_codes_(
-            parts, terms, self.table, block_numel=self._elements_per_scale, divisor=divisor
-        )
-
-    @property
-    def _elements_per_scale(self) -> int:
-        return max(1, self.block_numel or self.numel)
+        terms, block_numel = self._terms(others), max(1, self.block_numel or self.numel)
+        return terms is not None and write_codes_(parts, terms, self.table, block_numel=block_numel, divisor=divisor)
 
     def _terms(self, others: Sequence[Payload]) -> list[Term] | None:
         """Return (packed codes, scales) of this payload and the others, without those that are zero.
@@ -133,6 +113,7 @@ class Codes(CodedElements):
     block_numel: int = 0
 
     def __post_init__(self) -> None:
+        self._book = find_codebook(self.codebook)
         if self.bits not in self._book.widths:
             raise PayloadError(f"codebook {self.codebook} has codes of {self._book.widths} bits, not {self.bits}")
         if self.scales.numel():
@@ -144,25 +125,11 @@ class Codes(CodedElements):
                 )
         if not self.scales.any():
             self.packed, self.scales = self.packed[:0], self.scales[:0]
+        self.table_id = self.codebook, self.bits, self.block_numel
+        super().__post_init__()
 
     @classmethod
-    def from_codes(
-        cls, codes: torch.Tensor, *, codebook: str, bits: int, scales: torch.Tensor, block_numel: int = 0
-    ) -> Self:
-        """Return a payload of codes that are not packed yet.
-
-        Args:
-            codes: integer or bool [numel]; only the low `bits` bits of each are used, so codes may be negative.
-            codebook: name of the codebook.
-            bits: bits per code.
-            scales: one scale, or one per block: floating [1] or [ceil(numel / block_numel)].
-            block_numel: elements per scale; 0 for one scale for all elements.
-        """
-        packed = pack_bits(codes, bits, first=find_codebook(codebook).first)
-        return cls(codes.numel(), codebook, bits, packed, scales, block_numel)
-
-    @classmethod
-    def room(
+    def room_for_codes(
         cls, numel: int, bits: int, device: torch.device, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> torch.Tensor:
         """Return an uninitialised tensor for `packed`, uint8 [ceil(numel * bits / 8)], that `pack` need not copy."""
@@ -181,11 +148,6 @@ class Codes(CodedElements):
     @override
     def table(self) -> torch.Tensor:
         return byte_table(self._book, self.bits, self.device)
-
-    @property
-    @override
-    def table_id(self) -> Hashable:
-        return self.codebook, self.bits, self.block_numel
 
     @override
     def fields(self) -> list[Field]:
@@ -211,10 +173,6 @@ class Codes(CodedElements):
         elif start == stop:
             scales = scales[:0]
         return Codes(stop - start, self.codebook, self.bits, packed, scales, self.block_numel)
-
-    @property
-    def _book(self) -> Codebook:
-        return find_codebook(self.codebook)
 
 
 def num_scales(numel: int, block_numel: int) -> int:
@@ -255,11 +213,9 @@ class TwoMeans(CodedElements):
             raise PayloadError(
                 f"{self.numel} bits need {packed_nbytes(self.numel, 1)} bytes, got {self.packed.numel()}"
             )
-
-    @classmethod
-    def room(cls, numel: int, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor for `packed`, uint8 [ceil(numel / 8)], that `pack` does not need to copy."""
-        return with_room(HEADER_BYTES + cls.fixed.size, packed_nbytes(numel, 1), torch.uint8, device)
+        self.table_id = self.low, self.high
+        self.scales = torch.ones(1, dtype=torch.float32, device=self.packed.device)  # the table needs no scale
+        super().__post_init__()
 
     @classmethod
     def packed_nbytes(cls, numel: int) -> int:
@@ -268,19 +224,9 @@ class TwoMeans(CodedElements):
 
     @property
     @override
-    def scales(self) -> torch.Tensor:  # type: ignore[override]  # the table needs no scale
-        return torch.ones(1, dtype=torch.float32, device=self.device)
-
-    @property
-    @override
     def table(self) -> torch.Tensor:
         high, low = (torch.tensor(mean, dtype=torch.float32, device=self.device) for mean in (self.high, self.low))
         return torch.where(byte_table(SIGN, 1, self.device) > 0, high, low)
-
-    @property
-    @override
-    def table_id(self) -> Hashable:
-        return self.low, self.high
 
     @override
     def fields(self) -> list[Field]:

@@ -20,7 +20,7 @@ import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import ByteArray, Int, IntArray, LongArray, Loop
-from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadError, Received
+from collectives.payloads.base import HEADER_BYTES, Dense, KeepLost, Payload, PayloadError, Received
 from collectives.payloads.codec.bits import bits_for, pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
@@ -35,7 +35,6 @@ from collectives.payloads.codec.index_sets import (
     positions_in,
 )
 from collectives.payloads.codec.values import divided
-from collectives.payloads.dense import Dense
 from collectives.payloads.fields import Field
 from collectives.payloads.sparse import IndexedValues, Sparse, canonical_values
 
@@ -82,13 +81,14 @@ class GroupSparse(IndexedValues):
             raise PayloadError(
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
-        count, num_whole = self.num_entries, self.num_groups - 1
-        most = min(self.k, self.numel - num_whole * self.group_size)
-        if count and not 1 <= count - num_whole * self.k <= most:
+        count, num_groups = self.values.numel(), -(-self.numel // self.group_size)
+        most = min(self.k, self.numel - (num_groups - 1) * self.group_size)
+        if count and not 1 <= count - (num_groups - 1) * self.k <= most:
             raise PayloadError(
-                f"{count} entries do not fill {self.num_groups} groups with {self.k} each (the last one with 1..{most})"
+                f"{count} entries do not fill {num_groups} groups with {self.k} each (the last one with 1..{most})"
             )
         self.values = canonical_values(self.values)
+        self.alignment = self.group_size
         if self.num_entries < count:
             self.indices = self.indices[: self.num_entries]
 
@@ -99,19 +99,9 @@ class GroupSparse(IndexedValues):
         return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize + indices
 
     @property
-    def num_groups(self) -> int:
-        """Return the number of groups, including a shorter last group."""
-        return -(-self.numel // self.group_size)
-
-    @property
     @override
     def nbytes(self) -> int:
         return self.packed_nbytes(self.numel, self.group_size, self.num_entries, self.values.dtype)
-
-    @property
-    @override
-    def alignment(self) -> int:
-        return self.group_size
 
     @functools.cached_property
     @override
@@ -146,7 +136,7 @@ class GroupSparse(IndexedValues):
     def _cut(self, start: int, stop: int) -> IndexedValues:
         # `Sparse` if a border lies inside a group, because not all groups then have `k` entries
         if any(border % self.group_size and border != self.numel for border in (start, stop)):
-            begin, end = self._entries_before([start, stop])
+            begin, end = self.entries_before([start, stop])
             return Sparse(stop - start, self.positions[begin:end] - start, self.values[begin:end])
         first, last = (-(-border // self.group_size) * self.k for border in (start, stop))
         entries = slice(
@@ -212,6 +202,7 @@ class RowSparse(Payload):
         rows: numbers of the rows that are sent, integer [kept], strictly ascending; stored as int64.
         values: the rows, floating [kept, row_numel], in the dtype that is sent; -0.0 becomes +0.0, and if all are zero,
             no row is stored.
+        row_numel: number of elements per row.
 
     Raises:
         PayloadError: `rows` and `values` do not have these shapes, or `numel` is no multiple of row_numel.
@@ -227,10 +218,11 @@ class RowSparse(Payload):
     values: torch.Tensor
 
     def __post_init__(self) -> None:
-        if self.values.dim() != 2 or self.rows.shape != self.values.shape[:1] or self.row_numel == 0:
+        if self.values.dim() != 2 or self.rows.shape != self.values.shape[:1] or self.values.shape[1] == 0:
             raise PayloadError(
                 f"rows {list(self.rows.shape)} and values {list(self.values.shape)} must be [kept] and [kept, width]"
             )
+        self.row_numel = self.alignment = self.values.shape[1]
         if self.numel % self.row_numel:
             raise PayloadError(f"{self.numel} elements are not whole rows of {self.row_numel}")
         self.values = canonical_values(self.values)
@@ -243,19 +235,9 @@ class RowSparse(Payload):
         return HEADER_BYTES + cls.fixed.size + values + index_set_nbytes(num_kept, numel // row_numel)
 
     @property
-    def row_numel(self) -> int:
-        """Return the number of elements per row."""
-        return self.values.shape[1]
-
-    @property
     @override
     def nbytes(self) -> int:
         return self.packed_nbytes(self.numel, self.row_numel, self.rows.numel(), self.values.dtype)
-
-    @property
-    @override
-    def alignment(self) -> int:
-        return self.row_numel
 
     @override
     def fields(self) -> list[Field]:
@@ -276,21 +258,11 @@ class RowSparse(Payload):
 
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
-        self._matrix(dense).index_add_(0, self.rows, divided(self.values, divisor, dense.dtype))
+        dense.view(-1, self.row_numel).index_add_(0, self.rows, divided(self.values, divisor, dense.dtype))
 
     @override
     def clear_in_(self, dense: torch.Tensor) -> None:
-        self._matrix(dense).index_fill_(0, self.rows, 0)
-
-    def entries_between(self, borders: list[int]) -> list[int]:
-        """Return the number of elements of stored rows in each interval borders[i]..borders[i+1]-1.
-
-        Borders may lie inside rows.
-        """
-        limits = torch.tensor(borders, device=self.device)
-        row, column = limits // self.row_numel, limits % self.row_numel
-        before, upto = torch.searchsorted(self.rows, row), torch.searchsorted(self.rows, row, right=True)
-        return (before * self.row_numel + (upto - before) * column).diff().tolist()
+        dense.view(-1, self.row_numel).index_fill_(0, self.rows, 0)
 
     @override
     def _cut(self, start: int, stop: int) -> Payload:
@@ -309,18 +281,15 @@ class RowSparse(Payload):
         if total.nbytes < HEADER_BYTES + self.numel * total.values.element_size():
             return total
         dense = total.values.new_zeros(self.numel)
-        self._matrix(dense)[total.rows] = total.values
+        dense.view(-1, self.row_numel)[total.rows] = total.values
         return Dense(dense)
 
     @override
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
         keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
-        return add_at(self._matrix(values), self.rows, self.values, keep).view(-1)
+        return add_at(values.view(-1, self.row_numel), self.rows, self.values, keep).view(-1)
 
     def _keep_rows(self, keep_lost: KeepLost, start: int, lost: torch.Tensor, rows: torch.Tensor) -> None:
         # fp32 [rows, row_numel], the rounding errors of rows
         positions = rows[:, None] * self.row_numel + torch.arange(self.row_numel, device=rows.device)
         keep_lost(start, lost.view(-1), positions.view(-1))
-
-    def _matrix(self, dense: torch.Tensor) -> torch.Tensor:
-        return dense.view(-1, self.row_numel)

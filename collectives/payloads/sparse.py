@@ -11,10 +11,8 @@ ceil(z / 2). Seeded 24 + z v.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
-import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import ByteArray, Double, Float, FloatArray, Int, LongArray, Loop, array
-from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, PayloadError, Received
+from collectives.payloads.base import HEADER_BYTES, Dense, KeepLost, Payload, PayloadError, Received
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes, unpack_bits
 from collectives.payloads.codec.index_sets import (
     CODINGS,
@@ -40,8 +38,7 @@ from collectives.payloads.codec.index_sets import (
 )
 from collectives.payloads.codec.philox import check_numel, seeded_positions
 from collectives.payloads.codec.values import SHORT, add_values, divided, lost_in_sum
-from collectives.payloads.dense import Dense
-from collectives.payloads.fields import Field, with_room
+from collectives.payloads.fields import Field
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ADD_AT = {
@@ -60,11 +57,15 @@ class IndexedValues(Payload):
     """A payload with values, floating [num_entries], at strictly ascending positions; zero elsewhere."""
 
     addable = True
+    indices: torch.Tensor
 
     @property
-    @abc.abstractmethod
     def positions(self) -> torch.Tensor:
-        """Return the index of each value in the flat tensor, int64 [num_entries], strictly ascending."""
+        """Return the index of each value in the flat tensor, int64 [num_entries], strictly ascending.
+
+        By default these are the `indices` that the payload sends.
+        """
+        return self.indices
 
     def knowing(self, positions: torch.Tensor) -> Self:
         """Store the payload's positions, so that they need not be computed, and return the payload itself.
@@ -95,10 +96,6 @@ class IndexedValues(Payload):
     def clear_in_(self, dense: torch.Tensor) -> None:
         dense.index_fill_(0, self.positions, 0)
 
-    @override
-    def entries_between(self, borders: list[int]) -> list[int]:
-        return [stop - start for start, stop in itertools.pairwise(self._entries_before(borders))]
-
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # at the union of the positions, also where values cancel; as `Dense` if that is no longer
         if isinstance(other, Dense):
@@ -115,7 +112,8 @@ class IndexedValues(Payload):
     def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
         return add_at(values, self.positions, self.values, keep_lost)
 
-    def _entries_before(self, borders: list[int]) -> list[int]:
+    def entries_before(self, borders: list[int]) -> list[int]:
+        """Return the number of values at positions below each border."""
         if self.positions.is_cpu:  # numpy is faster for a few numbers
             return list(np.searchsorted(self.positions.numpy(), borders).tolist())
         return torch.searchsorted(self.positions, torch.tensor(borders, device=self.device)).tolist()
@@ -173,11 +171,6 @@ class Sparse(IndexedValues):
 
     @property
     @override
-    def positions(self) -> torch.Tensor:
-        return self.indices
-
-    @property
-    @override
     def nbytes(self) -> int:
         return self.packed_nbytes(self.numel, self.num_entries, self.values.dtype)
 
@@ -216,7 +209,7 @@ class Sparse(IndexedValues):
 
     @override
     def _cut(self, start: int, stop: int) -> Sparse:
-        first, last = self._entries_before([start, stop])
+        first, last = self.entries_before([start, stop])
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
 
 
@@ -261,6 +254,8 @@ class SparseLevels(IndexedValues):
     packed: torch.Tensor
 
     def __post_init__(self) -> None:
+        self.device = self.packed.device
+        self.num_entries = self.indices.numel()
         if self.indices.dim() != 1 or self.packed.numel() != packed_nbytes(self.num_entries, BITS):
             raise PayloadError(f"{self.packed.numel()} bytes of codes do not fit indices {list(self.indices.shape)}")
         if not self.num_entries:
@@ -272,21 +267,6 @@ class SparseLevels(IndexedValues):
     def packed_nbytes(cls, numel: int, num_entries: int) -> int:
         """Return the bytes of a packed payload with this many entries."""
         return HEADER_BYTES + cls.fixed.size + index_set_nbytes(num_entries, numel) + packed_nbytes(num_entries, BITS)
-
-    @property
-    @override
-    def device(self) -> torch.device:
-        return self.packed.device
-
-    @property
-    @override
-    def num_entries(self) -> int:
-        return self.indices.numel()
-
-    @property
-    @override
-    def positions(self) -> torch.Tensor:
-        return self.indices
 
     @functools.cached_property
     def values(self) -> torch.Tensor:  # type: ignore[override]  # computed on first use
@@ -321,7 +301,7 @@ class SparseLevels(IndexedValues):
 
     @override
     def _cut(self, start: int, stop: int) -> SparseLevels:
-        first, last = self._entries_before([start, stop])
+        first, last = self.entries_before([start, stop])
         packed = pack_bits(unpack_bits(self.packed, self.num_entries, BITS)[first:last], BITS)
         return SparseLevels(stop - start, self.indices[first:last] - start, self.low, self.ratio, packed)
 
@@ -366,25 +346,17 @@ class Seeded(IndexedValues):
         check_numel(self.numel)
         if not 0 <= self.seed < 2**64:
             raise PayloadError(f"a seed lies in 0..2^64 - 1, got {self.seed}")
+        self.numbers = (self.seed,)
 
     @classmethod
     def packed_nbytes(cls, num_entries: int, dtype: torch.dtype) -> int:
         """Return the bytes of a packed payload with this many entries."""
         return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize
 
-    @classmethod
-    def room(cls, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor for `values`, `dtype` [count], that `pack` does not need to copy."""
-        return with_room(HEADER_BYTES + cls.fixed.size, count, dtype, device)
-
     @functools.cached_property
     @override
     def positions(self) -> torch.Tensor:
         return seeded_positions(self.numel, self.num_entries, self.seed).to(self.device)
-
-    @override
-    def fields(self) -> list[Field]:
-        return [self._header(self.values.dtype, self.seed), self.values]
 
     @override
     @classmethod

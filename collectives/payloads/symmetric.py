@@ -11,7 +11,6 @@ summed elementwise. The factor is for receivers that solve linear systems with t
 import abc
 import dataclasses
 import enum
-import itertools
 import math
 import struct
 from collections.abc import Iterator
@@ -20,10 +19,8 @@ from typing import Literal, Self, cast
 import torch
 from typing_extensions import override
 
-from collectives.payloads.base import KeepLost, Payload, PayloadError, Received
+from collectives.payloads.base import Dense, KeepLost, Payload, PayloadError, Received
 from collectives.payloads.codec.values import add_values, cache_blocks, divided, to_value_dtype
-from collectives.payloads.dense import Dense
-from collectives.payloads.fields import Field
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,6 +42,7 @@ class Triangular(Payload):
 
     def __post_init__(self) -> None:
         self.numel = self.size**2
+        self.alignment = max(1, self.numel)
         if self.values.shape != (_triangle_numel(self.size),):
             raise PayloadError(
                 f"the triangle of a {self.size} x {self.size} matrix has {_triangle_numel(self.size)} values, "
@@ -64,20 +62,9 @@ class Triangular(Payload):
             raise PayloadError(f"{wire.num_entries} entries are not the triangle of a matrix of {wire.numel} elements")
         return cls(size, wire.body.tensor(wire.num_entries, wire.dtype), *wire.numbers)
 
-    @property
-    @override
-    def alignment(self) -> int:
-        return max(1, self.numel)
-
     @override
     def add_to_(self, dense: torch.Tensor, *, divisor: float = 1.0) -> None:
         dense.add_(divided(self.matrix.view(-1), divisor, dense.dtype))
-
-    @override
-    def entries_between(self, borders: list[int]) -> list[int]:
-        places = [divmod(border, max(1, self.size)) for border in borders]
-        below = [_triangle_numel(row) + min(column, row + 1) for row, column in places]
-        return [stop - start for start, stop in itertools.pairwise(below)]
 
     @override
     def _cut(self, start: int, stop: int) -> Self:
@@ -149,10 +136,6 @@ class Triangle(Triangular):
         return full
 
     @override
-    def fields(self) -> list[Field]:
-        return [self._header(self.values.dtype), self.values]
-
-    @override
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # `keep_lost` is ignored because matrices of second moments have no error feedback
         if not isinstance(other, Triangle):
@@ -192,6 +175,7 @@ class CholeskyFactor(Triangular):
         self.damping = float(torch.tensor(self.damping, dtype=torch.float32))
         if not 0 <= self.damping < math.inf:
             raise PayloadError(f"damping must be finite and not negative, got {self.damping}")
+        self.numbers = (self.damping,)
 
     @classmethod
     def from_factor(cls, factor: torch.Tensor, damping: float = 0.0) -> Self:
@@ -216,10 +200,6 @@ class CholeskyFactor(Triangular):
         product = self.factor @ self.factor.T
         product.diagonal().sub_(self.damping)
         return product
-
-    @override
-    def fields(self) -> list[Field]:
-        return [self._header(self.values.dtype, self.damping), self.values]
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # by QR in fp32 or wider, rounded once; `keep_lost` is ignored because these matrices have no error feedback

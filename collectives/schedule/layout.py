@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 
-from collectives.payloads.base import Payload, balanced_borders, borders_of_blocks
+from collectives.payloads.base import Payload, balanced_borders
 from collectives.payloads.bundle import Bundle
 
 Key = tuple[int, ...]  # ids of the layers in a message, in the order in which they lie in it
 Stretch = tuple[int, int]  # (first element, one past the last)
+
+UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
 
 _OF_ITEMSIZE = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
 
@@ -136,12 +140,42 @@ class Layout:
     def cuts(self, num_parts: int) -> list[Stretch]:
         """Return (first element, one past the last) of each part of a balanced partition of the payloads' elements.
 
-        Payloads can be cut at the borders of the parts.
+        Payloads can be cut at the borders of the parts. If a part would be more than 10 % longer than the mean, the
+        payloads that can be cut inside their blocks are cut there.
         """
-        blocks = [(leaf.numel, leaf.alignment, leaf.splits_blocks) for leaf in self.leaves]
-        return list(itertools.pairwise(borders_of_blocks(blocks, num_parts)))
+        borders = _borders_between_blocks([(leaf.numel, leaf.alignment) for leaf in self.leaves], num_parts)
+        longest = max(stop - start for start, stop in itertools.pairwise(borders))
+        if longest * num_parts > UNEVEN * borders[-1] and any(leaf.splits_blocks for leaf in self.leaves):
+            finest = [(leaf.numel, 1 if leaf.splits_blocks else leaf.alignment) for leaf in self.leaves]
+            borders = _borders_between_blocks(finest, num_parts)
+        return list(itertools.pairwise(borders))
 
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:
     """Return the payloads in a bundle, or the payload itself if it is no bundle."""
     return tuple(payload.payloads) if isinstance(payload, Bundle) else (payload,)
+
+
+def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
+    """Return num_parts + 1 borders that divide consecutive ranges of blocks into parts of nearly equal length.
+
+    A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
+    possible cut nearest to an even partition.
+
+    Args:
+        stretches: (number of elements, elements per block) of each range.
+        num_parts: number of parts.
+    """
+    if len(stretches) == 1:
+        ((numel, alignment),) = stretches
+        return balanced_borders(numel, num_parts, alignment)
+    offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
+
+    def nearest_cut(position: int) -> int:
+        index = min(bisect.bisect_right(offsets, position), len(stretches)) - 1
+        (numel, alignment), inside = stretches[index], position - offsets[index]
+        below = inside // alignment * alignment
+        above = min(below + alignment, numel)
+        return offsets[index] + (below if inside - below <= above - inside else above)
+
+    return [nearest_cut(border) for border in balanced_borders(offsets[-1], num_parts)]

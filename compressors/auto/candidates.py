@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from collectives.base import BoundCollective, Collective
-from collectives.payloads.base import HEADER_BYTES
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import HEADER_BYTES, Dense
 from collectives.schedule.layout import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport

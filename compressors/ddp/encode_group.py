@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -43,19 +43,20 @@ class EncodeGroup:
         """Return fp64 for dense fp64 gradients, which may exceed the range of fp32, and fp32 for all others."""
         return torch.promote_types(self.updates[0].dtype, torch.float32) if self.dense else torch.float32
 
-    @property
-    def borders(self) -> list[int]:
-        """Return the first element of each layer, followed by the total number of elements."""
-        return list(itertools.accumulate((layer.numel for layer in self.layers), initial=0))
-
     @functools.cached_property
     def is_plain(self) -> bool:
         """Tell whether all gradients are contiguous fp32, so that the native loops can read them in place."""
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
+    def split(self, tensor: torch.Tensor | None) -> Sequence[Any]:
+        """Return the part of a tensor [numel] that belongs to each layer, as views; None for each layer without one."""
+        if tensor is None or len(self.layers) == 1:
+            return [tensor] * len(self.layers)  # slicing a tensor would take as long as summing a short one
+        return list(tensor.split([layer.numel for layer in self.layers]))
+
     def scatter_to_updates(self, update: torch.Tensor) -> None:
         """Copy an update, floating [numel], into `updates`."""
-        for out, part in zip(self.updates, update.split([layer.numel for layer in self.layers]), strict=True):
+        for out, part in zip(self.updates, self.split(update), strict=True):
             out.copy_(part)
 
 

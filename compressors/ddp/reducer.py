@@ -12,6 +12,7 @@ also kept for layers that are sent uncompressed, so that these train as with the
 import abc
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,36 +62,13 @@ class PendingReduction:
 
 DONE = PendingReduction(wait=lambda: None, finish=lambda: None)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Encoded:
-    """The encoded payload of one group; `density_wanted` as in `EncodedLayer`."""
-
-    group: EncodeGroup
-    payload: Payload
-    seconds: float
-    density_wanted: float | None
-
-    def layers(self) -> list[EncodedLayer]:
-        """Divide the payload's bytes among the layers by the entries each sends, and the seconds by their sizes."""
-        group, payload, nbytes = self.group, self.payload, self.payload.nbytes
-        counts = payload.entries_between(group.borders) if len(group.layers) > 1 else [payload.num_entries]
-        total = sum(counts)
-        return [
-            EncodedLayer(
-                layer=layer,
-                payload=type(payload).__name__,
-                nbytes=nbytes * (count / total if total else layer.numel / group.layer.numel),
-                num_entries=count,
-                seconds=self.seconds * layer.numel / group.layer.numel,
-                density_wanted=self.density_wanted,
-            )
-            for layer, count in zip(group.layers, counts, strict=True)
-        ]
+# a group, its payload, and the seconds in which it was encoded
+Encoded = tuple[EncodeGroup, Payload, float]
 
 
-def _message(encoded: Sequence[_Encoded]) -> Payload:
-    return encoded[0].payload if len(encoded) == 1 else Bundle([one.payload for one in encoded])
+def _message(encoded: Sequence[Encoded]) -> Payload:
+    payloads = [payload for _, payload, _ in encoded]
+    return payloads[0] if len(payloads) == 1 else Bundle(payloads)
 
 
 def keep_in(residual: torch.Tensor) -> KeepLost:
@@ -204,16 +182,15 @@ class Reducer(abc.ABC):
         x = self._residuals.propose(group) if keeps_residual else self._buffers.acquire(group)
         velocity = self._velocities.accepted(group) if traits.owns_momentum else None
         following = self._velocities.propose(group) if traits.owns_momentum else None
-        for gradient, start in zip(gradients, group.borders, strict=False):
-            part = slice(start, start + gradient.numel())
-            unsent = None if residual is None else residual[part]
-            if following is not None:
-                old, now = None if velocity is None else velocity[part], following[part]
-                accelerate(gradient, old, unsent, self._momentum, nesterov=self._nesterov, now=now, out=x[part])
+        for gradient, old, unsent, now, out in zip(
+            gradients, *map(group.split, (velocity, residual, following, x)), strict=True
+        ):
+            if now is not None:
+                accelerate(gradient, old, unsent, self._momentum, nesterov=self._nesterov, now=now, out=out)
             elif unsent is None:
-                x[part].copy_(gradient)
+                out.copy_(gradient)
             else:
-                add(gradient, unsent, out=x[part])
+                add(gradient, unsent, out=out)
         return x
 
 
@@ -227,7 +204,6 @@ class PerLayerReducer(Reducer):
         self._scratch = torch.empty(0, dtype=torch.float32)  # reused, as new pages cost more than sums
         self._averages = type(compressor).finish is PerLayer.finish
         self._scaled = compressor if isinstance(compressor, SharedScale) else None
-        self._sparsifier = compressor if isinstance(compressor, Sparsifier) else None
         traits = compressor.traits
         may_add = traits.keeps_residual and not (traits.owns_momentum or traits.needs_all_ranks)
         self._encode_sum = (
@@ -243,7 +219,7 @@ class PerLayerReducer(Reducer):
         groups = self._groups(bucket)
         if not groups:
             return DONE
-        encoded: list[_Encoded] = []
+        encoded: list[Encoded] = []
         finds_nonfinite = getattr(self._encode_sum, "finds_nonfinite", False)
         if finds_nonfinite and all(self._residual_to_add(group) is not None for group in groups):
             with contextlib.suppress(NonFiniteSum):
@@ -255,10 +231,9 @@ class PerLayerReducer(Reducer):
         # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
         pending = start_sum(_message(encoded), tuple(layer.id for group in groups for layer in group.layers))
         bucket.gradients = bucket.updates  # backward can reuse their memory while the message travels
-        for group in groups:
+        for group, payload, seconds in encoded:
             group.gradients.clear()
-        for one in encoded:
-            bucket.encoded += one.layers()
+            bucket.encoded += self._layers(group, payload, seconds, bucket.step)
 
         def finish() -> None:
             self._finish(groups, pending.finish(), bucket)
@@ -277,8 +252,8 @@ class PerLayerReducer(Reducer):
         if not (groups := self._groups(bucket)):
             return None
         encoded = self._encode_all(groups, bucket, transport)
-        for one in encoded:
-            bucket.encoded += one.layers()
+        for group, payload, seconds in encoded:
+            bucket.encoded += self._layers(group, payload, seconds, bucket.step)
         return _message(encoded)
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
@@ -287,7 +262,7 @@ class PerLayerReducer(Reducer):
 
     def _encode_all(
         self, groups: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
-    ) -> list[_Encoded]:
+    ) -> list[Encoded]:
         """Let the ranks agree on shared scales, and encode each group.
 
         Raises:
@@ -328,7 +303,7 @@ class PerLayerReducer(Reducer):
                 return None
             raise
 
-    def _encode(self, group: EncodeGroup, x: torch.Tensor | None, bucket: Bucket, *, screened: bool) -> _Encoded:
+    def _encode(self, group: EncodeGroup, x: torch.Tensor | None, bucket: Bucket, *, screened: bool) -> Encoded:
         """Encode a group; its input becomes its proposed residual. None as input: take it from the gradients."""
         compressor, traits, step = self.compressor, self.compressor.traits, bucket.step
         keeps_residual = traits.keeps_residual and not group.dense
@@ -350,10 +325,32 @@ class PerLayerReducer(Reducer):
                 self._encoded[group.key] = payload
         seconds = time.perf_counter() - started
         bucket.encode_s += seconds
+        return group, payload, seconds
+
+    def _layers(self, group: EncodeGroup, payload: Payload, seconds: float, step: Step) -> list[EncodedLayer]:
+        """Divide a payload's bytes among the layers by the entries each sends, and the seconds by the layers' sizes."""
+        counts = [payload.num_entries]
+        if len(group.layers) > 1:
+            borders = list(itertools.accumulate((layer.numel for layer in group.layers), initial=0))
+            before = borders if payload.num_entries else [0] * len(borders)
+            if isinstance(payload, IndexedValues):
+                before = payload.entries_before(borders)
+            counts = [stop - start for start, stop in itertools.pairwise(before)]
         wanted = None
-        if self._sparsifier is not None and compressor.granularity == "layer" and not isinstance(payload, Dense):
-            wanted = self._sparsifier.density_for(group.layer, step)
-        return _Encoded(group=group, payload=payload, seconds=seconds, density_wanted=wanted)
+        if isinstance(self.compressor, Sparsifier) and self.compressor.granularity == "layer" and not group.dense:
+            wanted = None if isinstance(payload, Dense) else self.compressor.density_for(group.layer, step)
+        nbytes, total = payload.nbytes, sum(counts)
+        return [
+            EncodedLayer(
+                layer=layer,
+                payload=type(payload).__name__,
+                nbytes=nbytes * (count / total if total else layer.numel / group.layer.numel),
+                num_entries=count,
+                seconds=seconds * layer.numel / group.layer.numel,
+                density_wanted=wanted,
+            )
+            for layer, count in zip(group.layers, counts, strict=True)
+        ]
 
     def _finish(self, groups: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:
         started = time.perf_counter()

@@ -330,7 +330,9 @@ def level_dtype(world_size: int) -> torch.dtype:
 
 def output_of(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Return memory for the levels or codes of `x`, uint8."""
-    return x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room(x.numel(), bits, x.device)
+    return (
+        x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room_for_codes(x.numel(), bits, x.device)
+    )
 
 
 def _codes_of(levels: torch.Tensor) -> torch.Tensor:

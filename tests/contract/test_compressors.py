@@ -16,7 +16,7 @@ import torch
 from bench.core import registry
 from bench.launch.layer_plan import planned_layers
 from collectives.options import incompatibility, options_of
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense
 from compressors.base import Compressor, expected_bucket_nbytes
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket

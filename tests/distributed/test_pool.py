@@ -14,7 +14,7 @@ import torch
 
 from collectives import options
 from collectives.options import OptionError
-from collectives.payloads import Codes, Dense
+from collectives.payloads import Dense
 from collectives.payloads.base import Payload
 from collectives.pool import Pool, PoolRounds, lines_of, region_nbytes
 from collectives.transport import mapped_memory, memory_region
@@ -24,6 +24,7 @@ from collectives.transport.memory_region import Region, reserve
 from collectives.transport.messages import sum_wires
 from collectives.transport.process_group import ProcessGroupTransport
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
+from tests.testing.payloads import packed_codes
 from tests.testing.ranks import run_ranks
 
 NUM_CALLS = 1000
@@ -36,7 +37,7 @@ def contribution(call: int, rank: int) -> Payload:
     generator = torch.Generator().manual_seed(WORLD_SIZE * call + rank)
     if call % 5 == 4:
         codes = torch.randint(0, 16, (rng.choice([0, 1, 50, 20_000]),), generator=generator)
-        return Codes.from_codes(codes, codebook="levels", bits=4, scales=torch.ones(min(1, codes.numel())))
+        return packed_codes(codes, codebook="levels", bits=4, scales=torch.ones(min(1, codes.numel())))
     dtype = rng.choice([torch.float32, torch.float16, torch.int64])
     return Dense(torch.randint(-9, 9, (rng.choice([0, 1, 2, 1023, 1024, 1025, 5000]),), generator=generator).to(dtype))
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from collectives.parameter_server.server import Push
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense
 
 
 @dataclasses.dataclass(eq=False)

@@ -24,6 +24,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codec.bits import find_codebook, pack_bits
 from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.codes import TwoMeans
+from collectives.schedule.layout import Layout
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 63, 1023, 1024, 1025)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -115,7 +116,7 @@ def codes_example(
     codes = torch.randint(2**bits, (numel,), generator=generator)
     num_scales = math.ceil(numel / block_numel) if block_numel else min(1, numel)
     scales = values_like_gradients(num_scales, dtype, generator).abs()
-    payload = Codes.from_codes(codes, codebook=codebook, bits=bits, scales=scales, block_numel=block_numel)
+    payload = packed_codes(codes, codebook=codebook, bits=bits, scales=scales, block_numel=block_numel)
     per_element = scales.float()[torch.arange(numel) // (block_numel or max(1, numel))]
     dense = find_codebook(codebook).values(bits)[codes] * per_element
     return Example(payload, dense, torch.ones(numel, dtype=torch.bool))
@@ -161,6 +162,17 @@ def two_means_example(numel: int, dtype: torch.dtype, generator: torch.Generator
     is_high = torch.rand(numel, generator=generator) < 0.5
     dense = torch.where(is_high, high, low)
     return Example(TwoMeans(numel, low, high, pack_bits(is_high, 1)), dense, torch.ones(numel, dtype=torch.bool))
+
+
+def packed_codes(codes: torch.Tensor, *, codebook: str, bits: int, scales: torch.Tensor, block_numel: int = 0) -> Codes:
+    """Return a payload of codes that are not packed yet, integers or booleans [numel]."""
+    packed = pack_bits(codes, bits, first=find_codebook(codebook).first)
+    return Codes(codes.numel(), codebook, bits, packed, scales, block_numel)
+
+
+def cut(payload: Payload, num_parts: int) -> list[Payload]:
+    """Return the parts into which a collective cuts a message of this payload."""
+    return [payload.slice(start, stop) for start, stop in Layout.of(payload).cuts(num_parts)]
 
 
 Maker = Callable[[int, torch.dtype, torch.Generator], Example]

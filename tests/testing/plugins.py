@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from collectives.base import PendingSum
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense
 from collectives.native import BoundNative, Native
 from compressors.floats import Fp16
 from compressors.group_topk import GroupTopK

@@ -35,8 +35,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.ddp import wrap
 from bench.train.data import Batches
 from collectives.base import Key
-from collectives.payloads.base import Payload, unpack
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense, Payload, unpack
 from collectives.ring import Ring
 from collectives.schedule.layout import leaves
 from collectives.transport.base import SingleRank, Transport

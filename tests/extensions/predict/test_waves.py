@@ -18,6 +18,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, waves_of
 from collectives.server import Server
 from tests.contract.test_rounds import Sent, seen
 from tests.testing.collectives import COLLECTIVES, key_of, refusal
+from tests.testing.payloads import packed_codes
 from tests.testing.third_party.star import Star
 
 MOST_RANKS = 9
@@ -31,7 +32,7 @@ def every_ninth(rank: int) -> Sparse:
 
 
 def codes(rank: int) -> Codes:
-    return Codes.from_codes(torch.arange(LENGTH) % 16, codebook="levels", bits=4, scales=torch.ones(1), block_numel=0)
+    return packed_codes(torch.arange(LENGTH) % 16, codebook="levels", bits=4, scales=torch.ones(1), block_numel=0)
 
 
 def dense(rank: int) -> Dense:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -24,6 +25,7 @@ from collectives.payloads.fields import Reader, as_bytes
 from collectives.payloads.group_sparse import GroupSparse
 from collectives.payloads.sparse import Sparse
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
+from tests.testing.payloads import packed_codes
 
 pytestmark = needs_loops
 
@@ -84,7 +86,7 @@ def written_codes(x: torch.Tensor, seed: int) -> list[torch.Tensor]:
     for number, term in enumerate(terms):
         term.packed = term.packed.roll(number)
     if seed % 7 == 0:
-        terms[0].packed, terms[0].scales = terms[0].packed[:0], terms[0].scales[:0]  # only zeros
+        terms[0] = dataclasses.replace(terms[0], packed=terms[0].packed[:0], scales=terms[0].scales[:0])  # only zeros
     total, divisor = UnreducedSum(terms), [1, 2, 3, 0.5][seed % 4]
     out = torch.full_like(x, torch.nan)
     borders = sorted((seed * factor) % (x.numel() + 1) for factor in (7, 31, 1009)[: seed % 4])
@@ -168,7 +170,7 @@ def test_a_sum_of_codes_is_written_as_it_would_be_added_to_zeros(cases: range) -
 
 def test_what_is_divided_to_nothing_is_written_without_its_sign() -> None:
     written, added = torch.empty(8), torch.zeros(8)
-    payload = Codes.from_codes(-torch.ones(8), codebook="levels", bits=8, scales=torch.tensor([1e-45]))
+    payload = packed_codes(-torch.ones(8), codebook="levels", bits=8, scales=torch.tensor([1e-45]))
     assert payload.write_to([written], divisor=3)
     payload.add_to_(added, divisor=3)
     assert same(written, torch.zeros(8))

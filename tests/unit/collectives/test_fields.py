@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from collectives.payloads.base import unpack
+from collectives.payloads.base import Dense, unpack
 from collectives.payloads.codes import Codes, TwoMeans
-from collectives.payloads.dense import Dense
 
 CPU = torch.device("cpu")
 
 
 def test_a_payload_with_room_packs_the_bytes_of_one_without_and_copies_nothing() -> None:
     scales = torch.tensor([0.5, 2.0, 3.0])
-    codes, bits, values = Codes.room(20, 4, CPU, block_numel=8), TwoMeans.room(20, CPU), Dense.room(20, torch.half, CPU)
+    codes = Codes.room_for_codes(20, 4, CPU, block_numel=8)
+    bits, values = TwoMeans.room(3, torch.uint8, CPU), Dense.room(20, torch.half, CPU)
     for field in (codes, bits, values):
         field.copy_(torch.arange(field.numel()))
     for payload, field, copy in (

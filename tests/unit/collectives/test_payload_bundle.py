@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from collectives.payloads import Bundle, Codes, Dense, GroupSparse, RowSparse, Sparse, Triangle, UnreducedSum, members
+from collectives.payloads import Bundle, Dense, GroupSparse, RowSparse, Sparse, Triangle, UnreducedSum, members
 from collectives.payloads.base import Payload, PayloadError, unpack
-from tests.testing.payloads import Example, bundled, make
+from collectives.schedule.layout import Layout
+from tests.testing.payloads import Example, bundled, cut, make, packed_codes
 
 NUMELS = [70, 0, 1, 300, 9]
 NAMES = ["sparse", "dense", "group_sparse", "group_sparse", "dense"]
@@ -16,6 +17,10 @@ NAMES = ["sparse", "dense", "group_sparse", "group_sparse", "dense"]
 def message(seed: int, dtype: torch.dtype = torch.float16) -> Example:
     """Return a rank's message for five layers."""
     return bundled([make(name, numel, dtype, seed) for name, numel in zip(NAMES, NUMELS, strict=True)])
+
+
+def borders(payload: Payload, num_parts: int) -> list[int]:
+    return [0, *(stop for _, stop in Layout.of(payload).cuts(num_parts))]
 
 
 def assert_units(total: Payload, expected: torch.Tensor) -> None:
@@ -46,7 +51,7 @@ def test_a_bundle_within_a_bundle_on_the_wire_is_refused() -> None:
 def test_a_bundle_is_what_its_members_are() -> None:
     dense, narrow = Dense(torch.ones(4)), Dense(torch.ones(4).half())
     sparse, triangle = Sparse(4, torch.tensor([1]), torch.ones(1)), Triangle.from_matrix(torch.eye(3))
-    codes = Codes.from_codes(torch.ones(4), codebook="sign", bits=1, scales=torch.ones(1))
+    codes = packed_codes(torch.ones(4), codebook="sign", bits=1, scales=torch.ones(1))
     for payloads, elementwise, addable in (
         ([dense, triangle], True, True),
         ([dense, narrow], False, True),
@@ -68,9 +73,9 @@ def test_borders_lie_where_members_can_be_cut() -> None:
     """Balanced borders of 20 + 64 + 4 elements are 30 and 59; rows of 16 start at 20, 36, 52, ..."""
     rows = RowSparse(64, torch.tensor([1]), torch.ones(1, 16))
     bundle = Bundle([Dense(torch.ones(20)), rows, Triangle.from_matrix(torch.ones(2, 2))])
-    assert bundle.borders(3) == [0, 36, 52, 88]
-    assert bundle.borders(88)[-3:] == [84, 88, 88]
-    assert [part.numel for part in bundle.split(3)] == [36, 16, 36]
+    assert borders(bundle, 3) == [0, 36, 52, 88]
+    assert borders(bundle, 88)[-3:] == [84, 88, 88]
+    assert [part.numel for part in cut(bundle, 3)] == [36, 16, 36]
     with pytest.raises(PayloadError, match="can be cut at multiples of 16"):
         bundle.slice(0, 30)
 
@@ -78,16 +83,16 @@ def test_borders_lie_where_members_can_be_cut() -> None:
 def test_groups_are_split_where_whole_ones_would_make_parts_uneven() -> None:
     groups = GroupSparse(64, 16, 1, torch.ones(4), torch.tensor([3, 3, 15, 0]))
     bundle = Bundle([Dense(torch.ones(20)), groups])
-    assert bundle.borders(2) == [0, 42, 84]
+    assert borders(bundle, 2) == [0, 42, 84]
     assert isinstance(bundle.slice(42, 84), Sparse)
-    assert torch.equal(torch.cat([part.to_dense() for part in bundle.split(5)]), bundle.to_dense())
-    assert groups.borders(2) == [0, 32, 64]
+    assert torch.equal(torch.cat([part.to_dense() for part in cut(bundle, 5)]), bundle.to_dense())
+    assert borders(groups, 2) == [0, 32, 64]
     assert isinstance(groups.slice(16, 48), GroupSparse)
-    assert groups.borders(3) == [0, 22, 43, 64]
+    assert borders(groups, 3) == [0, 22, 43, 64]
     large = GroupSparse(11 * 16, 16, 1, torch.ones(11), torch.zeros(11, dtype=torch.int64))
-    assert large.borders(10)[:3] == [0, 18, 36]  # 2 groups and 9 times one: up to 1.8 times the mean
-    assert large.borders(5)[:3] == [0, 36, 71]  # 3 groups and 4 times two: 1.36 times
-    assert large.borders(3) == [0, 64, 128, 176]  # 1.09 times
+    assert borders(large, 10)[:3] == [0, 18, 36]  # 2 groups and 9 times one: up to 1.8 times the mean
+    assert borders(large, 5)[:3] == [0, 36, 71]  # 3 groups and 4 times two: 1.36 times
+    assert borders(large, 3) == [0, 64, 128, 176]  # 1.09 times
 
 
 def test_alignment_of_a_bundle() -> None:
@@ -102,7 +107,7 @@ def test_alignment_of_a_bundle() -> None:
 def test_members_of_a_bundle_of_ring_pieces(num_parts: int) -> None:
     """The pieces that a ring concatenates are split at the layers' borders again."""
     a, b = message(0), message(1)
-    chunks = [x.add(y) for x, y in zip(a.payload.split(num_parts), b.payload.split(num_parts), strict=True)]
+    chunks = [x.add(y) for x, y in zip(cut(a.payload, num_parts), cut(b.payload, num_parts), strict=True)]
     assert_units(unpack(Bundle(chunks).pack()), (a.dense + b.dense).half().float())
 
 
@@ -161,8 +166,7 @@ def test_terms_share_the_payload_interface() -> None:
     total = ranks[0].dense + ranks[1].dense
     assert (terms.numel, terms.alignment, terms.num_entries) == (1024, 64, 96)
     assert terms.nbytes == sum(rank.payload.nbytes for rank in ranks)
-    assert terms.entries_between([0, 512, 1024]) == [48, 48]
-    assert torch.equal(torch.cat([part.to_dense() for part in terms.split(3)]), total)
+    assert torch.equal(torch.cat([part.to_dense() for part in cut(terms, 3)]), total)
     dense = torch.ones(1024)
     terms.clear_in_(dense)
     assert torch.equal(dense == 0, ranks[0].sent | ranks[1].sent)

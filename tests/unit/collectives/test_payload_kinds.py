@@ -9,7 +9,7 @@ from collectives.payloads import CholeskyFactor, Codes, Dense, GroupSparse, RowS
 from collectives.payloads.base import PayloadError, unpack
 from collectives.payloads.codec.bits import Codebook, find_codebook, register
 from collectives.payloads.codec.philox import seeded_positions
-from tests.testing.payloads import DEVICES, make
+from tests.testing.payloads import DEVICES, make, packed_codes
 
 
 def test_dense_shares_its_tensor_and_decodes_in_place() -> None:
@@ -164,7 +164,7 @@ def test_seeded_payloads_with_other_positions_add_as_sparse() -> None:
 def test_codebooks(codebook: str, bits: int, values: list[float]) -> None:
     assert find_codebook(codebook).values(bits).tolist() == values
     codes = torch.arange(2**bits)
-    payload = Codes.from_codes(codes, codebook=codebook, bits=bits, scales=torch.tensor([0.5]))
+    payload = packed_codes(codes, codebook=codebook, bits=bits, scales=torch.tensor([0.5]))
     assert payload.to_dense().tolist() == [value / 2 for value in values]
 
 
@@ -176,7 +176,7 @@ def test_natural_reaches_the_smallest_normal_number() -> None:
 
 def test_negative_levels_may_be_given_as_they_are() -> None:
     levels = torch.tensor([-7, -1, 0, 3, 7])
-    payload = Codes.from_codes(levels, codebook="levels", bits=4, scales=torch.tensor([2.0]))
+    payload = packed_codes(levels, codebook="levels", bits=4, scales=torch.tensor([2.0]))
     assert payload.to_dense().tolist() == [-14, -2, 0, 6, 14]
 
 
@@ -195,7 +195,7 @@ def test_a_codebook_can_be_added_but_not_replaced() -> None:
 def test_blocks_have_their_own_scale() -> None:
     codes = torch.ones(10, dtype=torch.uint8)
     scales = torch.tensor([1.0, 2.0, 3.0])
-    payload = Codes.from_codes(codes, codebook="levels", bits=4, scales=scales, block_numel=4)
+    payload = packed_codes(codes, codebook="levels", bits=4, scales=scales, block_numel=4)
     assert payload.to_dense().tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
     assert payload.alignment == 4
     assert payload.slice(4, 10).to_dense().tolist() == [2, 2, 2, 2, 3, 3]

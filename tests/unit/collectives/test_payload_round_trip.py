@@ -9,7 +9,8 @@ import torch
 
 from collectives.payloads.base import HEADER_BYTES, PayloadError, balanced_borders, unpack
 from collectives.payloads.codec import values
-from tests.testing.payloads import DEVICES, FLOATS, LENGTHS, MAKERS, Example, make
+from collectives.payloads.sparse import IndexedValues
+from tests.testing.payloads import DEVICES, FLOATS, LENGTHS, MAKERS, Example, cut, make
 
 EVERY = pytest.mark.parametrize("name", MAKERS)
 
@@ -126,11 +127,11 @@ def test_clear_in_zeroes_exactly_what_is_sent(name: str, numel: int) -> None:
 @EVERY
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 7])
 @pytest.mark.parametrize("numel", [0, 1, 3, 63, 1025])
-def test_split_lays_the_parts_end_to_end(name: str, numel: int, num_parts: int) -> None:
+def test_parts_lie_end_to_end(name: str, numel: int, num_parts: int) -> None:
     example = make(name, numel, torch.float32)
-    parts = example.payload.split(num_parts)
+    parts = cut(example.payload, num_parts)
     assert len(parts) == num_parts
-    assert [part.numel for part in parts] == [b - a for a, b in itertools.pairwise(example.payload.borders(num_parts))]
+    assert sum(part.numel for part in parts) == example.payload.numel
     if not exact(name):
         return
     assert torch.equal(torch.cat([unpack(part.pack()).to_dense() for part in parts]), example.dense)
@@ -151,18 +152,13 @@ def test_slice_refuses_other_borders(name: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("numel", [0, 1, 9, 1025])
-def test_entries_between_count_what_each_interval_sends(name: str, numel: int) -> None:
+def test_entries_are_counted_up_to_each_border(name: str, numel: int) -> None:
     example = make(name, numel, torch.float32)
     total = example.dense.numel()
     borders = sorted({0, total // 3, total // 2, min(total, total // 2 + 1), total})
     borders = [0, *borders]  # an empty interval
-    counts = example.payload.entries_between(borders)
-    if name in ("triangle", "cholesky"):
-        lower = torch.ones(int(total**0.5), int(total**0.5)).tril().view(-1)
-        assert counts == [int(lower[a:b].sum()) for a, b in itertools.pairwise(borders)]
-    else:
-        assert counts == [int(example.sent[a:b].sum()) for a, b in itertools.pairwise(borders)]
-    assert sum(counts) == example.payload.num_entries
+    if isinstance(example.payload, IndexedValues):
+        assert example.payload.entries_before(borders) == [int(example.sent[:border].sum()) for border in borders]
 
 
 @EVERY

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from collectives.payloads.base import Dense
 from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.codec.index_sets import write_sum_
-from collectives.payloads.dense import Dense
 from collectives.payloads.sparse import Sparse
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import needs_loops, same

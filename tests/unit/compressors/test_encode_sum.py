@@ -11,8 +11,7 @@ import torch
 from collectives.base import Key, PendingSum
 from collectives.kernels.library import serving
 from collectives.options import build
-from collectives.payloads.base import Payload
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense, Payload
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.reducer import PerLayerReducer, reducer_for

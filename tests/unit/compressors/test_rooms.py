@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collectives.base import Key, PendingSum
-from collectives.payloads.base import Payload
-from collectives.payloads.dense import Dense
+from collectives.payloads.base import Dense, Payload
 from collectives.transport.base import SingleRank
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
