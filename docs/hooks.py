@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 
-OPTION = re.compile(r"(?<![\w-])(--?[a-z][\w-]*)(?![^<>]*>)")
-SENTENCE = re.compile(r'<span class="go">(?=[^<]+</span>)(?![^<]*(?:  |─))')
-CELL = re.compile(r"<td.*?</td>")
+WHOLE = re.compile(r"(?<![\w-])(--?[a-z][\w-]*|\d{4}-\d\d-\d\d)(?![^<>]*>)")
+SENTENCE = re.compile(r'<span class="go">(?= {0,4}(?:[^\s<─]+ )*(?: +(?:[^\s<]+ ){3,})?[^\s<─]+\s*</span>)')
+CELL = re.compile(r"<t[dh]\b.*?</t[dh]>")
 WITHIN_VALUE = re.compile(r"(?<=\w)([:=,+])(?=\w)(?![^<>]*>)")
+LONG_NAME = re.compile(r"(?<!\w)\w{13,}(?!\w)(?![^<>]*>)")
+DOTTED = re.compile(r"(?<![\w.])[A-Za-z]\w*(?:\.\w+){2,}(?![^<>]*>)")
+LONG_CODE = re.compile(r"<pre\b.*?</pre>|<code>[^<]{20,}</code>", re.DOTALL)
+WITHIN_PATH = re.compile(r"(?<=\w\w)/(?=\w\w)")
 CODE_OR_UNIT = re.compile(r"<(pre|code)\b.*?</\1>|(?<=\d) (?=(?:%|[kMGmu]?[Bs]|[kMG]?bit/s|GB/s)(?!\w))", re.DOTALL)
+TAG_OR_SIGN = re.compile(r"<[^>]*>|&\w+;")
+WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Keep options, and numbers with units, on one line; let printed sentences and long values in tables break."""
+    """Keep options, dates, and numbers with units on one line; let printed sentences, paths and long values break."""
     html = CODE_OR_UNIT.sub(lambda found: found[0] if found[1] else "&nbsp;", html)
+    html = LONG_CODE.sub(lambda code: code[0] if code[0][1] == "p" else WITHIN_PATH.sub("/<wbr>", code[0]), html)
     html = SENTENCE.sub('<span class="go sentence">', html)
-    html = OPTION.sub(r'<span class="option">\1</span>', html)
-    return CELL.sub(lambda cell: WITHIN_VALUE.sub(r"\1<wbr>", cell[0]), html)
+    html = WHOLE.sub(r'<span class="whole">\1</span>', html)
+    return CELL.sub(lambda cell: _table_cell(cell[0]), html)
+
+
+def _table_cell(html: str) -> str:
+    """Let long values, dotted names, links and the names of columns break; mark cells of many words for site.css."""
+    is_prose = html.startswith("<td") and len(WORD.findall(TAG_OR_SIGN.sub(" ", html))) >= 5
+    if html.startswith("<th") or "<a " in html:
+        html = LONG_NAME.sub(lambda name: re.sub(r"_(?=\w{3})", "_<wbr>", name[0]), html)
+    html = WITHIN_VALUE.sub(r"\1<wbr>", html)
+    html = DOTTED.sub(lambda name: name[0].replace(".", ".<wbr>"), html)
+    return html.replace("<td", '<td class="prose"', 1) if is_prose else html
