@@ -1,4 +1,4 @@
-"""docs/design.md draws the path of a gradient; a traced step calls every function that the drawing names."""
+"""docs/design.md lists the path of a gradient; a traced step calls every function that the table names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from compressors.ddp import attach
 from tests.testing.ranks import run_ranks
 
 ROOT = Path(__file__).parents[2]
-DRAWN = re.compile(r"^((?:compressors|collectives)/\S+\.py) +(\w+(?:, \w+)*)", re.MULTILINE)
+LISTED = re.compile(r"^\| `((?:compressors|collectives)/\S+\.py)` \| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
 
 
-def drawn_functions() -> set[tuple[str, str]]:
-    """Return (file, function) of every function in the drawing."""
+def listed_functions() -> set[tuple[str, str]]:
+    """Return (file, function) of every function in the table."""
     page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    drawing = page.split("### The path of a gradient")[1].split("```")[1]
-    return {(path, name) for path, names in DRAWN.findall(drawing) for name in names.split(", ")}
+    table = page.split("### The path of a gradient")[1].split("###")[0]
+    return {(path, name.strip("`")) for path, names in LISTED.findall(table) for name in names.split(", ")}
 
 
 def called_functions(rank: int) -> set[tuple[str, str]]:
@@ -58,7 +58,7 @@ def called_functions(rank: int) -> set[tuple[str, str]]:
 
 
 def test_a_step_calls_every_function_on_a_gradients_way(tmp_path: Path) -> None:
-    drawn = drawn_functions()
-    assert len(drawn) > 20
+    listed = listed_functions()
+    assert len(listed) > 20
     called, _ = run_ranks(called_functions, 2, tmp_path)
-    assert drawn <= called, f"drawn, but not called: {sorted(drawn - called)}"
+    assert listed <= called, f"listed, but not called: {sorted(listed - called)}"
