@@ -299,7 +299,8 @@ class Plan:
     Attributes:
         names: names of the host and the devices, by rank.
         pool: the devices of the first replica.
-        ranks: for each replica, the ranks of its devices; devices at the same index hold the same part of the model.
+        ranks: for each replica, which gets one mini-batch per step, the ranks of its devices; devices at the same index
+            hold the same part of the model.
     """
 
     names: Mapping[int, str]
@@ -320,16 +321,6 @@ class Plan:
         names = dict(enumerate([topology.host, *(device.name for device in devices)], start=HOST_RANK))
         rank_of = {device.name: rank for rank, device in enumerate(devices, start=HOST_RANK + 1)}
         return cls(names=names, pool=pools[0], ranks=[[rank_of[device.name] for device in pool] for pool in pools])
-
-    @property
-    def num_replicas(self) -> int:
-        """Return the number of replicas, which is also the number of mini-batches per step."""
-        return len(self.ranks)
-
-    @property
-    def device_ranks(self) -> list[int]:
-        """Return every rank except the host's."""
-        return sorted(rank for ranks in self.ranks for rank in ranks)
 
     def place(self, rank: int) -> tuple[int, int]:
         """Return (index of the replica, index within its pool) of the device with this rank."""

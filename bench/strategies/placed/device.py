@@ -1,24 +1,26 @@
 """A device process: it holds a part of one replica, computes on the host's commands, and sums gradients with its peers.
 
-Its peers are the devices that hold the same part of the other replicas.
+Its peers are the devices that hold the same part of the other replicas. After the host has sent the device its part of
+the model, each step has these phases: the host sends the batch; the device runs forward and backward; with the sync
+trigger it waits until the host has seen all devices finish backward; the device averages its gradients with its peers;
+the host, which knows about all devices, says whether the step is skipped; the device updates its parameters.
 
-Its states, with the host's commands on the arrows:
-
-    idle -load-> loaded -batch-> compute -> done [-reduce->] reduce -> updated -> wait -batch-> compute ...
-
-With the async trigger the device goes from done to reduce by itself; with the sync trigger the host commands it once
-all devices are done. The device goes from reduce to updated when the host has told it whether the step is skipped,
-which depends on all devices.
+`Stage` is the device's part of the network. Every operation has its own small autograd graph, so the gradient of its
+output can come from any device. If several operations use one value, their gradients are added in the order of
+autograd's engine: one by one, the last user's first. Losses and gradients are therefore bit for bit those of one
+process with as many threads, provided that torch's rounding does not depend on a tensor's strides: tensors that pass
+from device to device arrive contiguous.
 """
 
+import collections
 import statistics
 import time
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from typing_extensions import override
 
 from bench.core.config.run import RunConfig
@@ -27,6 +29,7 @@ from bench.core.processes import peak_rss_bytes
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import CommandedRank, SaveState
+from bench.strategies.placed.assignment import LOSS, Edge, Route, attribute, parameters_of
 from bench.strategies.placed.messages import (
     HOST_RANK,
     as_dicts,
@@ -35,27 +38,186 @@ from bench.strategies.placed.messages import (
     receive_all_,
     receive_tensor,
     send_all,
+    send_tensor,
     tell,
 )
-from bench.strategies.placed.stage import Stage
 from collectives.pool import BoundPool
-from collectives.transport.base import Transport
+from collectives.transport.base import Pending, Transport, wait_all
 from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
 
-DeviceState = Literal["idle", "loaded", "compute", "done", "reduce", "updated", "wait"]
 
-_NEXT: Mapping[DeviceState, DeviceState] = {
-    "idle": "loaded",
-    "loaded": "compute",
-    "compute": "done",
-    "done": "reduce",
-    "reduce": "updated",
-    "updated": "wait",
-    "wait": "compute",
-}
+class _Done(NamedTuple):
+    """One operation that has run forward.
+
+    Attributes:
+        out: the operation's output.
+        wants_gradient: True if the output is a tensor that needs a gradient.
+        leaves: each input that needs a gradient, detached, by the name of the node that made it.
+    """
+
+    out: Any
+    wants_gradient: bool
+    leaves: Mapping[str, torch.Tensor]
+
+
+class Stage:
+    """Run one device's part of one replica.
+
+    Args:
+        route: the replica's devices and the operations on each.
+        own: this device's index in its pool.
+        transport: connects all processes.
+        device: the torch device for tensors.
+
+    Attributes:
+        device: the torch device for tensors.
+        takes_input: True if this device receives the mini-batch.
+        makes_result: True if this device computes the network's result and the loss.
+        sent_bytes: bytes of activations and their gradients that this device has sent so far, by the receiver's rank.
+    """
+
+    def __init__(self, route: Route, own: int, transport: Transport, device: torch.device) -> None:
+        self._route = route
+        self._own = own
+        self._nodes = [node for node in route.nodes if route.device_of[node.name] == own]
+        self._users = {node.name: route.users(node) for node in self._nodes}
+        self._elsewhere = {node.name: route.elsewhere(node) for node in self._nodes}
+        self._messages = {peer: route.messages(peer, own) for peer in set(route.device_of.values()) - {own}}
+        # What other devices still send in this step, in their order, and what has arrived and is not yet used.
+        self._expected: dict[int, list[Edge]] = {}
+        self._arrived: dict[Edge, tuple[torch.Tensor | None, bool]] = {}
+        self._transport = transport
+        self.device = device
+        self._pending: list[Pending] = []
+        self._done: dict[str, _Done] = {}
+        self._loss: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.takes_input = any(node.op == "placeholder" for node in self._nodes)
+        self.makes_result = route.device_of[route.result.name] == own
+        self.sent_bytes: collections.Counter[int] = collections.Counter()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return this device's trainable parameters by name, in the network's order."""
+        names = {name for node in self._nodes for name in parameters_of(node, self._route.traced)}
+        return {name: p for name, p in self._route.traced.named_parameters() if name in names}
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers of this device's modules by name, in the network's order."""
+        modules = tuple(f"{node.target}." for node in self._nodes if node.op == "call_module")
+        return {name: b for name, b in self._route.traced.named_buffers() if name.startswith(modules)}
+
+    def forward(self, x: torch.Tensor | None, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+        """Run this device's operations, and send other devices the values that they need.
+
+        Args:
+            x: the mini-batch; None if another device takes it.
+            loss_of: computes the loss from the network's result; called on the device that makes the result.
+
+        Returns:
+            The detached loss; None if another device makes the result.
+        """
+        self._expected = {peer: list(edges) for peer, edges in self._messages.items()}
+        self._loss = None
+        values: dict[str, tuple[Any, bool]] = {}  # by node: its output, and whether that wants a gradient
+        for node in self._nodes:
+            inputs, leaves = {}, {}
+            for made in node.all_input_nodes:
+                if made.name not in values:
+                    values[made.name] = self._receive((made.name, ""), self._route.device_of[made.name])
+                inputs[made], needs_gradient = values[made.name]
+                if needs_gradient:
+                    inputs[made] = leaves[made.name] = inputs[made].detach().requires_grad_()
+            out = self._run(node, inputs, x)
+            wants_gradient = isinstance(out, torch.Tensor) and out.requires_grad
+            self._done[node.name] = _Done(out, wants_gradient, leaves)
+            values[node.name] = (out, wants_gradient)
+            for home in self._elsewhere[node.name]:
+                self._send(out, home, wants_gradient=wants_gradient)
+        if not self.makes_result:
+            return None
+        logits = self._done[self._route.result.name].out.detach().requires_grad_()
+        self._loss = (loss_of(logits), logits)
+        return self._loss[0].detach()
+
+    def backward(self) -> None:
+        """Add to the parameters' gradients, and send other devices the gradients of their values.
+
+        Call this method after `forward`.
+        """
+        parts: dict[Edge, torch.Tensor | None] = {}  # gradients made on this device for values made on it
+        if self._loss is not None:
+            loss, logits = self._loss
+            loss.backward()
+            parts[self._route.result.name, LOSS] = logits.grad
+        without_gradient = {name for name, done in self._done.items() if not done.wants_gradient}
+        for peer, edges in self._expected.items():
+            self._expected[peer] = [edge for edge in edges if edge[1] == "" or edge[0] not in without_gradient]
+        for node in reversed(self._nodes):
+            done = self._done.pop(node.name)
+            if done.wants_gradient and (gradient := self._summed(node, parts)) is not None:
+                torch.autograd.backward([done.out], [gradient])
+            for made, leaf in done.leaves.items():
+                home = self._route.device_of[made]
+                if home == self._own:
+                    parts[made, node.name] = leaf.grad
+                else:
+                    self._send(leaf.grad, home)
+        with self._transport.counted_as("activation"):
+            wait_all(self._pending)
+        self._pending = []
+
+    def _run(self, node: fx.Node, inputs: Mapping[fx.Node, Any], x: torch.Tensor | None) -> Any:
+        match node.op:
+            case "placeholder":
+                return x
+            case "get_attr":
+                return attribute(self._route.traced, str(node.target))
+            case "call_module":
+                function: Any = self._route.traced.get_submodule(str(node.target))
+            case _:
+                function = node.target if callable(node.target) else getattr(torch.Tensor, node.target)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
+        return function(*args, **kwargs)
+
+    def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
+        """Return the gradient of a node's output: the sum of its users' gradients, the last user's first.
+
+        None if no user has a gradient.
+        """
+        total = None
+        for user in self._users[node.name]:
+            home, edge = self._route.home(user), (node.name, user)
+            part = parts.pop(edge) if home == self._own else self._receive(edge, home)[0]
+            if part is not None:
+                total = part if total is None else total + part
+        return total
+
+    def _send(self, value: torch.Tensor | None, home: int, *, wants_gradient: bool = False) -> None:
+        rank = self._route.ranks[home]
+        with self._transport.counted_as("activation"):
+            pending, nbytes = send_tensor(self._transport, value, rank, wants_gradient=wants_gradient)
+        self._pending += pending
+        self.sent_bytes[rank] += nbytes
+
+    def _receive(self, edge: Edge, peer: int) -> tuple[torch.Tensor | None, bool]:
+        """Wait for a value or gradient from another device, and return it.
+
+        Each can be received only once.
+
+        Args:
+            edge: the value or gradient.
+            peer: index of the sending device in the pool.
+
+        Returns:
+            (the tensor, or None; True if the sender wants the tensor's gradient)
+        """
+        while edge not in self._arrived:
+            arriving = self._expected[peer].pop(0)
+            with self._transport.counted_as("activation"):
+                self._arrived[arriving] = receive_tensor(self._transport, self._route.ranks[peer], self.device)
+        return self._arrived.pop(edge)
 
 
 class DeviceProcess(CommandedRank):
@@ -79,7 +241,6 @@ class DeviceProcess(CommandedRank):
         transport: Transport,
         optimizer: Optimizer,
     ) -> None:
-        self.state: DeviceState = "idle"
         self._config = config
         self._stage = stage
         self._replica = replica
@@ -112,7 +273,6 @@ class DeviceProcess(CommandedRank):
                 case "load":
                     receive_all_(self._transport, HOST_RANK, [*self._parameters, *self._buffers])
                     self._restore()
-                    self._enter("loaded")
                 case "checkpoint":
                     save(
                         self._num_steps,
@@ -160,25 +320,16 @@ class DeviceProcess(CommandedRank):
         self._transport.traffic.update(from_dicts(state["traffic"]))
         self._stage.sent_bytes.update(state["links"])
 
-    def _enter(self, state: DeviceState) -> None:
-        if state != _NEXT[self.state]:
-            raise RuntimeError(f"a device that is in state {self.state} cannot go to {state}")
-        self.state = state
-
     def _train(self, step: Step, lr: float) -> None:
-        self._enter("compute")
         cpu_began = time.process_time()
         self._channel.start_step(step)
         self._compute()
-        self._enter("done")
         computed = time.perf_counter()
         if self._config.trigger == "sync":
             tell(self._transport, HOST_RANK, {"done": step.index})
             hear(self._transport, HOST_RANK)
-        self._enter("reduce")
         outcome = self._reduce(step)
         reduced_s, exposed_before_s = time.perf_counter() - computed, self._channel.exposed_s
-        self._enter("updated")
         if self._optimizer is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
@@ -194,7 +345,6 @@ class DeviceProcess(CommandedRank):
         self._num_steps_here += 1
         if self._num_steps_here > self._config.warmup_steps:
             self._cpu_s.append(time.process_time() - cpu_began)
-        self._enter("wait")
 
     def _compute(self) -> None:
         """Run forward and backward; the device that computes the loss sends it to the host after forward.

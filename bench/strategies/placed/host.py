@@ -5,6 +5,7 @@ The host can also add the devices' gradients: `HostSum` is the devices' side of 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -17,6 +18,7 @@ from typing_extensions import override
 from bench.core.config.run import RunConfig
 from bench.strategies.base import Batch, BoundStrategy
 from bench.strategies.placed.assignment import Plan
+from bench.strategies.placed.device import Stage
 from bench.strategies.placed.messages import (
     HOST_RANK,
     as_dicts,
@@ -28,7 +30,6 @@ from bench.strategies.placed.messages import (
     send_tensor,
     tell,
 )
-from bench.strategies.placed.stage import Stage
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, unpack
 from collectives.schedule.layout import Layout
@@ -66,9 +67,10 @@ class HostTraining(BoundStrategy):
         self._transport = transport
         self._is_loaded = False
         self._reports: dict[int, dict[str, Any]] = {}
-        self._counted: dict[int, dict[Purpose, Traffic]] = {rank: _nothing() for rank in plan.device_ranks}
+        self._ranks = sorted(stages)
+        self._counted: dict[int, Mapping[Purpose, Traffic]] = {rank: {} for rank in self._ranks}
         self._links_counted: dict[tuple[int, int], int] = {}
-        self._batch_bytes = dict.fromkeys(plan.device_ranks, 0)
+        self._batch_bytes = dict.fromkeys(self._ranks, 0)
 
     @property
     @override
@@ -90,12 +92,14 @@ class HostTraining(BoundStrategy):
         With the sync trigger, also command the exchange of gradients once all devices have finished backward.
         """
         if not self._is_loaded:  # only now, because devices first look for a checkpoint
-            self.load()
+            for rank, stage in self._stages.items():
+                tell(self._transport, rank, {"command": "load"})
+                send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
         self._is_loaded = True
-        ranks, size = self._plan.device_ranks, self._config.batch_size
         step = {name: getattr(batch.step, name) for name in ("index", "epoch", "seed", "warmup")}
         self._tell_all({"command": "batch", "step": step, "lr": batch.lr})
-        for replica, x, y in zip(self._plan.ranks, batch.x.split(size), batch.y.split(size), strict=True):
+        parts = (tensor.split(self._config.batch_size) for tensor in (batch.x, batch.y))
+        for replica, x, y in zip(self._plan.ranks, *parts, strict=True):
             for rank in replica:
                 for tensor, is_needed in ((x, self._stages[rank].takes_input), (y, self._stages[rank].makes_result)):
                     if is_needed:
@@ -103,10 +107,10 @@ class HostTraining(BoundStrategy):
                             pendings, nbytes = send_tensor(self._transport, tensor, rank)
                             wait_all(pendings)
                         self._batch_bytes[rank] += nbytes
-        losses = [hear(self._transport, rank)["loss"] for rank in ranks if self._stages[rank].makes_result]
+        losses = [hear(self._transport, rank)["loss"] for rank in self._ranks if self._stages[rank].makes_result]
         batch.on_loss(torch.tensor(losses).mean())
         if self._config.trigger == "sync":
-            for rank in ranks:
+            for rank in self._ranks:
                 hear(self._transport, rank)
             self._tell_all({"command": "reduce"})
         skip = any(report["nonfinite"] for report in self._hear_all())
@@ -124,12 +128,6 @@ class HostTraining(BoundStrategy):
                 for part in report["encoded"]
             ],
         )
-
-    def load(self) -> None:
-        """Send every device its part of the network's state."""
-        for rank, stage in self._stages.items():
-            tell(self._transport, rank, {"command": "load"})
-            send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
 
     def _hear_all(self) -> list[dict[str, Any]]:
         """Return the next report of every device, and serve the requests for sums that arrive before the reports.
@@ -162,7 +160,7 @@ class HostTraining(BoundStrategy):
                     total += buffer
             for total, buffer in zip(sums, buffers, strict=True):
                 if buffer.is_floating_point():
-                    buffer.copy_(total / self._plan.num_replicas)
+                    buffer.copy_(total / len(self._plan.ranks))
             for rank in self._plan.peers(index):
                 send_all(self._transport, rank, buffers)
 
@@ -192,23 +190,22 @@ class HostTraining(BoundStrategy):
         Args:
             own: the host's figures; its CPU time and samples are divided equally among the replicas.
         """
-        part = 1 / self._plan.num_replicas
+        part = 1 / len(self._plan.ranks)
         of_host = own["cpu_s_per_step"]
         replicas = []
         for ranks in self._plan.ranks:
             reports = [self._reports[rank] for rank in ranks]
-            sent = _nothing()
-            for rank, report in zip(ranks, reports, strict=True):
-                now = from_dicts(report["traffic"])
-                for purpose in sent:
-                    sent[purpose] += now[purpose].since(self._counted[rank][purpose])
-                self._counted[rank] = now
+            now = {rank: from_dicts(report["traffic"]) for rank, report in zip(ranks, reports, strict=True)}
+            sent = dict.fromkeys(get_args(Purpose), Traffic())
+            for rank, purpose in itertools.product(ranks, sent):
+                sent[purpose] += now[rank][purpose].since(self._counted[rank].get(purpose, Traffic()))
+            self._counted |= now
             cpu_s = [report["cpu_s_per_step"] for report in reports if report["cpu_s_per_step"] is not None]
             is_timed = of_host is not None and cpu_s
             replicas.append(
                 own
                 | {
-                    "samples": own["samples"] // self._plan.num_replicas,
+                    "samples": own["samples"] // len(self._plan.ranks),
                     "traffic": as_dicts(sent),
                     "weights": "".join(report["weights"] for report in reports),
                     "cpu_s_per_step": (sum(cpu_s) + part * of_host) / (len(cpu_s) + part) if is_timed else None,
@@ -249,12 +246,8 @@ class HostTraining(BoundStrategy):
         self._tell_all({"command": "stop"})
 
     def _tell_all(self, message: dict[str, Any]) -> None:
-        for rank in self._plan.device_ranks:
+        for rank in self._ranks:
             tell(self._transport, rank, message)
-
-
-def _nothing() -> dict[Purpose, Traffic]:
-    return {purpose: Traffic() for purpose in get_args(Purpose)}
 
 
 class HostSum(Collective):

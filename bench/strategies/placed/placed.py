@@ -28,10 +28,9 @@ from bench.datasets.base import Dataset
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy, refuse
 from bench.strategies.placed.assignment import ActivationPolicy, Plan, Split, check_values
-from bench.strategies.placed.device import DeviceProcess
+from bench.strategies.placed.device import DeviceProcess, Stage
 from bench.strategies.placed.host import HostSum, HostTraining
 from bench.strategies.placed.messages import HOST_RANK
-from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.transport.shared_memory import SharedMemoryTransport
 from compressors.base import Compressor, TorchHook
@@ -87,7 +86,7 @@ class Placed(Strategy):
         return dataclasses.replace(
             options,
             world_size=num_processes,
-            replicas=Plan.of(topology, self.by).num_replicas,
+            replicas=len(Plan.of(topology, self.by).ranks),
             devices=topology.to_dict(),
         )
 

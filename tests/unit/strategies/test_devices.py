@@ -15,9 +15,8 @@ from bench.models.cnn import Linear
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.base import Batch
 from bench.strategies.placed.assignment import Plan
-from bench.strategies.placed.device import DeviceProcess
+from bench.strategies.placed.device import DeviceProcess, Stage
 from bench.strategies.placed.host import HostSum, HostTraining
-from bench.strategies.placed.stage import Stage
 from collectives.base import Collective
 from collectives.ring import Ring
 from compressors.base import Compressor
@@ -45,18 +44,16 @@ def train(
     steps: Callable[[HostTraining], list[bool]],
     compressor: Compressor,
     merge: str,
-    host_type: type[HostTraining] = HostTraining,
-) -> tuple[list[bool], nn.Module, list[str]]:
-    """Train, and return the results of `steps`, the model afterwards, and the final states of the devices."""
+) -> tuple[list[bool], nn.Module]:
+    """Train, and return the results of `steps` and the model afterwards."""
     models = [make() for _ in range(3)]
     placed = [plan.assign(model, "asic")[1] for model in models]
-    states = ["", ""]
 
     def work(transport: MemoryTransport) -> list[bool]:
         model, routes = models[transport.rank], placed[transport.rank]
         if transport.rank == 0:
             stages = {rank: Stage(route, 0, transport, CPU) for route in routes for rank in route.ranks}
-            host = host_type(config, model, plan, stages, transport, None)
+            host = HostTraining(config, model, plan, stages, transport, None)
             outcomes = steps(host)
             host.synchronize()
             host.stop()
@@ -69,11 +66,10 @@ def train(
         stage = Stage(routes[replica], index, transport, CPU)
         device = DeviceProcess(config, stage, replica, channel, transport, Sgd(momentum=0.9))
         device.follow(lambda *_: None)
-        states[replica] = device.state
         return []
 
     outcomes, *_ = run_threads(work, 3)
-    return outcomes, models[0], states
+    return outcomes, models[0]
 
 
 @pytest.fixture
@@ -109,11 +105,10 @@ def expected_after(steps: list[int]) -> nn.Module:
 @pytest.mark.parametrize("merge", ["devices", "host"])
 def test_a_step_is_one_of_the_mean_gradient(plan: Plan, trigger: str, merge: str) -> None:
     config = make_config(batch_size=BATCH, trigger=trigger)
-    skipped, model, states = train(
+    skipped, model = train(
         config, plan, lambda host: [one_step(host, index) for index in range(3)], NoCompression(), merge
     )
     assert skipped == [False] * 3
-    assert states == ["wait", "wait"]
     for ours, theirs in zip(model.parameters(), expected_after([0, 1, 2]).parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -125,7 +120,7 @@ def test_a_gradient_that_is_not_finite_on_one_device_leaves_the_step_out_on_all(
     def spoilt_once(host: HostTraining) -> list[bool]:
         return [one_step(host, index, spoilt=spoilt) for index, spoilt in enumerate(steps)]
 
-    skipped, model, _ = train(config, plan, spoilt_once, NoCompression(), "devices")
+    skipped, model = train(config, plan, spoilt_once, NoCompression(), "devices")
     assert skipped == steps
     for ours, theirs in zip(model.parameters(), expected_after([0, 2]).parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -138,7 +133,7 @@ def test_residuals_are_dropped_with_the_step(plan: Plan) -> None:
         train(config, plan, lambda host: [one_step(host, i, spoilt=i == 2) for i in range(4)], compressor, "devices"),
         train(config, plan, lambda host: [one_step(host, i) for i in (0, 1, 3)], compressor, "devices"),
     ]
-    for ours, theirs in zip(*(model.parameters() for _, model, _ in runs), strict=True):
+    for ours, theirs in zip(*(model.parameters() for _, model in runs), strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -146,21 +141,3 @@ def test_a_run_may_ask_to_stop_at_such_a_gradient(plan: Plan) -> None:
     config = dataclasses.replace(make_config(batch_size=BATCH), nonfinite="raise")
     with pytest.raises(RuntimeError, match="a gradient was not finite at step 0"):
         train(config, plan, lambda host: [one_step(host, 0, spoilt=True)], NoCompression(), "devices")
-
-
-def test_a_device_computes_nothing_before_its_part_of_the_model_is_loaded(plan: Plan) -> None:
-    class Forgetful(HostTraining):
-        """A host that sends mini-batches before it loads the model."""
-
-        def load(self) -> None:
-            pass
-
-    with pytest.raises(RuntimeError, match="a device that is in state idle cannot go to compute"):
-        train(
-            make_config(batch_size=BATCH),
-            plan,
-            lambda host: [one_step(host, 0)],
-            NoCompression(),
-            "devices",
-            host_type=Forgetful,
-        )

@@ -16,8 +16,8 @@ from bench.models.base import Model
 from bench.models.cnn import SmallCnn
 from bench.models.resnet import ResNet20
 from bench.strategies.placed.assignment import ActivationPolicy, Route, assign, trace
+from bench.strategies.placed.device import Stage
 from bench.strategies.placed.messages import receive_tensor, send_tensor
-from bench.strategies.placed.stage import Stage
 from collectives.transport.base import TransportError
 from tests.testing.devices import pool_of
 from tests.testing.memory_transport import MemoryTransport, run_threads
