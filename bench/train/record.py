@@ -1,14 +1,18 @@
 """The recorder, which gathers what all ranks have measured since the previous row and writes a new row on rank 0."""
 
+import base64
 import contextlib
 import dataclasses
 import datetime
 import itertools
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pydantic
 import torch
 import torch.distributed as dist
@@ -24,57 +28,61 @@ from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import device_time, gather_json, link_columns
-from bench.train.sent import LayerCounts, count_layers, layer_rows, sample_index_sets, sampled_overlap
+from collectives.base import Key
+from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.ddp.report import Decision, StepReport, add_counts
 
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Measured times of one optimizer step, in seconds.
+@dataclasses.dataclass(kw_only=True)
+class RunningStats:
+    """Statistics of the numbers added so far.
 
     Attributes:
-        total_s: duration of the whole step, including loading the batch.
-        cpu_s: CPU time of the process during the step, all threads together.
-        until_exchanged_s: duration of loading the batch, forward, backward and the wait for the exchange of gradients.
-        waited_s: the wait for the exchange within `until_exchanged_s`; None if it is unknown.
-        encode_s: time spent on encoding and decoding, also during backward; None if DDP does not report it.
-        exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
-        exposed_s: all waiting after backward, including the wait for what the optimizer exchanges; None if unknown.
+        count: how many numbers were added.
+        total: sum of the numbers.
+        least, largest: the smallest and the largest number; None if no number was added.
     """
 
-    total_s: float
-    cpu_s: float
-    until_exchanged_s: float
-    waited_s: float | None
-    encode_s: float | None
-    exchange_s: float | None
-    exposed_s: float | None
+    count: int = 0
+    total: float = 0.0
+    least: float | None = None
+    largest: float | None = None
+
+    def add(self, value: float) -> None:
+        """Add a number."""
+        self.count += 1
+        self.total += value
+        self.least = value if self.least is None else min(self.least, value)
+        self.largest = value if self.largest is None else max(self.largest, value)
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean of the numbers; None if no number was added."""
+        return self.total / self.count if self.count else None
 
 
-def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
-    """Return the `speed` columns that are times, in seconds, by name; an empty dict if there are no steps.
+@dataclasses.dataclass(kw_only=True)
+class LayerCounts:
+    """Statistics of one layer over the steps since the previous row.
 
-    The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
-    mean time of the part could exceed the median step if a few steps are slow.
+    Attributes:
+        payload: kinds of payload of the last step, joined by +.
+        nbytes: encoded bytes of all steps.
+        seconds: encoding time of all steps.
+        density: share of the layer's elements that each message sends.
+        wanted: share of elements that the compressor was configured to send.
+        of_wanted: share sent divided by share configured.
     """
-    if not steps:
-        return {}
 
-    def share(part: str) -> float | None:
-        known = [step for step in steps if getattr(step, part) is not None]  # DDP times only some steps
-        part_s, total_s = sum(getattr(step, part) for step in known), sum(step.total_s for step in known)
-        return part_s / total_s if known and part_s <= total_s else None  # longer than the steps: a clock is wrong
-
-    total = torch.tensor([step.total_s for step in steps], dtype=torch.float64)
-    median_s, p95_s = total.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
-    shares = {name: share(name) for name in ("encode_s", "exchange_s", "exposed_s")}
-    computing, waiting = share("until_exchanged_s"), share("waited_s")
-    shares["forward_backward_s"] = computing and max(0.0, computing - (waiting or 0.0))
-    parts = {name: part and part * median_s for name, part in shares.items()}
-    return {"step_time_s": median_s, "step_time_p95_s": p95_s, **parts}
+    payload: str = ""
+    nbytes: float = 0.0
+    seconds: float = 0.0
+    density: RunningStats = dataclasses.field(default_factory=RunningStats)
+    wanted: RunningStats = dataclasses.field(default_factory=RunningStats)
+    of_wanted: RunningStats = dataclasses.field(default_factory=RunningStats)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -222,7 +230,18 @@ class Recorder:
             self._sums.staleness.append(report.staleness)
         for name in ("factor_fallbacks", "factor_updates_skipped"):  # equal on all ranks
             self._so_far[name] = add_counts(self._so_far[name], getattr(report, name))
-        count_layers(self._layer_counts, report.encoded)
+        kinds: dict[int, dict[str, None]] = {}
+        for part in report.encoded:
+            layer_id, density = part.layer.id, part.num_entries / max(1, part.layer.numel)
+            count = self._layer_counts.setdefault(layer_id, LayerCounts())
+            kinds.setdefault(layer_id, {})[part.payload] = None
+            count.payload = "+".join(kinds[layer_id])
+            count.nbytes += part.nbytes
+            count.seconds += part.seconds
+            count.density.add(density)
+            if part.density_wanted is not None:
+                count.wanted.add(part.density_wanted)
+                count.of_wanted.add(density / part.density_wanted)
         self.progress.count_wait(report.exposed_s)
         if report.decision is not None and report.decision is not self._decision:
             self._decision = report.decision
@@ -231,20 +250,18 @@ class Recorder:
                 if self.is_writer:  # at once, so that a resumed run can repeat it
                     append_json_line(self._folder.choices, self._decision.to_dict())
 
-    def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any], times: Sequence[StepTime]) -> None:
+    def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any]) -> None:
         """Gather measurements from all ranks and append rows to the run's files; every rank must call this method.
 
         Args:
-            columns: values of columns of `metrics.csv` that are equal on all ranks, by column name.
-            figures: this rank's part of columns that combine all ranks: `samples` used and `skipped_steps` so far, and
-                `train_loss`, the mean loss since the previous row (None if the rank has made no step since then).
-            times: times of this rank's timed steps since the previous row.
+            columns: values of columns of `metrics.csv` that are equal on all ranks or those of rank 0, by column name.
+            figures: this rank's part of columns that combine all ranks: `samples` used and `skipped_steps` so far;
+                `train_loss`, the mean loss, `steps_per_s` and `cpu_s_per_step` since the previous row, each None if
+                there were no such steps.
         """
         own = {
             **dataclasses.asdict(self._sums),
             **figures,
-            "steps_per_s": len(times) / sum(step.total_s for step in times) if times else None,
-            "cpu_s_per_step": mean([step.cpu_s for step in times]),
             "other_cpu_share": self._other_work.share if self._is_first_here else None,
             "traffic": self._sent(),
             "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
@@ -258,13 +275,11 @@ class Recorder:
         if target is not None and self._so_far["time_to_target_s"] is None and columns["test_accuracy"] >= target:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
         if self.is_writer:
-            row = self._fixed | self._so_far | columns | speed_columns(times) | self._joint_columns(everyone)
+            row = self._fixed | self._so_far | columns | self._joint_columns(everyone)
             self._metrics.append(row)
             at = {name: row[name] for name in ("run_id", "epoch", "step")}
-            steps, norms = self._sums.steps, self.strategy.residual_norms()
-            rows = layer_rows(self.strategy.layers, self._layer_counts, steps, norms, self._decision)
-            self._layers.extend(at | each for each in rows)
-            if others is not None and (links := others.link_rows(steps)):
+            self._layers.extend(at | each for each in self._layer_rows())
+            if others is not None and (links := others.link_rows(self._sums.steps)):
                 RowWriter(self._folder.links, LINKS).extend(at | each for each in links)
             if self._tracker is not None:
                 self._tracker.row(row)
@@ -277,6 +292,28 @@ class Recorder:
     def _sent(self) -> dict[str, dict[str, Any]]:
         now = self.strategy.traffic
         return {p: dataclasses.asdict(entry.since(self._traffic_before[p])) for p, entry in now.items()}
+
+    def _layer_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield one row of `layers.csv` per layer, without the columns that identify the evaluation."""
+        steps, residual_norms = max(1, self._sums.steps), self.strategy.residual_norms()
+        for layer in self.strategy.layers:
+            count = self._layer_counts.get(layer.id, LayerCounts())
+            row = {
+                "layer": layer.name,
+                "kind": layer.kind,
+                "numel": layer.numel,
+                "payload": count.payload,
+                "payload_bytes": count.nbytes / steps,
+                "density_min": count.density.least,
+                "density_mean": count.density.mean,
+                "density_max": count.density.largest,
+                "density_wanted": count.wanted.mean,
+                "density_of_wanted_min": count.of_wanted.least,
+                "density_of_wanted_max": count.of_wanted.largest,
+                "residual_norm": residual_norms.get(layer.id),
+                "encode_s": count.seconds / steps,
+            }
+            yield row | (self._decision.layer_columns(layer) if self._decision is not None else {})
 
     def _joint_columns(self, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         world_size = len(everyone)
@@ -328,15 +365,86 @@ def mean_loss(everyone: Sequence[dict[str, Any]]) -> float | None:
     Args:
         everyone: for each rank, a dict with `train_loss` (or None) and `steps`.
     """
-    known = [each for each in everyone if each["train_loss"] is not None]
-    most = max((each["steps"] for each in known), default=0)
-    weights = [max(1, each["steps"]) / max(1, most) for each in known]  # exactly 1 if all made equally many steps
-    if not known:
-        return None
-    return float(sum(each["train_loss"] * weight for each, weight in zip(known, weights, strict=True)) / sum(weights))
+    known = [(each["train_loss"], max(1, each["steps"])) for each in everyone if each["train_loss"] is not None]
+    most = max((steps for _, steps in known), default=1)
+    weights = [steps / most for _, steps in known]  # exactly 1 if all made equally many steps
+    weighted = sum(loss * weight for (loss, _), weight in zip(known, weights, strict=True))
+    return float(weighted / sum(weights)) if known else None
 
 
 def mean(values: list[float] | list[float | None]) -> float | None:
     """Return the mean of the values that are not None; None if there are no such values."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
+
+
+# Largest number of sampled positions in the model, the same on all ranks: 64 KiB of bits before compression.
+MAX_POSITIONS = 1 << 19
+
+
+def support_overlap(payloads: Sequence[Payload]) -> float | None:
+    """Return the share of entries that two ranks both send, 2 |A and B| / (|A| + |B|), as the mean over pairs of ranks.
+
+    There is one payload per rank, all of the same layers. The result is None if a payload sends every element, or if no
+    payload sends any.
+    """
+    if any(payload.num_entries == payload.numel for payload in payloads):
+        return None
+    return _mean_overlap([_support(payload) for payload in payloads])
+
+
+def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict[str, str]:
+    """Sample positions of each payload at random, and return which of them are sent, for `sampled_overlap`.
+
+    The result is a text per payload, by the ids of the payload's layers: one bit per position, compressed, in base64.
+    The sampled positions are the same on every rank. They are random, because positions at a fixed stride could
+    coincide with the period of groups or rows.
+
+    Args:
+        payloads: one rank's payloads, by the ids of their layers; payloads that send every element are left out.
+        model_numel: number of elements of the model, which determines the share of positions that is sampled.
+    """
+    share = min(1.0, MAX_POSITIONS / model_numel)
+    sample = {}
+    for key, payload in payloads.items():
+        support = _support(payload)
+        if share < 1:
+            generator = torch.Generator().manual_seed(key[0])
+            positions = torch.randint(support.numel(), (math.ceil(share * support.numel()),), generator=generator)
+            support = support[positions.to(support.device)]
+        packed = np.packbits(support.cpu().numpy()).tobytes()
+        sample[str(key)] = base64.b64encode(zlib.compress(packed)).decode()
+    return sample
+
+
+def sampled_overlap(of_ranks: Sequence[dict[str, str]]) -> float | None:
+    """Return the mean over pairs of ranks of the share of entries that both send, as `support_overlap` defines it.
+
+    Only payloads that every rank has made are compared; the result is None if there are none.
+
+    Args:
+        of_ranks: for each rank, the result of `sample_index_sets`.
+    """
+    common = sorted(set.intersection(*(set(samples) for samples in of_ranks)))
+    if not common:
+        return None
+    packed = (b"".join(zlib.decompress(base64.b64decode(samples[key])) for key in common) for samples in of_ranks)
+    bits = (np.unpackbits(np.frombuffer(part, dtype=np.uint8)) for part in packed)
+    return _mean_overlap([torch.from_numpy(each).bool() for each in bits])
+
+
+def _support(payload: Payload) -> torch.Tensor:
+    """Return the mask of the elements that a payload transmits, bool [numel]."""
+    untouched = torch.ones(payload.numel, device=payload.device)
+    payload.clear_in_(untouched)
+    return untouched == 0
+
+
+def _mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
+    """Return the mean overlap over pairs of masks, bool [numel]; None if every mask is empty."""
+    shares = [
+        2 * int((one & other).sum()) / entries
+        for one, other in itertools.combinations(index_sets, 2)
+        if (entries := int(one.sum()) + int(other.sum()))
+    ]
+    return sum(shares) / len(shares) if shares else None

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from bench.datasets.base import Dataset, ImageSet
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
 from bench.train.data import Batches, evaluate, train_sample
-from bench.train.record import Recorder, StepTime
+from bench.train.record import Recorder
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
 from compressors.layer import Step
@@ -34,6 +35,52 @@ def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoc
             return peak * 0.5 * (1 + math.cos(math.pi * done))
         case "step":
             return peak * (0.1 ** ((done >= 0.5) + (done >= 0.75)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Measured times of one optimizer step, in seconds.
+
+    Attributes:
+        total_s: duration of the whole step, including loading the batch.
+        cpu_s: CPU time of the process during the step, all threads together.
+        until_exchanged_s: duration of loading the batch, forward, backward and the wait for the exchange of gradients.
+        waited_s: the wait for the exchange within `until_exchanged_s`; None if it is unknown.
+        encode_s: time spent on encoding and decoding, also during backward; None if DDP does not report it.
+        exchange_s: time that the exchange was busy, also during backward; None if DDP does not report it.
+        exposed_s: all waiting after backward, including the wait for what the optimizer exchanges; None if unknown.
+    """
+
+    total_s: float
+    cpu_s: float
+    until_exchanged_s: float
+    waited_s: float | None
+    encode_s: float | None
+    exchange_s: float | None
+    exposed_s: float | None
+
+
+def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
+    """Return the `speed` columns that are times, in seconds, by name; an empty dict if there are no steps.
+
+    The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
+    mean time of the part could exceed the median step if a few steps are slow.
+    """
+    if not steps:
+        return {}
+
+    def share(part: str) -> float | None:
+        known = [step for step in steps if getattr(step, part) is not None]  # DDP times only some steps
+        part_s, total_s = sum(getattr(step, part) for step in known), sum(step.total_s for step in known)
+        return part_s / total_s if known and part_s <= total_s else None  # longer than the steps: a clock is wrong
+
+    total = torch.tensor([step.total_s for step in steps], dtype=torch.float64)
+    median_s, p95_s = total.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
+    shares = {name: share(name) for name in ("encode_s", "exchange_s", "exposed_s")}
+    computing, waiting = share("until_exchanged_s"), share("waited_s")
+    shares["forward_backward_s"] = computing and max(0.0, computing - (waiting or 0.0))
+    parts = {name: part and part * median_s for name, part in shares.items()}
+    return {"step_time_s": median_s, "step_time_p95_s": p95_s, **parts}
 
 
 MAX_SKIPS_IN_A_ROW = 10
@@ -267,6 +314,7 @@ class Trainer:
         self._unchecked = 0
 
     def _evaluate(self) -> None:
+        times = self.times
         test, train = evaluate(
             self.strategy.model,
             (self.test, self._train_sample),
@@ -284,13 +332,15 @@ class Trainer:
                 "train_accuracy": train.accuracy,
                 "test_loss": test.loss,
                 "test_accuracy": test.accuracy,
+                **speed_columns(times),
             },
             figures={
                 "samples": self.own_steps * self.config.samples_per_step * len(self._batches),
                 "skipped_steps": self.skipped_steps,
                 "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
+                "steps_per_s": len(times) / sum(step.total_s for step in times) if times else None,
+                "cpu_s_per_step": sum(step.cpu_s for step in times) / len(times) if times else None,
             },
-            times=self.times,
         )
         self._losses = []
         self.times = []

@@ -32,7 +32,7 @@ from bench.train.rank import (
     rank_main,
     set_up_device,
 )
-from bench.train.sent import support_overlap
+from bench.train.record import support_overlap
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads import Dense, Payload, PayloadError, unpack

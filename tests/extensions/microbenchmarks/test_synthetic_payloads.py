@@ -9,7 +9,7 @@ import torch
 
 from bench.extensions.microbenchmarks.collectives_worker import payload_of, synthetic_tensor
 from bench.extensions.microbenchmarks.options import CollectivesConfig
-from bench.train.sent import support_overlap
+from bench.train.record import support_overlap
 from collectives.payloads import Dense, GroupSparse
 from collectives.payloads.base import Payload
 from tests.testing.memory_transport import MemoryTransport, run_threads

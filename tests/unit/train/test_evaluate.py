@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.datasets.base import ImageSet, normalise
-from bench.datasets.digits import Digits
-from bench.datasets.synthetic import Synthetic
+from bench.datasets.built_in import Digits, Synthetic
 from bench.train.data import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
 from bench.train.progress import PROGRESS_EVERY_S, ProgressFile
 

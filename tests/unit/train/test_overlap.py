@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train.sent import MAX_POSITIONS, sample_index_sets, sampled_overlap, support_overlap
+from bench.train.record import MAX_POSITIONS, sample_index_sets, sampled_overlap, support_overlap
 from collectives.payloads import Dense, Sparse
 from tests.testing.compressor_cases import alone, case, layers_of_shapes, reduce_once, step_at
 
