@@ -9,7 +9,7 @@ import pytest
 
 from bench.core import registry
 from bench.datasets.base import ImageSet
-from bench.datasets.digits import Digits
+from bench.datasets.built_in import Digits
 from tests.testing.invoke import invoke
 
 

@@ -14,7 +14,7 @@ MODULES = {
     "broken": """
 import dataclasses
 
-from bench.datasets.digits import Digits
+from bench.datasets.built_in import Digits
 from collectives.options import OptionError
 from compressors.base import Compressor
 from compressors.floats import Fp16

@@ -18,8 +18,7 @@ from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder
 from bench.datasets.base import Dataset, DatasetError, ImageSet
-from bench.datasets.digits import Digits
-from bench.datasets.synthetic import _axes, _two_colours
+from bench.datasets.built_in import Digits, _axes, _two_colours
 from bench.train.worker import parts_of, prepare
 from tests.testing.configs import make_config
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from bench.datasets.base import ImageSet, normalise
-from bench.datasets.synthetic import Synthetic
+from bench.datasets.built_in import Synthetic
 from bench.models.cnn import Linear, SmallCnn
 
 NOWHERE = Path(__file__) / "nowhere"  # a file has no children
