@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Native loops and the forwarder of virtual hosts, compiled along with the installation.
 NOT_BUILT := collectives/kernels/not-built.txt bench/hosts/forwarder/not-built.txt
-LOOPS := bench/hosts/forwarder/build.py bench/hosts/forwarder/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
+LOOPS := bench/hosts/forwarder/__init__.py bench/hosts/forwarder/native/* collectives/kernels/build.py collectives/kernels/native/* collectives/payloads/codec/native/* compressors/kernels/native/*
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-network check test exhaustive sanitize triton bench-ci bless published published-quick attack resume-sweep lint format docs clean

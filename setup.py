@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench.hosts.forwarder import build as forwarder
+from bench.hosts import forwarder
 from collectives.kernels import build as loops
 
 

@@ -3,6 +3,7 @@
 `tun` is the only kernel module it needs: every host's `eth0` is a TAP device, whose frames a thread of the supervisor
 reads, holds and passes on (`native/forwarder.c`). The forwarder ends with the supervisor. The kernel's token bucket on
 `eth0` still limits the rate of an uplink, because it makes a sender wait instead of dropping what is sent too fast.
+`python -m bench.hosts.forwarder.forwarder` compiles the library.
 Source: Linux, Documentation/networking/tuntap.rst.
 """
 
@@ -12,6 +13,7 @@ import fcntl
 import functools
 import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,8 +21,9 @@ from pathlib import Path
 
 from bench.core.errors import UsageError
 from bench.hosts.cluster import HostLink, Trace
-from bench.hosts.forwarder.build import HERE, LIBRARY, sources
+from bench.hosts.forwarder import HERE, LIBRARY, build, sources
 from bench.hosts.network import queue_bytes
+from collectives.kernels.build import build_or_say_why
 from collectives.kernels.library import Library, open_library
 
 
@@ -198,3 +201,7 @@ def open_tap(interface: str) -> int:
     descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _IFF_TAP | _IFF_NO_PI))
     return descriptor
+
+
+if __name__ == "__main__":
+    sys.exit(build_or_say_why(HERE, build) or None)
