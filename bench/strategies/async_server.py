@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import Doc, override
 
+from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
@@ -85,10 +86,9 @@ class AsyncServer(Strategy):
         self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
     ) -> None:
         name, method = self.component_name, compressor.component_name
-        is_server = collective.component_name == "server" and not collective.option_texts(only_changed=True)
         refuse(
             (
-                not is_server,
+                spec.short_text(collective) != "server",
                 f"{name} pushes to a server of its own and sums nothing; leave out --collective {config.collective}",
             ),
             (

@@ -93,9 +93,13 @@ class Ddp(Strategy):
     def bind(self, setup: Setup) -> BoundStrategy:
         channel = setup.open_channel() if setup.optimizer.exchanges else None
         if channel is not None and setup.optimizer.keeps_gradients:
-            config = setup.config
-            optimizer = setup.optimizer.bind(setup.model, config.lr, channel)
-            return OwnGradients(setup.model, channel, optimizer, trigger=config.trigger, nonfinite=config.nonfinite)
+            return OwnGradients(
+                setup.model,
+                channel,
+                setup.optimizer.bind(setup.model, setup.config.lr, channel),
+                trigger=setup.config.trigger,
+                nonfinite=setup.config.nonfinite,
+            )
         return SharedGradients(setup, channel)
 
 
@@ -288,8 +292,11 @@ class OwnGradients(Replicas):
         started = time.perf_counter()
         if self._trigger == "sync":
             await_command(self._channel.transport)
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        saw_nonfinite = any(zero_nonfinite_(gradient, self._nonfinite) for gradient in gradients)
+        saw_nonfinite = any(
+            zero_nonfinite_(parameter.grad, self._nonfinite)
+            for parameter in self.model.parameters()
+            if parameter.grad is not None
+        )
         skipped = self._nonfinite != "zero" and self._channel.start_on_any_rank(saw_nonfinite)()
         seconds = time.perf_counter() - started
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)
@@ -350,7 +357,13 @@ class DdpExchange(Exchange):
             for layer in self._layers
         ]
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
-        return StepReport(skipped=self._is_skipped(), exposed_s=self._exposed_s(), encoded=encoded)
+        report = StepReport(skipped=self._is_skipped(), encoded=encoded)
+        if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1:
+            cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # otherwise the timers are the previous step's
+            timers = self._ddp._get_ddp_logging_data()
+            ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
+            report.exposed_s = max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None
+        return report
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -376,11 +389,3 @@ class DdpExchange(Exchange):
                 torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
             return False
         return True
-
-    def _exposed_s(self) -> float | None:
-        if self._step_index % DDP_TIMER_EVERY != DDP_TIMER_EVERY - 1:
-            return None
-        cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # otherwise the timers are those of the previous step
-        timers = self._ddp._get_ddp_logging_data()
-        ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
-        return max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None

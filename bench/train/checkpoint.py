@@ -43,18 +43,6 @@ class Restored:
     states: list[dict[str, Any]]
     waiting: Waiting | None
 
-    def state(self, config: RunConfig, dataset: Dataset, train: ImageSet) -> dict[str, Any]:
-        """Return the state with which this rank resumes, adapted if the number of ranks has changed.
-
-        Args:
-            config: the run's configuration, with the new number of ranks.
-            dataset: the run's data set.
-            train: all training samples.
-        """
-        if self.waiting is None:
-            return self.states[0]
-        return resized(self.states, config, dist.get_rank(), self.waiting, dataset, train)
-
 
 class Checkpointer:
     """Writes and reads one rank's part of checkpoints; every rank must create one and call the same methods.
@@ -193,8 +181,9 @@ class Checkpointer:
                 problem = str(failure)
             if problems := [each for each in gather_json(problem) if each is not None]:
                 raise CheckpointFailed(problems[0])
-            waiting = resume["waiting"] if resume and is_resized else None
-            restored = Restored(step=manifest.step, states=states, waiting=waiting)
+            restored = Restored(
+                step=manifest.step, states=states, waiting=resume["waiting"] if resume and is_resized else None
+            )
         if self._completes:
             cut_rows(self._folder, manifest.rows if manifest else {})
             if manifest is not None:
@@ -235,9 +224,11 @@ def resized(
     state = states[rank % len(states)]
     batches = _redistributed([each["batches"][0] for each in states], config, rank, dataset, train)
     counts = {name: value for name, value in state["counts"].items() if not name.endswith("_at")}
-    exchanges = zip(*(each["strategy"]["exchanges"] for each in states), strict=True)
     strategy = state["strategy"] | {
-        "exchanges": [_exchange(parts, rank, config.world_size, waiting) for parts in exchanges]
+        "exchanges": [
+            _exchange(parts, rank, config.world_size, waiting)
+            for parts in zip(*(each["strategy"]["exchanges"] for each in states), strict=True)
+        ]
     }
     if config.steps is None:
         counts |= {"step": batches["used"], "own_steps": batches["used"]}
@@ -280,8 +271,8 @@ def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> Ra
     if not serving:
         return serving
     scale = world_size / len(parts)
-    owed = {key: residual * scale for part in parts for key, residual in part["residuals"].items()}
-    kept = owed if waiting == "sum" else {}
+    owing = parts if waiting == "sum" else ()
+    kept = {key: residual * scale for part in owing for key, residual in part["residuals"].items()}
     return serving | {"residuals": kept, "keepers": dict.fromkeys(kept, EVERY_RANK)}
 
 
@@ -299,8 +290,9 @@ def _redistributed(
     """
     rest = []
     for old_rank, state in enumerate(saved):
-        before = dataclasses.replace(config, replicas=len(saved))
-        batches = Batches(before, dataset, train, old_rank, torch.device("cpu"))
+        batches = Batches(
+            dataclasses.replace(config, replicas=len(saved)), dataset, train, old_rank, torch.device("cpu")
+        )
         batches.load_state_dict(state)
         rest.append(batches.unused())
     unused = data.order(torch.cat(rest), seed=config.seed, rank=len(saved), epoch=batches.epoch)

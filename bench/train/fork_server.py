@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -63,16 +62,12 @@ def main(module: str, connection: int) -> None:
                 case dict() as job:
                     launcher.send(run(module, **job))
                 case function, args, kwargs:
-                    launcher.send(call(function, args, kwargs))
-
-
-def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function and return its result, or the exception that it raises."""
-    try:
-        return function(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - raised again by the launcher
-        error.add_note(traceback.format_exc())
-        return error
+                    try:
+                        answer = function(*args, **kwargs)
+                    except Exception as error:  # noqa: BLE001 - raised again by the launcher
+                        error.add_note(traceback.format_exc())
+                        answer = error
+                    launcher.send(answer)
 
 
 def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> int:

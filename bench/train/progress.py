@@ -133,14 +133,12 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
+        self.close = self._writer.close
 
     def row(self, row: Mapping[str, Any]) -> None:
         for name, value in _numbers(row).items():
             self._writer.add_scalar(name, value, row["step"], walltime=None)
         self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _MLflow:
@@ -157,8 +155,8 @@ class _MLflow:
             for name, value in config.columns().items():
                 if value is not None:
                     self._client.log_param(self._run, name, value)
-        shown = self._client.get_metric_history(self._run, "step")
-        self._shown_until = max((metric.step for metric in shown), default=0)
+        shown = (metric.step for metric in self._client.get_metric_history(self._run, "step"))
+        self._shown_until = max(shown, default=0)
 
     def row(self, row: Mapping[str, Any]) -> None:
         if row["step"] <= self._shown_until:

@@ -290,8 +290,8 @@ class Recorder:
         self._reset()
 
     def _sent(self) -> dict[str, dict[str, Any]]:
-        now = self.strategy.traffic
-        return {p: dataclasses.asdict(entry.since(self._traffic_before[p])) for p, entry in now.items()}
+        traffic = self.strategy.traffic.items()
+        return {purpose: dataclasses.asdict(entry.since(self._traffic_before[purpose])) for purpose, entry in traffic}
 
     def _layer_rows(self) -> Iterator[dict[str, Any]]:
         """Yield one row of `layers.csv` per layer, without the columns that identify the evaluation."""

@@ -161,7 +161,7 @@ class Trainer:
                 self.recorder.progress.report(
                     step=self.step,
                     total_steps=self.total_steps,
-                    epoch=self.epoch,
+                    epoch=self.step / self.steps_per_epoch,
                     # exact to one batch per rank
                     samples=self.step * self.config.samples_per_step * self.config.replicas,
                     loss=lambda: float(self._losses[-1]) if self._losses else None,
@@ -169,11 +169,6 @@ class Trainer:
             if self.step >= self._evaluate_at:
                 self.strategy.synchronize()
             self._check_losses()
-
-    @property
-    def epoch(self) -> float:
-        """Return the number of finished epochs, including the fraction of the current one."""
-        return self.step / self.steps_per_epoch
 
     def resume(self, state: dict[str, Any]) -> None:
         """Restore the state that an earlier process of this rank saved; every rank must call this before `run`."""
@@ -326,7 +321,7 @@ class Trainer:
         self.recorder.record_evaluation(
             columns={
                 "status": "ok" if self.step >= self.total_steps else "running",
-                "epoch": self.epoch,
+                "epoch": self.step / self.steps_per_epoch,
                 "step": self.step,
                 "train_time_s": self.recorder.train_time_s,
                 "train_accuracy": train.accuracy,

@@ -27,7 +27,7 @@ from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, ImageSet
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup
-from bench.train.checkpoint import Checkpointer, Restored
+from bench.train.checkpoint import Checkpointer, Restored, resized
 from bench.train.rank import device_time, end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
@@ -118,14 +118,17 @@ def _train(
             save=checkpointer.save,
         )
         if restored is not None:
-            trainer.resume(restored.state(config, dataset, train))
+            state = restored.states[0]
+            if restored.waiting is not None:
+                state = resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
+            trainer.resume(state)
         trainer.run()
     checkpointer.wait()
     if dist.get_rank() == 0:
         if config.save_model:
             torch.save(strategy.model.state_dict(), folder.model)
-        result = {name: recorder.last_row.get(name) for name in _RESULT}
-        write_json(folder.status, {"status": "ok", "error": "", "run_id": folder.run_id, **result})
+        head = {"status": "ok", "error": "", "run_id": folder.run_id}
+        write_json(folder.status, head | {name: recorder.last_row.get(name) for name in _RESULT})
 
 
 # The columns of the last row that `status.json` repeats.
@@ -192,8 +195,7 @@ def slow_down(model: nn.Module, slowdown: float) -> None:
         time.sleep((slowdown - 1) * (device_time(device) - started))
 
     model.register_forward_pre_hook(begin)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    torch.autograd.graph.register_multi_grad_hook(trainable, delay)
+    torch.autograd.graph.register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], delay)
 
 
 main = rank_main(RunConfig, run, USER_ERRORS)

@@ -54,8 +54,8 @@ def trace(model: nn.Module) -> fx.GraphModule:
     Raises:
         UsageError: the network cannot be traced, for example because it branches on its input's values.
     """
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    shared = copy.deepcopy(model, memo=dict(tensors))  # modules are copied, tensors are not
+    # modules are copied, tensors are not
+    shared = copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     in_place = {name for name, module in shared.named_modules() if getattr(module, "inplace", False)}
     for name in in_place:
         setattr(shared.get_submodule(name), "inplace", False)  # noqa: B010 - modules in general declare no such attribute
@@ -230,7 +230,7 @@ Edge = tuple[str, str]
 LOSS = "loss"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Route:
     """The devices that run the operations of one replica, and the values that they send to each other.
 
@@ -238,22 +238,20 @@ class Route:
         traced: the whole traced network.
         device_of: index of the device within its pool, by node name.
         ranks: the ranks of the pool's devices, by index.
+        nodes: the operations in the order in which they run.
+        result: the operation that makes the network's result.
+        home: index of the device that computes an operation, by node name, or the loss, by `LOSS`.
     """
 
     traced: fx.GraphModule
     device_of: Mapping[str, int]
     ranks: Sequence[int]
 
-    @property
-    def nodes(self) -> list[fx.Node]:
-        """Return the operations in the order in which they run."""
-        return [node for node in self.traced.graph.nodes if node.op != "output"]
-
-    @property
-    def result(self) -> fx.Node:
-        """Return the node that makes the network's result."""
-        (output,) = (node for node in self.traced.graph.nodes if node.op == "output")
-        return cast(fx.Node, output.args[0])
+    def __post_init__(self) -> None:
+        nodes = list(self.traced.graph.nodes)
+        self.nodes: list[fx.Node] = [node for node in nodes if node.op != "output"]
+        (self.result,) = (cast(fx.Node, node.args[0]) for node in nodes if node.op == "output")
+        self.home = {**self.device_of, LOSS: self.device_of[self.result.name]}
 
     def users(self, node: fx.Node) -> list[str]:
         """Return the names of the nodes that use a node's value, the last user first.
@@ -264,13 +262,9 @@ class Route:
         in_order = [other.name for other in reversed(self.nodes) if other.name in names]
         return [LOSS, *in_order] if node is self.result else in_order
 
-    def home(self, user: str) -> int:
-        """Return the index of the device that computes the node with this name; for `LOSS`, the loss."""
-        return self.device_of[self.result.name if user == LOSS else user]
-
     def elsewhere(self, node: fx.Node) -> list[int]:
         """Return the indices of the other devices that use a node's value, in the order of their first use."""
-        homes = [self.home(user) for user in reversed(self.users(node))]
+        homes = [self.home[user] for user in reversed(self.users(node))]
         return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
 
     def messages(self, source: int, to: int) -> list[Edge]:

@@ -188,7 +188,7 @@ class Stage:
         """
         total = None
         for user in self._users[node.name]:
-            home, edge = self._route.home(user), (node.name, user)
+            home, edge = self._route.home[user], (node.name, user)
             part = parts.pop(edge) if home == self._own else self._receive(edge, home)[0]
             if part is not None:
                 total = part if total is None else total + part

@@ -111,9 +111,8 @@ def send_tensor(
     if len(shape) > 7 or (tensor is not None and tensor.dtype not in _TYPES):
         raise TypeError(f"a tensor of type {getattr(tensor, 'dtype', None)} and shape {list(shape)} cannot be sent")
     type_code = 0 if tensor is None else _TYPES.index(tensor.dtype)
-    packed = _HEADER.pack(type_code, len(shape), flags, 0, *shape, *[0] * (7 - len(shape)))
-    header = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-    sends = [(header, to)]
+    header = _HEADER.pack(type_code, len(shape), flags, 0, *shape, *[0] * (7 - len(shape)))
+    sends = [(torch.frombuffer(bytearray(header), dtype=torch.uint8), to)]
     if tensor is not None and tensor.numel():
         sends.append((_bytes(tensor), to))
     return transport.post(sends, []), sum(part.nbytes for part, _ in sends)
@@ -128,8 +127,8 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
     Raises:
         TransportError: the sender was lost, or the message did not come from `send_tensor`.
     """
-    header = receive_bytes(transport, source, _HEADER.size).numpy().tobytes()
-    code, dimensions, flags, zero, *sizes = _HEADER.unpack(header)
+    header = receive_bytes(transport, source, _HEADER.size)
+    code, dimensions, flags, zero, *sizes = _HEADER.unpack(header.numpy().tobytes())
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
         name = transport.name(source)
         raise TransportError(f"rank {name} sent something that is not a tensor", name)
