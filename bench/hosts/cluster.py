@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -270,9 +270,10 @@ class Cluster:
         Rates are in bits per second; None: no host is limited. `cluster_digest` distinguishes clusters of unequal
         hosts; it is None for equal hosts, which the other columns describe completely.
         """
+        uplinks, downlinks = zip(*(host.mean_rates for host in self.hosts), strict=True)
         return {
-            "uplink_bps": _slowest(host.mean_rates[0] for host in self.hosts),
-            "downlink_bps": _slowest(host.mean_rates[1] for host in self.hosts),
+            "uplink_bps": min((rate for rate in uplinks if rate is not None), default=None),
+            "downlink_bps": min((rate for rate in downlinks if rate is not None), default=None),
             "link_trace": ", ".join(dict.fromkeys(trace.label for trace in self.traces)) or None,
             "latency_s": max(host.latency_s for host in self.hosts),
             "jitter_s": max(host.jitter_s for host in self.hosts),
@@ -328,16 +329,13 @@ class Cluster:
             raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
 
 
-def _slowest(rates: Iterable[float | None]) -> float | None:
-    return min((rate for rate in rates if rate is not None), default=None)
-
-
 def has_real_frames(hosts: Sequence[HostLink]) -> bool:
     """Return True if the kernel carries every packet between these hosts as a single Ethernet frame, without offload.
 
     This holds if a host loses frames, or if all links are limited to at most 300 Mbit/s in both directions.
     """
-    rates = [rate for host in hosts for rate in (host.uplink_bps, host.downlink_bps)]
     return any(host.loss > 0 for host in hosts) or all(
-        rate is not None and rate <= REAL_FRAMES_UP_TO_BPS for rate in rates
+        rate is not None and rate <= REAL_FRAMES_UP_TO_BPS
+        for host in hosts
+        for rate in (host.uplink_bps, host.downlink_bps)
     )

@@ -5,8 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
+import pydantic
+
 from bench.core.counters import WireHeaders
-from bench.core.run_folder import RunFolder, read_json, write_json
+from bench.core.run_folder import RunFolder, read_json
 from bench.core.units import format_rate, format_seconds
 from bench.hosts.cluster import Cluster
 
@@ -38,7 +40,9 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkReport:
-    """Measurements of all links before training; `link.json` in the run's folder, which the ranks read.
+    """Measurements of all links before training; `link.json` in the run's folder.
+
+    The ranks copy the `measured_` fields to their rows.
 
     Attributes:
         measured_bandwidth_bps: `long_bps` of the slowest flow.
@@ -61,18 +65,11 @@ class NetworkReport:
     warnings: tuple[str, ...]
     flows: tuple[Flow, ...]
 
-    def write(self, folder: RunFolder) -> None:
-        """Write the report as the run's `link.json`; the ranks copy its `measured_` fields to their rows."""
-        write_json(folder.link, dataclasses.asdict(self))
-
     @classmethod
     def read(cls, folder: RunFolder) -> Self | None:
-        """Read the report that `write` wrote; None if the run has no virtual hosts."""
+        """Read the report that the supervisor wrote; None if the run has no virtual hosts."""
         values: dict[str, Any] | None = read_json(folder.link)
-        if values is None:
-            return None
-        flows = tuple(Flow(**flow) for flow in values["flows"])
-        return cls(**{**values, "flows": flows, "warnings": tuple(values["warnings"])})
+        return None if values is None else pydantic.TypeAdapter(cls).validate_python(values)
 
 
 SHORT_MESSAGE_BYTES = 100_000

@@ -202,8 +202,8 @@ def set_congestion_control(cluster: Cluster) -> str:
 
     Return the name that is then in effect, or several names with spaces between them. The namespaces must exist.
     """
-    names = {start_in(namespace(index), partial(_write, _SETTING)).result() for index in range(len(cluster.hosts))}
-    return " ".join(sorted(names))
+    namespaces = map(namespace, range(len(cluster.hosts)))
+    return " ".join(sorted({start_in(each, partial(_write, _SETTING)).result() for each in namespaces}))
 
 
 def _write(setting: Path) -> str:
@@ -220,10 +220,3 @@ def congestion_warnings(congestion_control: str) -> list[str]:
         f"TCP runs with this machine's congestion control ({congestion_control}), as {CONGESTION_CONTROL} could not be"
         " set; compare times only with runs that used the same"
     ]
-
-
-def disable_packet_filters() -> None:
-    """Disable packet filters for the bridges in this process's network namespace."""
-    for setting in Path("/proc/sys/net/bridge").glob("bridge-nf-call-*"):
-        with contextlib.suppress(OSError):  # some sandboxes forbid it; frames are then slower, but arrive
-            setting.write_text("0", encoding="ascii")

@@ -118,7 +118,7 @@ _ZEROS = memoryview(bytes(_MAX_LONG_BYTES))  # uses almost no memory: the kernel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Lane:
+class _LinkTest:
     """One connection to be measured, from a sending host to a receiving host.
 
     Attributes:
@@ -191,44 +191,44 @@ def measure_flows(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[Fl
     """
     in_step = threading.Barrier(2 * len(pairs), timeout=_TIMEOUT_S)
     one_at_a_time = threading.Lock()
-    running: list[tuple[_Lane, Future[tuple[float, float]], Future[tuple[int, float, float, float]]]] = []
+    running: list[tuple[_LinkTest, Future[tuple[float, float]], Future[tuple[int, float, float, float]]]] = []
     for sender, receiver in pairs:
-        lane = _lane(cluster, sender, receiver)
+        test = _link_test(cluster, sender, receiver)
         listening: Future[None] = Future()
         # On slow links processors are no limit, and a hundred messages one after the other would take minutes.
-        slow = lane.configured_bps is not None and lane.configured_bps < _SLOW_BPS
-        turn = contextlib.nullcontext() if slow else one_at_a_time
-        received = start_in(namespace(receiver), partial(_receive, lane, in_step, listening))
-        sent = start_in(namespace(sender), partial(_send, lane, in_step, turn, listening))
-        running.append((lane, sent, received))
+        slow = test.configured_bps is not None and test.configured_bps < _SLOW_BPS
+        exclusive = contextlib.nullcontext() if slow else one_at_a_time
+        received = start_in(namespace(receiver), partial(_receive, test, in_step, listening))
+        sent = start_in(namespace(sender), partial(_send, test, in_step, exclusive, listening))
+        running.append((test, sent, received))
     names = [host.name for host in cluster.hosts]
-    for lane, sent, received in running:
+    for test, sent, received in running:
         for error in (sent.exception(), received.exception()):
             if error is not None and not isinstance(error, threading.BrokenBarrierError):
                 raise RunFailed(
-                    f"virtual host {names[lane.sender]} cannot reach {names[lane.receiver]}: "
+                    f"virtual host {names[test.sender]} cannot reach {names[test.receiver]}: "
                     f"{error or type(error).__name__}"
                 )
     flows = []
-    for lane, sent, received in running:
+    for test, sent, received in running:
         rtt_s, short_start_s = sent.result()
         num_received, long_bps, short_end_s, short_bytes = received.result()
         flows.append(
             Flow(
-                sender=names[lane.sender],
-                receiver=names[lane.receiver],
-                configured_bps=lane.configured_bps,
+                sender=names[test.sender],
+                receiver=names[test.receiver],
+                configured_bps=test.configured_bps,
                 long_bps=long_bps,
                 short_bps=8 * short_bytes / (short_end_s - short_start_s),
                 rtt_s=rtt_s,
-                num_sent=lane.datagrams.number if lane.datagrams else 0,
+                num_sent=test.datagrams.number if test.datagrams else 0,
                 num_received=num_received,
             )
         )
     return flows
 
 
-def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
+def _link_test(cluster: Cluster, sender: int, receiver: int) -> _LinkTest:
     source, target = cluster.hosts[sender], cluster.hosts[receiver]
     rate_bps = min((rate for rate in (source.mean_rates[0], target.mean_rates[1]) if rate is not None), default=None)
     by_trace = source.uplink_trace or target.downlink_trace
@@ -236,7 +236,7 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     wanted_bytes = (
         math.inf if rate_bps is None else rate_bps / 8 * (_LONG_MESSAGE_S + _LONG_MESSAGE_ROUND_TRIPS * round_trip_s)
     )
-    return _Lane(
+    return _LinkTest(
         sender=sender,
         receiver=receiver,
         address=cluster.address(receiver),
@@ -248,7 +248,7 @@ def _lane(cluster: Cluster, sender: int, receiver: int) -> _Lane:
     )
 
 
-def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -> tuple[int, float, float, float]:
+def _receive(test: _LinkTest, in_step: threading.Barrier, listening: Future[None]) -> tuple[int, float, float, float]:
     """Receive the long and the short message of a connection and measure them.
 
     Returns:
@@ -257,10 +257,10 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
     """
     try:
         with (
-            socket.create_server((lane.address, _PORT)) as server,
+            socket.create_server((test.address, _PORT)) as server,
             socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink,
         ):
-            sink.bind((lane.address, _PORT))  # accepts datagrams unread: a closed port would answer each with an error
+            sink.bind((test.address, _PORT))  # accepts datagrams unread: a closed port would answer each with an error
             server.settimeout(_TIMEOUT_S)
             listening.set_result(None)
             connection, _ = server.accept()
@@ -271,13 +271,13 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
                     _read(connection, 1)
                     connection.sendall(b".")
                 in_step.wait()
-                long = lane.datagrams.receive(_TIMEOUT_S) if lane.datagrams else _receive_long(connection, lane)
+                long = test.datagrams.receive(_TIMEOUT_S) if test.datagrams else _receive_long(connection, test)
                 in_step.wait()
                 _read(connection, 1)
-                bytes_before = interface_bytes(lane.headers).received
+                bytes_before = interface_bytes(test.headers).received
                 connection.sendall(b".")
                 _read(connection, SHORT_MESSAGE_BYTES)
-                ended, num_bytes = time.perf_counter(), interface_bytes(lane.headers).received - bytes_before
+                ended, num_bytes = time.perf_counter(), interface_bytes(test.headers).received - bytes_before
                 connection.sendall(b".")
                 return *long, ended, num_bytes
     except BaseException:
@@ -288,22 +288,22 @@ def _receive(lane: _Lane, in_step: threading.Barrier, listening: Future[None]) -
             listening.set_exception(RunFailed("it does not listen"))
 
 
-def _receive_long(connection: socket.socket, lane: _Lane) -> tuple[int, float]:
+def _receive_long(connection: socket.socket, test: _LinkTest) -> tuple[int, float]:
     """Receive a long message over TCP; return (0 datagrams, bits per second of the message's second half)."""
-    host, passed = (lane.sender, "sent") if lane.sender_is_slower else (lane.receiver, "received")
-    with contextlib.closing(start_in(namespace(host), partial(Counters, lane.headers)).result()) as counters:
-        half = lane.long_bytes // 2
+    host, passed = (test.sender, "sent") if test.sender_is_slower else (test.receiver, "received")
+    with contextlib.closing(start_in(namespace(host), partial(Counters, test.headers)).result()) as counters:
+        half = test.long_bytes // 2
         _read(connection, half)
         bytes_before, began = getattr(counters.read(), passed), time.perf_counter()
-        _read(connection, lane.long_bytes - half)
+        _read(connection, test.long_bytes - half)
         ended, num_bytes = time.perf_counter(), getattr(counters.read(), passed) - bytes_before
     return 0, 8 * num_bytes / (ended - began)
 
 
 def _send(
-    lane: _Lane,
+    test: _LinkTest,
     in_step: threading.Barrier,
-    turn: contextlib.AbstractContextManager[object],
+    exclusive: contextlib.AbstractContextManager[object],
     listening: Future[None],
 ) -> tuple[float, float]:
     """Measure the round trip time of a connection, then send the long and the short message.
@@ -313,7 +313,7 @@ def _send(
     """
     try:
         listening.result(_TIMEOUT_S)
-        with socket.create_connection((lane.address, _PORT), timeout=_TIMEOUT_S) as connection:
+        with socket.create_connection((test.address, _PORT), timeout=_TIMEOUT_S) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             round_trips = []
             for _ in range(_NUM_PINGS):
@@ -322,13 +322,13 @@ def _send(
                 _read(connection, 1)
                 round_trips.append(time.perf_counter() - sent)
             in_step.wait()
-            if lane.datagrams:
-                lane.datagrams.send(lane.address, _PORT)
+            if test.datagrams:
+                test.datagrams.send(test.address, _PORT)
             else:
-                connection.sendall(_ZEROS[: lane.long_bytes])
+                connection.sendall(_ZEROS[: test.long_bytes])
             in_step.wait()
             time.sleep(_SILENCE_S)
-            with turn:
+            with exclusive:
                 connection.sendall(b".")
                 _read(connection, 1)  # the receiver counts from here on
                 short_start_s = time.perf_counter()
