@@ -173,8 +173,7 @@ class Belief(torch.optim.Optimizer):
                 if parameter.grad is not None or self._exchange is not None:
                     state = self.state[parameter]
                     if not state:
-                        wide = _wide(parameter)
-                        state.update({name: torch.zeros_like(wide) for name in self._names} | {"step": 0})
+                        state.update({name: torch.zeros_like(_wide(parameter)) for name in self._names} | {"step": 0})
                     state["step"] += 1
                     by_age.setdefault(int(state["step"]), []).append(parameter)
             for age, parameters in by_age.items():
@@ -337,8 +336,7 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
             if self.reduce == "sum":
                 torch._foreach_mul_(means, channel.transport.world_size)
 
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return Belief(trainable, lr, self.rule, exchange)
+        return Belief([p for p in model.parameters() if p.requires_grad], lr, self.rule, exchange)
 
     @property
     @override

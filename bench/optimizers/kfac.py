@@ -156,6 +156,7 @@ class Kfac(Optimizer, name="kfac"):
 
     default_lr: ClassVar[float] = 0.02
     watches_layers: ClassVar[bool] = True
+    exchanges: ClassVar[bool] = True
 
     inner: Annotated[str, Doc("optimizer that steps on the preconditioned gradients; give --lr to suit it")] = "sgd"
     update_every: Annotated[Count, Doc("steps between updates of the factors")] = 10
@@ -179,23 +180,19 @@ class Kfac(Optimizer, name="kfac"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stepping: Optimizer = self._part("optimizers", "inner", self.inner)
-        summing = self._part("collectives", "collective", self.collective) if self.collective is not None else None
-        self.summing: Collective | None = summing
+        self.summing: Collective | None = (
+            None if self.collective is None else self._part("collectives", "collective", self.collective)
+        )
 
-    def _part(self, room: str, option: str, text: str) -> Any:
+    def _part(self, kind: str, option: str, text: str) -> Any:
         if text.partition(":")[0] == self.component_name:  # would recurse without end
             raise OptionError(
                 f"{self.component_name}: {option}={text} is not possible: it needs another optimizer inside"
             )
         try:
-            return spec.build(room, text)
+            return spec.build(kind, text)
         except UsageError as error:
             raise OptionError(f"{self.component_name}: {option}={text} is not possible: {error}") from None
-
-    @property
-    @override
-    def exchanges(self) -> bool:
-        return True
 
     @property
     @override

@@ -22,7 +22,6 @@ al., "KAISA" (SC 2021), for the assignment of matrices to ranks.
 """
 
 import collections
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import cast
@@ -48,25 +47,20 @@ from compressors.ddp.report import StepReport
 Moments = list[torch.Tensor]
 
 
-@dataclasses.dataclass(eq=False)
 class KroneckerLayer:
     """A linear or convolution layer of a model, whose curvature K-FAC approximates by the matrices A and G.
 
     Attributes:
         module: the layer.
+        parameters: its weights and, if it is trainable, its bias; all have the same first dimension, the outputs.
+        sizes: (number of rows of A, number of rows of G).
     """
 
-    module: nn.Linear | nn.Conv2d
-
-    @property
-    def has_bias(self) -> bool:
-        """Return True if the layer has a trainable bias."""
-        return self.module.bias is not None and self.module.bias.requires_grad
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Return (number of rows of A, number of rows of G)."""
-        return self.module.weight[0].numel() + self.has_bias, self.module.weight.shape[0]
+    def __init__(self, module: nn.Linear | nn.Conv2d) -> None:
+        self.module = module
+        bias = module.bias
+        self.parameters = [module.weight] if bias is None or not bias.requires_grad else [module.weight, bias]
+        self.sizes = (sum(parameter[0].numel() for parameter in self.parameters), len(module.weight))
 
     def input_moment(self, x: torch.Tensor) -> torch.Tensor:
         """Return A, the second moment of one batch of the layer's inputs, fp32 [in, in]; a bias counts as an input 1.
@@ -82,7 +76,7 @@ class KroneckerLayer:
                 x.float(), module.kernel_size, module.dilation, cast(tuple[int, int], module.padding), module.stride
             )
             rows, positions = patches.transpose(1, 2).flatten(0, 1), patches.shape[2]
-        if self.has_bias:
+        if len(self.parameters) == 2:
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         return second_moment(rows / positions)
 
@@ -100,20 +94,13 @@ class KroneckerLayer:
     @property
     def gradient(self) -> torch.Tensor:
         """Return the gradient of weights and bias as one matrix [out, in]; the bias is the last column."""
-        gradient, of_bias = self._gradients()
-        matrix = gradient.flatten(1)
-        return matrix if of_bias is None else torch.cat([matrix, of_bias[:, None]], dim=1)
+        return torch.cat([cast(torch.Tensor, p.grad).reshape(len(p), -1) for p in self.parameters], dim=1)
 
     def replace_gradient(self, matrix: torch.Tensor) -> None:
         """Overwrite the gradients of weights and bias with a matrix [out, in]; the bias is the last column."""
-        gradient, of_bias = self._gradients()
-        gradient.copy_(matrix[:, : gradient[0].numel()].view_as(gradient))
-        if of_bias is not None:
-            of_bias.copy_(matrix[:, -1])
-
-    def _gradients(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bias = self.module.bias if self.has_bias else None
-        return cast(torch.Tensor, self.module.weight.grad), None if bias is None else bias.grad
+        parts = matrix.split([parameter[0].numel() for parameter in self.parameters], dim=1)
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            cast(torch.Tensor, parameter.grad).copy_(part.reshape(parameter.shape))
 
 
 def kronecker_layers(model: nn.Module) -> Iterator[KroneckerLayer]:
@@ -241,8 +228,8 @@ class MomentExchange:
         else:  # every rank factors all of them, and nothing is sent
             payloads = [encode_symmetric(matrix, "cholesky", damping=damping).payload for matrix in matrices]
         damping_sent = float(torch.tensor(damping))  # as fp32; more of it is a fallback, too
-        fallbacks = [not isinstance(each, CholeskyFactor) or each.damping > damping_sent for each in payloads]
-        self._channel.book(StepReport(factor_fallbacks=sum(fallbacks)))
+        fallbacks = sum(not isinstance(each, CholeskyFactor) or each.damping > damping_sent for each in payloads)
+        self._channel.book(StepReport(factor_fallbacks=fallbacks))
         return [
             (
                 payload.factor
@@ -276,8 +263,8 @@ class MomentExchange:
         payloads = self._encoded([moment * scale for moment, scale in zip(moments, scales, strict=True)])
         with self._transport.counted_as("state"):
             total = self._collective.sum(Bundle(payloads), tuple(range(len(moments)))).to_dense()
-        parts = total.split([moment.numel() for moment in moments])
-        sums = [part.view_as(moment).to(moment.device) for part, moment in zip(parts, moments, strict=True)]
+        parts = zip(total.split([moment.numel() for moment in moments]), moments, strict=True)
+        sums = [part.view_as(moment).to(moment.device) for part, moment in parts]
         # Sums of the two halves may have been rounded in different orders.
         return [(matrix + matrix.T) / 2 / (world_size * scale) for matrix, scale in zip(sums, scales, strict=True)]
 

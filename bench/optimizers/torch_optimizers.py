@@ -26,7 +26,7 @@ class TorchOptimizer(Optimizer):
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {name: getattr(self, name) for name in self.option_names()}
+        options: dict[str, Any] = dict(vars(self))
         if "beta1" in options:
             options["betas"] = options.pop("beta1"), options.pop("beta2")
         return self.torch_class(parameters, lr=lr, **options, **self.implementation)
@@ -61,13 +61,12 @@ class Sgd(TorchOptimizer, name="sgd"):
 
     @override
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
-        options = {name: getattr(self, name) for name in self.option_names()}
-        return SgdOfVelocities(**options), self.momentum, self.nesterov
+        return SgdAfterMomentum(**vars(self)), self.momentum, self.nesterov
 
 
 @dataclasses.dataclass(kw_only=True)
-class SgdOfVelocities(Sgd):
-    """SGD on gradients that already include momentum; only the weight decay has a momentum buffer here.
+class SgdAfterMomentum(Sgd):
+    """SGD on gradients to which momentum was applied before; only the weight decay has a momentum buffer here.
 
     Without that buffer the decay would be weaker by the factor 1 - momentum.
 
@@ -87,9 +86,9 @@ class SgdOfVelocities(Sgd):
         for parameter in optimizer.param_groups[0]["params"]:
             if parameter.grad is not None:
                 decay = parameter * self.weight_decay
-                velocity = optimizer.state[parameter].setdefault("decay_velocity", torch.zeros_like(parameter))
-                velocity.mul_(self.momentum).add_(decay)
-                parameter.grad.add_(decay.add_(velocity, alpha=self.momentum) if self.nesterov else velocity)
+                buffer = optimizer.state[parameter].setdefault("decay_velocity", torch.zeros_like(parameter))
+                buffer.mul_(self.momentum).add_(decay)
+                parameter.grad.add_(decay.add_(buffer, alpha=self.momentum) if self.nesterov else buffer)
 
 
 @dataclasses.dataclass(kw_only=True)
