@@ -1,9 +1,9 @@
 """Refuse wrong options at once: check options without importing torch, which takes seconds.
 
-Checking options imports components, which import torch. So the functions that check options are called in a forked
-process in which components import placeholders instead of torch. Modules may refer to a placeholder, call it and derive
-from it. A function that needs a value from a placeholder raises an exception. The result is then None, and the caller
-repeats the call in a process that has imported torch.
+Checking options imports components, which import torch and numpy. So the functions that check options are called in a
+forked process in which components import placeholders instead of these packages. Modules may refer to a placeholder,
+call it and derive from it. A function that needs a value from a placeholder raises an exception. The result is then
+None, and the caller repeats the call in a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.core.registry import PluginError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LEFT_OUT = ("torch", "torchvision")
+LEFT_OUT = ("torch", "torchvision", "numpy")
 
 
 def without_torch(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -84,7 +84,7 @@ def _outcome(call: Callable[[], T]) -> T | UsageError | None:
 
 
 class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that imports a module of placeholders instead of torch or torchvision."""
+    """Import hook that imports a module of placeholders instead of one of the packages `LEFT_OUT`."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         is_left_out = fullname.partition(".")[0] in LEFT_OUT

@@ -45,8 +45,10 @@ def resolve_each(options: Sequence[RunConfig], server: ForkServer) -> list[RunCo
 
     Args:
         options: each run's options as the user gave them.
-        server: resolves the runs in its process, which is started here and imports torch.
+        server: resolves the runs in its process, which is started here and imports torch while the options are checked.
     """
+    if options:
+        server.warm_up_for(options[0])
     checked = outcomes_without_torch([functools.partial(check, each) for each in options])
     outcomes = [outcome or each for outcome, each in zip(checked, options, strict=True)]
     runs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]

@@ -97,16 +97,19 @@ class ForkServer:
         self._processes[threads] = ServerProcess(self.module, threads)
 
     def warm_up_for(self, config: RanksConfig) -> None:
-        """Start a process that imports torch for a job, unless this process has imported torch already.
+        """Start a process that imports torch for a job, unless there is one or this process has imported torch itself.
 
-        Nothing is done for a job on virtual hosts or several machines, because its ranks are not forked.
+        A process for another number of threads, which was started for incomplete options, is killed. Nothing is done
+        for a job on virtual hosts or several machines, because its ranks are not forked.
 
         Args:
             config: the job's options; if the numbers of ranks and threads are missing, their defaults are assumed.
         """
         is_forked = config.nnodes == 1 and config.cluster is None and config.cluster_file is None
-        if is_forked and "torch" not in sys.modules:
-            self.warm_up(config.threads or max(1, usable_cores() // (config.world_size or DEFAULT_WORLD_SIZE)))
+        threads = config.threads or max(1, usable_cores() // (config.world_size or DEFAULT_WORLD_SIZE))
+        if is_forked and "torch" not in sys.modules and threads not in self._processes:
+            self.close()
+            self.warm_up(threads)
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a process that has imported torch, and return the function's result.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.metadata
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,27 +120,3 @@ def test_finding_every_component_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
-
-
-def test_threads_may_look_at_once() -> None:
-    failures: list[BaseException] = []
-
-    def look() -> None:
-        try:
-            registry._built_in(KINDS["collectives"])
-        except BaseException as error:  # noqa: BLE001 - CPython 3.11 raises SystemError
-            failures.append(error)
-
-    def give_way(_phase: str, _info: dict[str, int]) -> None:
-        time.sleep(0)  # a garbage collection in the middle of a parse can switch threads
-
-    threads = [threading.Thread(target=look) for _ in range(3)]
-    gc.callbacks.append(give_way)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        gc.callbacks.remove(give_way)
-    assert not failures
