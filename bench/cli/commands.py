@@ -28,7 +28,6 @@ GROUP = "commands"
 BUILT_IN = {
     "run": (ANSWER, "run"),
     "sweep": (ANSWER, "sweep"),
-    "tune": (ANSWER, "tune"),
     "compare": (ANSWER, "compare"),
     "report": (ANSWER, "report"),
     "plot": (ANSWER, "plot"),
@@ -38,6 +37,7 @@ BUILT_IN = {
 }
 # This project's extensions by their commands; an installation may lack them.
 EXTENSIONS = {
+    "tune": "bench.extensions.tune",
     "collectives": "bench.extensions.microbenchmarks",
     "compressors": "bench.extensions.microbenchmarks",
     "calibrate": "bench.extensions.predict",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from bench.cli.console import stdout_console, warn
-from bench.cli.options import complete_from
+from bench.cli.options import RUNS_FOLDER, complete_from
 from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
 from bench.core.schema.metrics import METRICS
@@ -32,8 +32,6 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench compare --fail-on slower:5% --fail-on accuracy:-0.5 --fail-on bytes:+1%"""
 
-DEFAULT_PATH = Path("results/runs")
-
 Format = Literal["rich", "markdown", "latex", "csv", "json"]
 _SUFFIXES: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
@@ -43,7 +41,7 @@ _COMPLETE_METRIC = complete_from(lambda: {c.name: c.meaning for c in COLUMNS_BY_
 RunPaths = Annotated[
     list[Path] | None,
     typer.Argument(
-        help=f"Run folders, folders of runs, CSV files, or quoted patterns of these (default: {DEFAULT_PATH}).",
+        help=f"Run folders, folders of runs, CSV files, or quoted patterns of these (default: {RUNS_FOLDER}).",
         metavar="PATHS",
         show_default=False,
     ),
@@ -195,7 +193,7 @@ def compare(
     names = _parts(columns)
     extra = find_numbers([name for name in names if name != ALL])
     conditions = [condition for text in where or [] for condition in groups.parse_conditions(text)]
-    rows = store.read(given or [DEFAULT_PATH], keep_going=keep_going, warn=warn)
+    rows = store.read(given or [RUNS_FOLDER], keep_going=keep_going, warn=warn)
     are_timed = any(row["samples_per_s"] is not None for row in rows)
     metric = metric or ("time_to_target_s" if target else "samples_per_s" if are_timed else "test_accuracy")
     compared = comparison.compare(

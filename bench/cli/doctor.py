@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 from bench.cli.console import print_json, stdout_console
+from bench.cli.options import RUNS_FOLDER
 from bench.core import environment, registry
 from bench.core.config.job import DATA_DIR, MAX_RANKS
 from bench.core.config.run import RunConfig
@@ -44,7 +45,7 @@ def doctor(
     world_size: Annotated[
         int, typer.Option(min=1, max=MAX_RANKS, help="Number of ranks that you want to run on this machine.")
     ] = 2,
-    out: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results/runs"),
+    out: Annotated[Path, typer.Option(help="Folder of results.")] = RUNS_FOLDER,
     data_dir: Annotated[Path, typer.Option(help="Folder of the data sets.")] = Path(DATA_DIR),
     smoke: Annotated[bool, typer.Option(help="Train a few steps on two real ranks.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from bench.cli.console import print_json, stdout_console, table_of
-from bench.cli.options import complete_from
+from bench.cli.options import RUNS_FOLDER, complete_from
 from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.files import locked
@@ -68,7 +68,7 @@ def list_components(
     if out is not None and kind != RUNS:
         raise UsageError(f"--out is the folder of runs for `bench list {RUNS}`; write bench list {RUNS} --out {out}")
     if kind == RUNS:
-        _list_runs(out or Path("results/runs"), as_json=as_json)
+        _list_runs(out or RUNS_FOLDER, as_json=as_json)
     elif kind == PAIRS:
         _list_pairs(long=long, as_json=as_json)
     else:

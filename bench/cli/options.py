@@ -46,6 +46,7 @@ def complete(kind: str, *, several: bool = False) -> Callable[[str], list[tuple[
     )
 
 
+RUNS_FOLDER = Path("results/runs")  # where runs are written and looked for by default
 C = TypeVar("C", bound=Configuration)
 Own = ParamSpec("Own")
 

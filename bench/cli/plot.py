@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, RunPaths
+from bench.cli.compare import RunPaths
 from bench.cli.console import warn
-from bench.cli.options import complete_from
+from bench.cli.options import RUNS_FOLDER, complete_from
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
 from bench.report import store
@@ -70,7 +70,7 @@ def plot(
     elif is_file and kind == ALL:
         raise UsageError(f"--out {out} is one file; give a folder for all kinds, or one kind")
     else:
-        paths = paths or [DEFAULT_PATH]
+        paths = paths or [RUNS_FOLDER]
         rows, layers = store.read(paths, warn=warn), store.read_layers(paths, warn=warn)
         drawn = _drawn(kind, Results(rows=rows, layers=layers, baseline=baseline))
     if not is_file:

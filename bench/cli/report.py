@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.compare import DEFAULT_PATH, Baseline, RunPaths
+from bench.cli.compare import Baseline, RunPaths
 from bench.cli.console import warn
+from bench.cli.options import RUNS_FOLDER
 from bench.core.files import check_writable, make_folder, writing
 from bench.report import store
 from bench.report.page import page, to_html
@@ -34,7 +35,7 @@ def report(
     The verdict is also printed. The file needs no network and can be printed. If PATHS contain files that bench predict
     wrote (the JSON of a sweep, or the table of --validate), the HTML file also shows their pictures.
     """
-    paths = paths or [DEFAULT_PATH]
+    paths = paths or [RUNS_FOLDER]
     if out == DEFAULT_OUT:
         make_folder(out.parent)
     if not out.exists() or out.is_file():  # the file may also be a terminal

@@ -17,9 +17,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from bench.cli.compare import DEFAULT_PATH, compare
 from bench.cli.console import LiveLine, plain_table, print_json
-from bench.cli.options import AsJson, flag_values, takes
+from bench.cli.options import RUNS_FOLDER, AsJson, flag_values, takes
 from bench.core.config.job import MEASUREMENT, OUTPUT
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds, seeds_text
@@ -69,7 +68,7 @@ def run(
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder in which the run's folder is made.", rich_help_panel=OUTPUT)
-    ] = DEFAULT_PATH,
+    ] = RUNS_FOLDER,
     resume_folder: Annotated[
         Path | None,
         typer.Option(
@@ -207,6 +206,8 @@ def _execute(options: RunConfig, configs: list[RunConfig], out: Path, as_json: b
             ]
         )
     elif are_several and any(result.status == "ok" for result in results):
+        from bench.cli.compare import compare  # takes 20 ms, so only if it is needed
+
         is_timed = any(result.summary.get("samples_per_s") for result in results)
         compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
     elif not are_several:
@@ -224,7 +225,7 @@ def _num_methods(configs: Sequence[RunConfig]) -> int:
 
 def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
     # A report of the methods, a comparison with other runs, or runs to compare with.
-    place = [] if out == DEFAULT_PATH else [str(out)]
+    place = [] if out == RUNS_FOLDER else [str(out)]
     has_others = len(past_runs(out)) > len(results)
     if _num_methods(configs) > 1:
         return ["bench", "report", *([str(result.folder.path) for result in results] if has_others else place)]

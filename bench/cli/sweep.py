@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.cli.console import print_json, stdout_console, table_of
-from bench.cli.options import AsJson
+from bench.cli.options import RUNS_FOLDER, AsJson
 from bench.cli.run import Display, make_each_ready, warn_of_other_work
 from bench.core.config.job import OUTPUT
 from bench.core.config.run import RunConfig
@@ -93,7 +93,7 @@ def sweep(
         runs = plan_runs(content, server)
         if only is not None and only >= len(runs):
             raise UsageError(f"--only {only} is not the number of a run; the {len(runs)} runs are numbered from 0")
-        out = out or Path("results/runs") / file.stem
+        out = out or RUNS_FOLDER / file.stem
         state = SweepState.look_up(runs if only is None else [runs[only]], out)
         configs = state.to_do(retry_failed=retry_failed, limit=limit)
         say_plan(state, configs, RETRY)

@@ -109,14 +109,15 @@ def test_pictures_of_a_third_party_are_drawn(installed: str, tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def without_predict(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_without("predict", tmp_path_factory.mktemp("program"))
+def without_some(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_without("predict", "tune", copy=tmp_path_factory.mktemp("program"))
 
 
-def copy_without(extension: str, copy: Path) -> Path:
-    """Copy the program to this folder without the folder of an extension."""
+def copy_without(*extensions: str, copy: Path) -> Path:
+    """Copy the program to this folder without the folders of extensions."""
+    left_out = shutil.ignore_patterns("__pycache__", *extensions)
     for package in ("bench", "compressors", "collectives"):
-        shutil.copytree(REPOSITORY / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", extension))
+        shutil.copytree(REPOSITORY / package, copy / package, ignore=left_out)
     shutil.copy(REPOSITORY / "gradwire.py", copy)
     return copy
 
@@ -134,12 +135,14 @@ def run_copy(program: Path, *arguments: str) -> Answer:
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("command", ["predict", "calibrate"])
-def test_a_command_whose_extension_was_removed_says_how_to_get_it(command: str, without_predict: Path) -> None:
-    answer = run_copy(without_predict, command, "--help")
+@pytest.mark.parametrize(("command", "extension"), [("predict", "predict"), ("calibrate", "predict"), ("tune", "tune")])
+def test_a_command_whose_extension_was_removed_says_how_to_get_it(
+    command: str, extension: str, without_some: Path
+) -> None:
+    answer = run_copy(without_some, command, "--help")
     assert answer.code == 2
     assert answer.error.startswith(
-        f"bench: bench {command} comes with the extension bench.extensions.predict, which is"
+        f"bench: bench {command} comes with the extension bench.extensions.{extension}, which is missing here"
     )
     assert answer.error.count("\n") == 1
 
@@ -154,8 +157,8 @@ def test_a_command_whose_extension_was_removed_says_how_to_get_it(command: str, 
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_everything_else_works_without_it(arguments: tuple[str, ...], shown: str, without_predict: Path) -> None:
-    answer = run_copy(without_predict, *arguments)
+def test_everything_else_works_without_them(arguments: tuple[str, ...], shown: str, without_some: Path) -> None:
+    answer = run_copy(without_some, *arguments)
     assert (answer.code, answer.error) == (0, "")
     assert shown in answer.out
     assert "predicted" not in answer.out

@@ -155,6 +155,6 @@ def test_a_model_that_cannot_be_traced(tmp_path: Path) -> None:
 
 
 def test_it_works_without_the_extension_that_predicts(tmp_path: Path) -> None:
-    answer = run_copy(copy_without("predict", tmp_path), "place", "--help")
+    answer = run_copy(copy_without("predict", copy=tmp_path), "place", "--help")
     assert (answer.code, answer.error) == (0, "")
     assert "--devices" in answer.out

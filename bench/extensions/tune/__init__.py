@@ -1,0 +1,1 @@
+"""`bench tune`, which chooses learning rates and other options for the user."""
