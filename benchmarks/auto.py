@@ -30,7 +30,7 @@ from bench.hosts.cluster_options import link_of
 from bench.hosts.support import choose_backend
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
-from bench.launch.measurement import measure
+from bench.launch.run import measure
 from bench.report.statistics import two_sided_quantile
 from benchmarks.auto_worker import TurnsConfig
 

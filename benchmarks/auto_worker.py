@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bench.core import spec
-from bench.core.config.job import RanksConfig
-from bench.core.config.run import RunConfig
+from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import ImageSet

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from bench.core.rows import RowWriter
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.report.store import collect_runs, read
 
 REFERENCE = Path("results/reference/ci.csv")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.launch.sweeps.file import Settings, toml_table
+from bench.launch.sweep_file import Settings, toml_table
 
 SEED, SEED_OF_OTHERS = 20261212, 20261225
 FILES = Path("examples/predict")

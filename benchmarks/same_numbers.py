@@ -15,8 +15,7 @@ import sys
 
 import pandas as pd
 
-from bench.core.schema.column import Column
-from bench.core.schema.metrics import LAYERS, METRICS
+from bench.core.schema import LAYERS, METRICS, Column
 
 COMMON = "--dataset digits --epochs 2 --batch-size 32 --seed 7 --threads 1 --device cpu"
 PAIRS = {

@@ -11,7 +11,7 @@ from bench.cli.console import stdout_console, warn
 from bench.cli.options import RUNS_FOLDER, complete_from
 from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.report import caveats, comparison, gates, groups, store, tables
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
 from bench.report.comparison_table import answer_table, comparison_table, shared_settings

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from bench.cli.console import print_json, stdout_console
 from bench.cli.options import complete, complete_from
 from bench.core import registry, spec
-from bench.core.config.job import DATA_DIR
+from bench.core.config.run import DATA_DIR
 from bench.core.errors import RunFailed, UsageError
 from collectives.options import did_you_mean
 

@@ -9,10 +9,10 @@ import typer
 
 from bench.core import registry
 from bench.core.config.configuration import CommandOption, Configuration
-from bench.core.config.job import OUTPUT
+from bench.core.config.run import OUTPUT
 from bench.core.errors import UsageError
 from bench.core.rows import RowWriter, StoreError
-from bench.core.schema.column import Column
+from bench.core.schema import Column
 
 
 def complete_from(

@@ -19,8 +19,7 @@ from rich.table import Column, Table
 
 from bench.cli.console import LiveLine, plain_table, print_json
 from bench.cli.options import RUNS_FOLDER, AsJson, flag_values, takes
-from bench.core.config.job import MEASUREMENT, OUTPUT
-from bench.core.config.run import RunConfig
+from bench.core.config.run import MEASUREMENT, OUTPUT, RunConfig
 from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import Interrupted, RunFailed, UsageError
@@ -35,8 +34,8 @@ from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.layer_plan import LayerPlan, plan_layers
 from bench.launch.resolve import prepare_data, resolve_each, with_ranks
 from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
-from bench.launch.sweeps.file import SweepFile, plan_runs, run_arguments
-from bench.launch.sweeps.state import past_runs
+from bench.launch.sweep_file import SweepFile, plan_runs, run_arguments
+from bench.launch.sweep_state import past_runs
 from bench.report.store import grouped
 
 EXAMPLES = """[bold]Examples[/bold]

@@ -11,15 +11,14 @@ import typer
 from bench.cli.console import print_json, stdout_console, table_of
 from bench.cli.options import RUNS_FOLDER, AsJson
 from bench.cli.run import Display, make_each_ready, warn_of_other_work
-from bench.core.config.job import OUTPUT
-from bench.core.config.run import RunConfig
+from bench.core.config.run import OUTPUT, RunConfig
 from bench.core.errors import Interrupted, UsageError
 from bench.core.run_folder import RunFolder
 from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.run import Result, execute, resume
-from bench.launch.sweeps.file import plan_runs, read_sweep, table_text
-from bench.launch.sweeps.state import SweepState, expected_s, run_missing
+from bench.launch.sweep_file import plan_runs, read_sweep, table_text
+from bench.launch.sweep_state import SweepState, expected_s, run_missing
 from bench.report.store import grouped
 from collectives.options import MOST
 

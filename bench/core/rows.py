@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bench.core.errors import RunFailed
-from bench.core.schema.column import Column, from_cell, to_cells
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS, Column, from_cell, to_cells
 
 Warn = Callable[[str], None]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.core.config.job import RanksConfig
+from bench.core.config.run import RanksConfig
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables, whole_number
 from bench.core.units import parse_duration, parse_rate

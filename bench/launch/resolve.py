@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bench.core import spec
-from bench.core.config.job import DEFAULT_WORLD_SIZE, RanksConfig
-from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
+from bench.core.config.run import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, RanksConfig, RunConfig
 from bench.core.config.syntax import LrScaling, Straggler
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError

@@ -1,4 +1,7 @@
-"""Execute or resume one run: make the run's folder, start and watch its job, and record how the run ended."""
+"""Execute or resume one run: make the run's folder, start and watch its job, and record how the run ended.
+
+`measure` does the same for the jobs of commands that measure something, in a temporary folder.
+"""
 
 import contextlib
 import dataclasses
@@ -6,15 +9,16 @@ import itertools
 import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.core import environment, processes
 from bench.core.checkpoints import Checkpoints
-from bench.core.config.run import RunConfig
-from bench.core.errors import RunFailed, UsageError
+from bench.core.config.run import JobConfig, RunConfig
+from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
@@ -272,3 +276,65 @@ def prepare_folder(folder: RunFolder) -> None:
 def _check_held(folder: RunFolder, is_held: bool) -> None:
     if not is_held:
         raise UsageError(f"the run in {folder.path} is still running; wait until it ends")
+
+
+# Measurements: jobs in a temporary folder, which report to the command that started them.
+
+OnReport = Callable[[Mapping[str, Any]], None]
+
+
+@processes.interruptible()
+def measure(
+    command: str,
+    config: JobConfig,
+    start: Callable[[RunFolder], torchrun.Started],
+    timeouts: WatchdogTimeouts,
+    on_report: OnReport,
+) -> None:
+    """Run the job; return when none of its processes is left.
+
+    Args:
+        command: name of the command, for the temporary folder.
+        config: complete configuration.
+        start: starts the job in its folder.
+        timeouts: how long the job may report nothing.
+        on_report: called with each report of rank 0.
+
+    Raises:
+        RunFailed: a process failed or hung; the message names the logs, which are kept.
+        Interrupted: the user stopped it.
+    """
+    with scratch_folder(command) as folder:
+        folder.config.write_text(config.to_json(), encoding="utf-8")
+        try:
+            ending = torchrun.watch(start(folder), ProgressReader(folder.progress), timeouts, on_report)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped by the user") from None
+        if ending.silent_s is not None and not reports_of(folder):
+            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
+        if ending.exit_code != 0:
+            raise RunFailed(explain(folder))
+
+
+@contextlib.contextmanager
+def scratch_folder(command: str) -> Iterator[RunFolder]:
+    """Make a temporary folder for the job in the block, and remove it afterwards.
+
+    Args:
+        command: name of the command, part of the folder's name.
+
+    Raises:
+        RunFailed: the block raised it; the folder is kept, and its path is added to the message.
+    """
+    folder = RunFolder(Path(tempfile.mkdtemp(prefix=f"bench-{command}-")))
+    with noted(command, folder.path):
+        try:
+            folder.errors.mkdir()
+            folder.logs.mkdir()
+            yield folder
+        except RunFailed as error:
+            raise RunFailed(f"{error}; logs are in {folder.path}") from None
+        except BaseException:
+            shutil.rmtree(folder.path)
+            raise
+        shutil.rmtree(folder.path)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.core.errors import UsageError
-from bench.core.schema.column import Column
-from bench.core.schema.metrics import METRICS_BY_NAME
+from bench.core.schema import METRICS_BY_NAME, Column
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.report.statistics import Effect
 from collectives.options import did_you_mean

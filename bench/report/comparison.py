@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from bench.core.errors import UsageError
-from bench.core.schema.column import Column
+from bench.core.schema import Column
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
 from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
 from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge

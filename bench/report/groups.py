@@ -7,8 +7,7 @@ from typing import Any
 
 from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
-from bench.core.schema.column import from_cell
-from bench.core.schema.metrics import METRICS, METRICS_BY_NAME
+from bench.core.schema import METRICS, METRICS_BY_NAME, from_cell
 from bench.report.columns import NOTHING, find_column, format_value
 from bench.report.statistics import MeanEstimate, estimate
 from bench.report.store import Row, Run, collect_runs, grouped

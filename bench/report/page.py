@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.environment import version_of
-from bench.core.schema.metrics import METRICS_BY_NAME
+from bench.core.schema import METRICS_BY_NAME
 from bench.report import caveats
 from bench.report.columns import format_value
 from bench.report.comparison import NoSuchBaseline, compare

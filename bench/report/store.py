@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from bench.core.errors import BenchError, NothingToCompare, UsageError
 from bench.core.files import check_regular, files_below
 from bench.core.rows import MissingColumns, RepeatedColumns, Warn, read_rows, warn_on_stderr
-from bench.core.schema.metrics import LAYERS, METRICS
+from bench.core.schema import LAYERS, METRICS
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

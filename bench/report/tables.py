@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from bench.core.schema.column import to_cell
+from bench.core.schema import to_cell
 from bench.report.columns import NOTHING
 
 _GAP = "  "  # between columns

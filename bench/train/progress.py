@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.core.config.run import RunConfig
 from bench.core.run_folder import RunFolder
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 
 PROGRESS_EVERY_S = 0.25
 

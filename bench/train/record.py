@@ -23,7 +23,7 @@ from bench.core.counters import ForwarderUse, OtherWork, interface_bytes, launch
 from bench.core.processes import peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, append_json_line, read_json
-from bench.core.schema.metrics import LAYERS, LINKS
+from bench.core.schema import LAYERS, LINKS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.progress import ProgressFile, open_tracker

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.rows import read_rows
-from bench.core.schema.column import Column, to_cells
-from bench.core.schema.metrics import LAYERS, METRICS
-from bench.launch.sweeps.file import Settings, SweepFile, read_sweep, toml_table
+from bench.core.schema import LAYERS, METRICS, Column, to_cells
+from bench.launch.sweep_file import Settings, SweepFile, read_sweep, toml_table
 from bench.report.store import Row, Run, collect_runs, read, read_layers
 
 FILES = Path("examples/published")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.core import spec
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.report.store import Run, collect_runs, read
 from benchmarks.published.sweeps import FILES, PAGES, RUNS, ended_runs, write_csv
 from collectives.options import Spec

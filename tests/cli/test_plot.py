@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.rows import RowWriter
-from bench.core.schema.metrics import LAYERS
+from bench.core.schema import LAYERS
 from bench.report.plots.kinds import KINDS
 from tests.testing.fake_results import everything
 from tests.testing.fake_rows import fake_row, write_run

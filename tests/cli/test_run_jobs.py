@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.launch.jobs.fork_server import KEEP_MEMORY
 from tests.testing import invoke
 from tests.testing.invoke import decoys, execute, only_run, processes_of, rows, status

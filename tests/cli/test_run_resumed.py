@@ -12,8 +12,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder
-from bench.core.schema.column import Column
-from bench.core.schema.metrics import LAYERS, METRICS
+from bench.core.schema import LAYERS, METRICS, Column
 from bench.launch.resolve import with_ranks
 from bench.launch.run import change_ranks, configuration_of, prepare_folder
 from tests.testing.checkpoints import add_checkpoint

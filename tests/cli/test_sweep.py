@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from bench.cli.console import LiveLine
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from tests.testing.invoke import Answer, execute, invoke, processes_of, rows, start
 
 pytestmark = pytest.mark.timeout(300)

@@ -7,10 +7,8 @@ does not match.
 from functools import partial
 from pathlib import Path
 
-from bench.core.schema.column import Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
-from bench.core.schema.metrics import ORIGIN
+from bench.core.schema import ORIGIN, Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
-from bench.report.columns_doc import sections
 
 _network = partial(Column, "network")
 
@@ -153,6 +151,8 @@ PAGE = Path("docs/measure-columns.md")
 
 def document() -> str:
     """Return the whole text of docs/measure-columns.md."""
+    from bench.cli.reference_pages import sections  # imports bench run, so only if it is needed
+
     return f"""\
 <!-- Written by `python -m bench.extensions.microbenchmarks.columns`; edit the columns there, not this page. -->
 

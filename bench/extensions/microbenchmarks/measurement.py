@@ -15,8 +15,8 @@ from bench.extensions.microbenchmarks.options import CollectivesConfig, Compress
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.measurement import OnReport, measure
 from bench.launch.resolve import choose_device, place, prepare_data
+from bench.launch.run import OnReport, measure
 from collectives.options import incompatibility
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing_extensions import Doc
 
 from bench.core import spec
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag
-from bench.core.config.job import (
+from bench.core.config.run import (
     DATA_DIR,
     MEASUREMENT,
     OUTPUT,

@@ -57,8 +57,8 @@ from bench.extensions.predict.validation import (
     write_table,
 )
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.sweeps.file import plan_runs, read_sweep
-from bench.launch.sweeps.state import SweepState
+from bench.launch.sweep_file import plan_runs, read_sweep
+from bench.launch.sweep_state import SweepState
 from bench.report import store
 from compressors.base import Compressor
 

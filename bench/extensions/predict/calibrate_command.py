@@ -8,7 +8,7 @@ import typer
 
 from bench.cli.commands import MODEL, Command
 from bench.cli.options import takes
-from bench.core.config.job import OUTPUT
+from bench.core.config.run import OUTPUT
 from bench.core.files import check_writable
 from bench.extensions.predict.options import CalibrateConfig
 

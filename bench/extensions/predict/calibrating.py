@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bench.core import environment, processes, spec
-from bench.core.config.job import RanksConfig
-from bench.core.config.run import RunConfig
+from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.environment import usable_cores
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.files import check_writable
@@ -29,10 +28,10 @@ from bench.hosts.support import choose_backend, hosts_supported
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.measurement import measure
 from bench.launch.resolve import check as check_run
 from bench.launch.resolve import prepare_data
 from bench.launch.resolve import resolve as resolve_run
+from bench.launch.run import measure
 
 if TYPE_CHECKING:
     from bench.optimizers.base import Optimizer

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bench.core import environment
-from bench.core.config.job import RanksConfig
+from bench.core.config.run import RanksConfig
 from bench.core.counters import ForwarderUse, forwarder_cpu_s
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from typing_extensions import Doc
 
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Configuration, Flag, syntax
-from bench.core.config.job import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
+from bench.core.config.run import DATA_DIR, MEASUREMENT, OUTPUT, PROCESSES, BucketMb, DataDir, JobConfig, Threads
 from bench.core.config.syntax import Straggler
 from bench.core.errors import UsageError
 from bench.core.units import duration, parse_duration

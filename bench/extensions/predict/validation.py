@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench.core import environment, spec
-from bench.core.config.job import VIRTUAL_HOSTS
-from bench.core.config.run import RunConfig
+from bench.core.config.run import VIRTUAL_HOSTS, RunConfig
 from bench.core.errors import UsageError
 from bench.core.files import files_below
 from bench.core.rows import read_rows
@@ -22,8 +21,8 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.request import DDP, PredictionRequest, check_request, links_of, predicted
 from bench.hosts.cluster import Cluster, HostLink
-from bench.launch.sweeps.file import PlannedRun, table_text
-from bench.launch.sweeps.state import PastRun, SweepState
+from bench.launch.sweep_file import PlannedRun, table_text
+from bench.launch.sweep_state import PastRun, SweepState
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")

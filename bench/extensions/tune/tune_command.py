@@ -18,14 +18,13 @@ from bench.cli.console import print_json, stdout_console, table_of
 from bench.cli.options import AsJson, flag_values, takes
 from bench.cli.sweep import print_state, run_all, say_plan
 from bench.core import spec
-from bench.core.config.job import MAX_SEED, MEASUREMENT, OUTPUT
-from bench.core.config.run import WHAT, RunConfig
+from bench.core.config.run import MAX_SEED, MEASUREMENT, OUTPUT, WHAT, RunConfig
 from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import check_writable, writing
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.refusals import without_torch
-from bench.launch.sweeps.file import (
+from bench.launch.sweep_file import (
     Lists,
     PlannedRun,
     Settings,
@@ -37,7 +36,7 @@ from bench.launch.sweeps.file import (
     table_text,
     toml_table,
 )
-from bench.launch.sweeps.state import SweepState
+from bench.launch.sweep_state import SweepState
 
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.

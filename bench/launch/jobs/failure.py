@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from bench.core.config.job import RanksConfig
+from bench.core.config.run import RanksConfig
 from bench.core.environment import possible_causes
 from bench.core.processes import STOP_GRACE_S, killed_by
 from bench.core.run_folder import RunFolder, read_json

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import ParamSpec, Self, TypeVar
 
 from bench.core import environment
-from bench.core.config.job import DEFAULT_WORLD_SIZE, RanksConfig
+from bench.core.config.run import DEFAULT_WORLD_SIZE, RanksConfig
 from bench.core.environment import usable_cores
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent, import_variables

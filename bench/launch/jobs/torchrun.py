@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from bench.core.config.job import RanksConfig
+from bench.core.config.run import RanksConfig
 from bench.core.config.syntax import Endpoint
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent, killed_by

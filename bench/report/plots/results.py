@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bench.core.errors import NothingToCompare
-from bench.core.schema.column import Column
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS, Column
 from bench.report.groups import SETTINGS, RunGroup, group_runs
 from bench.report.plots.style import Look, Methods
 from bench.report.store import Row, Run, collect_runs, grouped, one_per_seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.core.schema.metrics import LAYERS
+from bench.core.schema import LAYERS
 from bench.report.columns import format_value
 from bench.report.groups import RunGroup
 from bench.report.plots import style

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.core.files import writing
-from bench.core.schema.metrics import METRICS_BY_NAME
+from bench.core.schema import METRICS_BY_NAME
 from bench.core.units import scale_of
 
 if TYPE_CHECKING:

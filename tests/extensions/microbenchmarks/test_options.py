@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.core.config.configuration import Configuration
-from bench.core.config.job import RanksConfig
-from bench.core.config.run import RunConfig
-from bench.core.schema.column import Column
+from bench.core.config.run import RanksConfig, RunConfig
+from bench.core.schema import Column
 from bench.extensions.microbenchmarks.columns import COLLECTIVES, COMPRESSORS, PAGE, document
 from bench.extensions.microbenchmarks.measurement import check_sums
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig

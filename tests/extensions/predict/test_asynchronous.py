@@ -26,7 +26,7 @@ from bench.extensions.predict.links import Links
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, predicted
 from bench.extensions.predict.validation import cells_of, notes, with_validated
-from bench.launch.sweeps.file import PlannedRun
+from bench.launch.sweep_file import PlannedRun
 from bench.strategies.async_server import AsyncServer
 from tests.extensions.predict.calibrations import NUMEL, calibration
 from tests.testing.configs import make_config

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.core.errors import UsageError
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.extensions.predict.time_to_target import NeededSteps, needed_steps
 from tests.extensions.predict.calibrations import calibration
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.rows import RowWriter
-from bench.core.schema.metrics import METRICS_BY_NAME
+from bench.core.schema import METRICS_BY_NAME
 from bench.extensions.predict.calibration import VERSION
 from tests.extensions.predict.calibrations import calibration, written
 from tests.testing.invoke import execute, invoke, start

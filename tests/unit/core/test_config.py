@@ -13,7 +13,7 @@ import pytest
 from bench.core.config.configuration import CommandOption, Configuration
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.core.schema.metrics import METRICS_BY_NAME
+from bench.core.schema import METRICS_BY_NAME
 from tests.testing.configs import COMPONENTS, make_config
 
 # `partition` has one value so far; the full texts of the components in `filled` count.

@@ -17,7 +17,7 @@ from bench.cli.options import takes
 from bench.core.config.configuration import NOT_RECORDED, Flag
 from bench.core.config.run import COMMUNICATION, RunConfig
 from bench.core.errors import UsageError
-from bench.core.schema.column import declared_columns
+from bench.core.schema import declared_columns
 from tests.testing.configs import make_config
 
 FIELDS = {field.name: getattr(make_config(), field.name) for field in dataclasses.fields(RunConfig)}

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.core.rows import RepeatedColumns, RowWriter, StoreError, read_rows
-from bench.core.schema.metrics import LAYERS, METRICS
+from bench.core.schema import LAYERS, METRICS
 
 
 @contextmanager

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core.schema.column import Column, from_cell, to_cells
-from bench.core.schema.metrics import LAYERS, METRICS, METRICS_BY_NAME
+from bench.core.schema import LAYERS, METRICS, METRICS_BY_NAME, Column, from_cell, to_cells
 
 # Units by the end of a column's name, the longer ends first.
 UNITS = {"_per_s": "samples/s", "_bps": "bit/s", "_Bps": "bytes/s", "_bytes": "bytes", "_s": "s"}

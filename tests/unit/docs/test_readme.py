@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.commands import EXTENSIONS
-from bench.cli.defaults_doc import document, table
+from bench.cli.reference_pages import options_page, options_table
 from bench.core import registry
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import BenchError, Interrupted, NothingToCompare, Regression, RunFailed, UsageError
@@ -103,11 +103,11 @@ def test_the_table_of_the_demo_is_that_of_its_rows() -> None:
 
 
 def test_the_table_of_options_is_that_of_the_program() -> None:
-    assert document(OPTIONS) == OPTIONS, "run: python -m bench.cli.defaults_doc"
+    assert options_page(OPTIONS) == OPTIONS, "run: python -m bench.cli.reference_pages"
 
 
 def test_the_table_names_every_default() -> None:
-    rows = {row.split("|")[1].split(",")[0].strip(" `"): row for row in table().splitlines()}
+    rows = {row.split("|")[1].split(",")[0].strip(" `"): row for row in options_table().splitlines()}
     for option in RunConfig.options():
         if option.flag is None:
             continue

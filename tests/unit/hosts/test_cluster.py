@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.job import RanksConfig
+from bench.core.config.run import RanksConfig
 from bench.core.errors import UsageError
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.cluster_options import PRESETS, cluster_from_options, cluster_from_toml

@@ -13,7 +13,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, write_json
-from bench.launch.sweeps.state import PastRun, by_digest, past_runs, run_missing
+from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.core.config.job import RanksConfig
-from bench.core.config.run import RunConfig
+from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import UsageError
 from bench.launch import resolve as resolving
 from bench.launch.resolve import place, resolve

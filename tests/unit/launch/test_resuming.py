@@ -16,8 +16,8 @@ from bench.hosts import support
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.run import Result, prepare_folder
-from bench.launch.sweeps.file import PlannedRun
-from bench.launch.sweeps.state import SweepState
+from bench.launch.sweep_file import PlannedRun
+from bench.launch.sweep_state import SweepState
 from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import make_config
 

@@ -8,10 +8,10 @@ from typing import NoReturn
 
 import pytest
 
-from bench.core.config.job import RanksConfig
+from bench.core.config.run import RanksConfig
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.launch.jobs.failure import WatchdogTimeouts
-from bench.launch.measurement import measure, scratch_folder
+from bench.launch.run import measure, scratch_folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.errors import UsageError
-from bench.launch.sweeps.file import SweepFile, read_sweep
+from bench.launch.sweep_file import SweepFile, read_sweep
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,8 +12,8 @@ from typing_extensions import override
 from bench.cli.sweep import sbatch_line
 from bench.core.errors import UsageError
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.sweeps.file import PlannedRun, SweepFile, plan_runs
-from bench.launch.sweeps.state import SweepState, expected_s
+from bench.launch.sweep_file import PlannedRun, SweepFile, plan_runs
+from bench.launch.sweep_state import SweepState, expected_s
 from tests.testing.configs import make_config
 
 SWEEP = SweepFile(

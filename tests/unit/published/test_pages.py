@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.core.rows import RowWriter
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.report.store import collect_runs
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import origin, write_page, write_text

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.core.config.run import RunConfig
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.launch.resolve import resolve
-from bench.launch.sweeps.file import read_sweep
+from bench.launch.sweep_file import read_sweep
 from bench.report.store import Row, Run
 from benchmarks.published import figures, summary
 from benchmarks.published.claims import Claim

@@ -8,7 +8,7 @@ import pytest
 
 from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
-from bench.core.schema.metrics import METRICS_BY_NAME
+from bench.core.schema import METRICS_BY_NAME
 from bench.report.comparison import compare
 from bench.report.groups import ALSO_OPTIONS, by_workload, parse_conditions, select
 from bench.report.store import collect_runs

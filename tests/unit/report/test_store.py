@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from bench.core.errors import NothingToCompare, UsageError
-from bench.core.schema.metrics import METRICS
+from bench.core.schema import METRICS
 from bench.report.comparison import compare
 from bench.report.groups import SETTINGS
 from bench.report.plots.results import to_frame

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.core.config.configuration import short_digest
-from bench.core.config.job import MACHINES, RanksConfig
-from bench.core.config.run import RunConfig
+from bench.core.config.run import MACHINES, RanksConfig, RunConfig
 from bench.core.config.syntax import parse_seeds, seeds_text
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables

@@ -14,7 +14,7 @@ from bench.core.errors import RunFailed, UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RunFolder, read_json
 from bench.launch.run import obstacle_to_resuming
-from bench.launch.sweeps.file import PlannedRun
+from bench.launch.sweep_file import PlannedRun
 
 PastState = Literal["torn", "failed", "done"]
 _STATES: dict[str, PastState] = {"ok": "done", "failed": "failed", "timeout": "failed"}

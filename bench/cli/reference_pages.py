@@ -1,18 +1,69 @@
-"""Write docs/columns.md from the schema: ``python -m bench.report.columns_doc``.
+"""Write the reference pages from the declarations of options and columns: ``python -m bench.cli.reference_pages``.
 
-A test fails if the page does not match the schema.
+The pages are docs/options.md, of which only the table is written, and docs/columns.md. A test fails if a page does not
+match the program.
 """
 
+import inspect
 import itertools
+import typing
 from pathlib import Path
+from typing import Literal
 
-from bench.core.schema.column import Column
-from bench.core.schema.metrics import LAYERS, LINKS, METRICS
+import typer
 
-PAGE = Path("docs/columns.md")
+from bench.cli.run import run
+from bench.core.schema import LAYERS, LINKS, METRICS, Column
+from collectives.options import value_text
+
+OPTIONS, COLUMNS = Path("docs/options.md"), Path("docs/columns.md")
+
+BEGIN = "<!-- Written by `python -m bench.cli.reference_pages`; edit the options, not this table. -->\n"
+END = "<!-- End of the table. -->\n"
+
+
+def options_table() -> str:
+    """Return a Markdown table of the options of `bench run`, in the order of its help."""
+    lines = ["| Option | Default | Meaning |", "| :--- | :--- | :--- |"]
+    parameters = [each for each in inspect.signature(run).parameters.values() if each.annotation is not typer.Context]
+    for panel, members in itertools.groupby(parameters, lambda each: each.annotation.__metadata__[0].rich_help_panel):
+        lines += [f"| **{panel}** | | |", *map(_option_row, members)]
+    return "\n".join(lines) + "\n"
+
+
+def options_page(text: str) -> str:
+    """Return the text of the page with a new table between `BEGIN` and `END`.
+
+    Args:
+        text: the text of the page with the old table.
+    """
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}\n{options_table()}\n{END}{after}"
+
+
+def _option_row(parameter: inspect.Parameter) -> str:
+    type_, info = typing.get_args(parameter.annotation)
+    if isinstance(info.show_default, str):
+        default = info.show_default
+    elif parameter.default is None:
+        default = "none"
+    elif isinstance(parameter.default, bool):
+        default = "yes" if parameter.default else "no"
+    else:
+        values = parameter.default if isinstance(parameter.default, list) else [parameter.default]
+        default = f"`{','.join(map(value_text, values))}`"
+    # Typer keeps the first name given in `Annotated[..., Option("--json")]` where a default value would stand.
+    given = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]
+    option = parameter.name.replace("_", "-")
+    names = given or ([f"--{option}", f"--no-{option}"] if type_ is bool else [f"--{option}"])
+    choices = typing.get_args(type_) if typing.get_origin(type_) is Literal else ()
+    is_said = all(choice in (info.help or "") for choice in choices)
+    meaning = (info.help or "") + ("" if is_said else f" One of {', '.join(choices)}.")
+    return f"| {', '.join(f'`{name}`' for name in names)} | {default} | {meaning} |"
+
 
 _TEMPLATE = """\
-<!-- Written by `python -m bench.report.columns_doc` from bench/core/schema/; edit those, not this page. -->
+<!-- Written by `python -m bench.cli.reference_pages` from bench/core/schema.py; edit that file, not this page. -->
 
 # Columns of the CSV files
 
@@ -68,7 +119,7 @@ Traffic between the processes of a run with `--strategy placed`. Other runs do n
 {links}"""
 
 
-def document() -> str:
+def columns_page() -> str:
     """Return the whole text of docs/columns.md."""
     return _TEMPLATE.format(
         metrics=sections(METRICS),
@@ -80,12 +131,12 @@ def document() -> str:
 def sections(columns: tuple[Column, ...]) -> str:
     """Return a heading and a table for each group of columns."""
     return "\n".join(
-        f"### {group.capitalize()}\n\n{_table(tuple(members))}"
+        f"### {group.capitalize()}\n\n{_columns_table(tuple(members))}"
         for group, members in itertools.groupby(columns, key=lambda column: column.group)
     )
 
 
-def _table(columns: tuple[Column, ...]) -> str:
+def _columns_table(columns: tuple[Column, ...]) -> str:
     lines = ["| Column | Meaning | Unit | Better | Repeats | Type |", "| :--- | :--- | :--- | :--- | :--- | :--- |"]
     for column in columns:
         repeats = "yes" if column.deterministic else ""
@@ -96,4 +147,5 @@ def _table(columns: tuple[Column, ...]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(document(), encoding="utf-8")
+    OPTIONS.write_text(options_page(OPTIONS.read_text(encoding="utf-8")), encoding="utf-8")
+    COLUMNS.write_text(columns_page(), encoding="utf-8")

@@ -1,1 +1,0 @@
-"""The columns of every CSV file. Each module declares one kind of file, each column once."""
