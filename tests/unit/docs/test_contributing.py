@@ -170,13 +170,10 @@ def test_the_command_that_writes_documents_is_the_real_one() -> None:
 
 @pytest.mark.parametrize(("whose", "most_stations", "most_files"), [("a gradient", 24, 14), ("an option", 24, 14)])
 def test_a_way_is_as_drawn_and_short(whose: str, most_stations: int, most_files: int) -> None:
-    (drawing,) = re.findall(rf"^#+ The path of {whose}$.*?```(?:text)?\n(.*?)```", DESIGN, re.DOTALL | re.MULTILINE)
-    file, stations = "", set()
-    for line in drawing.splitlines():
-        path, names = re.match(r"(\S*) +(\w+(?:, \w+)*)", line).groups()  # type: ignore[union-attr]
-        file = path or file
-        stations |= {(file, name) for name in names.split(", ")}
-    assert len(stations) <= most_stations
+    (section,) = re.findall(rf"^#+ The path of {whose}$(.*?)^#", DESIGN, re.DOTALL | re.MULTILINE)
+    rows = re.findall(r"^\| `(\S+)` \| (`.*?`) \|", section, re.MULTILINE)
+    stations = {(file, name) for file, names in rows for name in re.findall(r"\w+", names)}
+    assert 10 < len(stations) <= most_stations
     assert len({file for file, _ in stations}) <= most_files
     for file, name in stations:
         nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
