@@ -39,7 +39,7 @@ from bench.models.base import Model
 from bench.models.resnet import ResNet18, ResNet50
 from collectives import options
 from collectives.base import Collective
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Ints, Lengths, waves_of
 
 NODES, BATCH = 8, 128

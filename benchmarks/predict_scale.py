@@ -26,7 +26,7 @@ from bench.extensions.predict.links import Links
 from bench.models.resnet import ResNet50
 from collectives import options
 from collectives.base import Collective
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.layer import layers_of
 

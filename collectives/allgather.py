@@ -16,8 +16,7 @@ from collectives.base import AnswerEncoder, BoundCollective, Collective, Pending
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import PackedPieces
-from collectives.schedule.layout import Layout
-from collectives.schedule.rounds import Piece, Round
+from collectives.schedule.rounds import Layout, Piece, Round
 from collectives.transport.base import ReduceOp, Transport
 
 

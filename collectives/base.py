@@ -17,8 +17,7 @@ from collectives.options import Incompatible, Options
 from collectives.payloads.base import Payload, PayloadError, unpack
 from collectives.payloads.bundle import Bundle
 from collectives.schedule.execution import PackedPieces, Scratch, lost_on_wire, run_in_place
-from collectives.schedule.layout import Key, Layout, Stretch, leaves
-from collectives.schedule.rounds import Round
+from collectives.schedule.rounds import Key, Layout, Round, Stretch, leaves
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 

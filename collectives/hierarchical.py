@@ -22,7 +22,7 @@ from collectives.base import AnswerEncoder, BoundCollective, Collective, Pending
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
-from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.rounds import Layout
 from collectives.transport import messages
 from collectives.transport.base import ReduceOp, Transport
 
@@ -72,7 +72,7 @@ class Hierarchical(Collective):
     def check_compatible(self, kind: type[Payload]) -> None:
         with _naming("within a group"):
             self.within.check_compatible(kind)
-        if self._keeps(kind):
+        if kind.elementwise or (kind.addable and not self.within.decodes):
             with _naming("among leaders"):
                 self.between.check_compatible(kind)
 
@@ -95,7 +95,7 @@ class Hierarchical(Collective):
 
         Otherwise the sum is decoded before leaders exchange it.
         """
-        return all(map(self._keeps, layout.leaves))
+        return all(leaf.wire is not None or (leaf.addable and not self.within.decodes) for leaf in layout.leaves)
 
     @property
     def gathers(self) -> bool:
@@ -123,9 +123,6 @@ class Hierarchical(Collective):
         if inner is None or outer is None or num_groups == 1:
             return inner
         return inner + outer + nbytes * len(messages.binomial_links(rank - first, size)[1])
-
-    def _keeps(self, kind: type[Payload] | Leaf) -> bool:
-        return bool(kind.elementwise) or (kind.addable and not self.within.decodes)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from collectives.options import OptionError
 from collectives.payloads.base import Payload, balanced_borders, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.execution import WireLost, lost_on_wire
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.mapped_memory import LINE, PAGE, SharedMemory, SpinThenSleep, map_together
 from collectives.transport.memory_region import rounded_up

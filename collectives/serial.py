@@ -17,7 +17,7 @@ from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.fields import HEADER, VALUE_DTYPES, Reader
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues
-from collectives.schedule.layout import Layout, leaves
+from collectives.schedule.rounds import Layout, leaves
 from collectives.server import Server
 
 Terms = Sequence[Payload]  # one payload per rank

@@ -34,8 +34,7 @@ from collectives.payloads.codec.values import SHORT, to_value_dtype
 from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.schedule.execution import PackedPieces
-from collectives.schedule.layout import Key, Layout, Stretch, leaves
-from collectives.schedule.rounds import Piece, Place, Round
+from collectives.schedule.rounds import Key, Layout, Piece, Place, Round, Stretch, leaves
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.messages import sum_wires
 

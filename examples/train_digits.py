@@ -21,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from collectives.allgather import Allgather
-from collectives.native import Native
-from collectives.ring import Ring
+from collectives.allreduce import Native, Ring
 from compressors.ddp import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import pack_state, unpack_state

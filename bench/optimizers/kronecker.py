@@ -39,7 +39,7 @@ from collectives.payloads.symmetric import (
     positive_factor,
     relative_damping,
 )
-from collectives.schedule.layout import leaves
+from collectives.schedule.rounds import leaves
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.report import StepReport
 

@@ -116,7 +116,7 @@ SYSTEM = System(
             text="blocks go around a ring, are added on the way, and replace those of the neighbours",
             source="paragraphs 10-18",
             verdict="built",
-            why="`collectives/ring.py`; equal to the serial sum in ring order, bit for bit",
+            why="`collectives/allreduce.py`; equal to the serial sum in ring order, bit for bit",
         ),
         Stated(
             text="data are dealt to the nodes before training, all different",

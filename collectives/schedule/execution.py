@@ -9,8 +9,7 @@ import torch
 from collectives.payloads.base import Payload, shifted, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.sparse import IndexedValues
-from collectives.schedule.layout import Layout, leaves
-from collectives.schedule.rounds import Message, Piece, Place, Round
+from collectives.schedule.rounds import Layout, Message, Piece, Place, Round, leaves
 from collectives.transport import messages
 from collectives.transport.base import Pending, ReduceOp, Transport, wait_all
 from collectives.transport.messages import bound_nbytes, combine_

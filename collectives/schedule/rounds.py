@@ -1,11 +1,184 @@
 """Rounds: descriptions of the messages that one rank sends and receives at the same time.
 
-One rank's part of a sum is a list of rounds. The lists of all ranks match: each message that one rank sends, another
-receives, in the same order.
+One rank's part of a sum is a list of rounds, which follows from the layout of the payloads: their sizes and dtypes, the
+same on all ranks. The lists of all ranks match: each message that one rank sends, another receives, in the same order.
 """
 
+from __future__ import annotations
+
+import bisect
 import dataclasses
-from typing import Literal, NamedTuple
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Self
+
+import torch
+
+from collectives.payloads.base import Payload, balanced_borders
+from collectives.payloads.bundle import Bundle
+
+Key = tuple[int, ...]  # ids of the layers in a message, in the order in which they lie in it
+Stretch = tuple[int, int]  # (first element, one past the last)
+
+UNEVEN = 1.1  # where the longest part exceeds the mean part by this factor, blocks are split if they may be
+
+_OF_ITEMSIZE = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
+
+
+class Leaf(NamedTuple):
+    """The size and dtype of one payload in a message; the payloads in a bundle are separate leaves.
+
+    Attributes:
+        numel: number of elements that the payload represents.
+        alignment: as `Payload.alignment`.
+        addable: as `Payload.addable`.
+        wire: (number of elements, dtype) of its wire tensor; None if the payload is not element-wise.
+        splits_blocks: as `Payload.splits_blocks`.
+    """
+
+    numel: int
+    alignment: int = 1
+    addable: bool = True
+    wire: tuple[int, torch.dtype] | None = None
+    splits_blocks: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if the wire tensor has all elements, so that any part of the payload has the same kind."""
+        return self.wire is not None and self.wire[0] == self.numel
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes and dtypes of the payloads in a message, which are the same on all ranks of a sum.
+
+    Attributes:
+        leaves: the properties of each payload in the message, in order.
+        key: ids of the layers in the message.
+        layer_numels: number of elements of each of these layers; empty if unknown.
+    """
+
+    leaves: tuple[Leaf, ...]
+    key: Key = ()
+    layer_numels: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, payload: Payload, key: Key = ()) -> Self:
+        """Return the layout of this payload; other ranks get the same from their payloads."""
+        return cls(
+            tuple(
+                Leaf(
+                    leaf.numel,
+                    leaf.alignment,
+                    leaf.addable,
+                    (leaf.wire.numel(), leaf.wire.dtype) if leaf.elementwise else None,
+                    leaf.splits_blocks,
+                )
+                for leaf in leaves(payload)
+            ),
+            key,
+        )
+
+    @classmethod
+    def dense(cls, numel: int, itemsize: int = 4, key: Key = ()) -> Self:
+        """Return the layout of one dense tensor of `numel` elements of `itemsize` bytes."""
+        return cls((Leaf(numel, wire=(numel, _OF_ITEMSIZE[itemsize])),), key)
+
+    @functools.cached_property
+    def numel(self) -> int:
+        """Return the number of elements that all payloads together represent."""
+        return sum(leaf.numel for leaf in self.leaves)
+
+    @functools.cached_property
+    def itemsize(self) -> int | None:
+        """Return the bytes of one element if all payloads are element-wise and have one dtype; otherwise None."""
+        types = {None if leaf.wire is None else leaf.wire[1] for leaf in self.leaves}
+        dtype = types.pop() if len(types) == 1 else None
+        return None if dtype is None else dtype.itemsize
+
+    def by_type(self) -> list[tuple[int, ...]]:
+        """Return the indices of the leaves, grouped by dtype; a single group if some leaf is not element-wise."""
+        by_type: dict[torch.dtype, tuple[int, ...]] = {}
+        for index, leaf in enumerate(self.leaves):
+            if leaf.wire is None:
+                return [tuple(range(len(self.leaves)))]
+            by_type[leaf.wire[1]] = (*by_type.get(leaf.wire[1], ()), index)
+        return list(by_type.values())
+
+    def by_layer(self) -> list[Layout]:
+        """Return one layout per layer.
+
+        A payload of several layers that cannot be cut between them has one layout. If payloads and layers do not match,
+        as for the factors of a low-rank compressor, the list holds only this layout.
+        """
+        numels = list(self.layer_numels or (leaf.numel for leaf in self.leaves))
+        ids, parts = list(self.key), []
+        for leaf in self.leaves:
+            count = next((i for i in range(1, len(numels) + 1) if sum(numels[:i]) == leaf.numel), 0)
+            inside, ids, cuts, numels = ids[:count], ids[count:], numels[:count], numels[count:]
+            if count and leaf.wire is not None and leaf.alignment == 1:
+                for numel, layer_id in zip(cuts, inside, strict=True):
+                    wire = (numel, leaf.wire[1]) if leaf.is_full else None
+                    layer = leaf if count == 1 else Leaf(numel, addable=leaf.addable, wire=wire)
+                    parts.append(Layout((layer,), (layer_id,)))
+            else:
+                parts.append(Layout((leaf,), tuple(inside)))
+        return parts if all(part.key for part in parts) and not ids else [self]
+
+    def chunks(self, num_chunks: int) -> list[Stretch]:
+        """Return (first element, one past the last) of each chunk of a balanced partition of the message.
+
+        If `itemsize` is not None, chunks divide the wire tensor; otherwise the elements that the payloads represent.
+        """
+        if self.itemsize is None:
+            return self.cuts(num_chunks)
+        numel = sum(leaf.wire[0] for leaf in self.leaves if leaf.wire)
+        return list(itertools.pairwise(balanced_borders(numel, num_chunks)))
+
+    def cuts(self, num_parts: int) -> list[Stretch]:
+        """Return (first element, one past the last) of each part of a balanced partition of the payloads' elements.
+
+        Payloads can be cut at the borders of the parts. If a part would be more than 10 % longer than the mean, the
+        payloads that can be cut inside their blocks are cut there.
+        """
+        borders = _borders_between_blocks([(leaf.numel, leaf.alignment) for leaf in self.leaves], num_parts)
+        longest = max(stop - start for start, stop in itertools.pairwise(borders))
+        if longest * num_parts > UNEVEN * borders[-1] and any(leaf.splits_blocks for leaf in self.leaves):
+            finest = [(leaf.numel, 1 if leaf.splits_blocks else leaf.alignment) for leaf in self.leaves]
+            borders = _borders_between_blocks(finest, num_parts)
+        return list(itertools.pairwise(borders))
+
+
+def leaves(payload: Payload) -> tuple[Payload, ...]:
+    """Return the payloads in a bundle, or the payload itself if it is no bundle."""
+    return tuple(payload.payloads) if isinstance(payload, Bundle) else (payload,)
+
+
+def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int) -> list[int]:
+    """Return num_parts + 1 borders that divide consecutive ranges of blocks into parts of nearly equal length.
+
+    A single range is divided into whole blocks; its last block may be shorter. With several, each border is the
+    possible cut nearest to an even partition.
+
+    Args:
+        stretches: (number of elements, elements per block) of each range.
+        num_parts: number of parts.
+    """
+    if len(stretches) == 1:
+        ((numel, alignment),) = stretches
+        return balanced_borders(numel, num_parts, alignment)
+    offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
+
+    def nearest_cut(position: int) -> int:
+        index = min(bisect.bisect_right(offsets, position), len(stretches)) - 1
+        (numel, alignment), inside = stretches[index], position - offsets[index]
+        below = inside // alignment * alignment
+        above = min(below + alignment, numel)
+        return offsets[index] + (below if inside - below <= above - inside else above)
+
+    return [nearest_cut(border) for border in balanced_borders(offsets[-1], num_parts)]
+
 
 # How a receiver applies a message: it replaces the own elements, is added to them in this order, or is kept as a term.
 ReceiveEffect = Literal["replace", "own + received", "received + own", "collect"]

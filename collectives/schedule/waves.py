@@ -17,17 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from collectives.allgather import Allgather
+from collectives.allreduce import HalvingDoubling, Native, Ring, Tree
 from collectives.base import Collective
-from collectives.halving_doubling import HalvingDoubling
 from collectives.hierarchical import Hierarchical
-from collectives.native import Native
 from collectives.payloads.base import HEADER_BYTES
-from collectives.ring import Ring
-from collectives.schedule.layout import Layout
-from collectives.schedule.rounds import Message, Piece, Round
+from collectives.schedule.rounds import Layout, Message, Piece, Round
 from collectives.server import Server, Shard
 from collectives.transport import messages
-from collectives.tree import Tree
 
 Ints = npt.NDArray[np.int64]
 

@@ -18,7 +18,7 @@ import torch
 
 from collectives.base import BoundCollective, Collective
 from collectives.payloads.base import HEADER_BYTES, Dense
-from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.rounds import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport
 from compressors.auto.choice import Choice, Pair, Part, dense_pair, pairs_on

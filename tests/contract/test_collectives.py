@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from collectives.allgather import Allgather
+from collectives.allreduce import Ring
 from collectives.options import Incompatible, OptionError
 from collectives.parameter_server.residuals import EVERY_RANK
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.sparse import Seeded
-from collectives.ring import Ring
 from collectives.schedule import execution
-from collectives.schedule.layout import Layout, leaves
+from collectives.schedule.rounds import Layout, leaves
 from collectives.serial import error_bound
 from collectives.server import Server
 from collectives.transport.base import Pending, Receive, Send, TransportError, wait_all

@@ -12,8 +12,7 @@ import torch
 from collectives.allgather import Allgather
 from collectives.payloads import Bundle, Dense
 from collectives.payloads.base import Payload
-from collectives.schedule.layout import Layout, leaves
-from collectives.schedule.rounds import Message, Piece, Round
+from collectives.schedule.rounds import Layout, Message, Piece, Round, leaves
 from collectives.transport.base import Pending, Receive, Send
 from tests.testing.collectives import COLLECTIVES, clone, key_of
 from tests.testing.memory_transport import MemoryTransport, run_threads

@@ -16,9 +16,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 
 from collectives.allgather import Allgather
+from collectives.allreduce import Ring
 from collectives.base import Collective, PendingSum
 from collectives.options import build
-from collectives.ring import Ring
 from compressors.ddp.attach import attach
 from compressors.floats import NoCompression
 from compressors.topk import TopK

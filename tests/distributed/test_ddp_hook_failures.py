@@ -21,9 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from collectives.allgather import Allgather, BoundAllgather
+from collectives.allreduce import Native, Ring
 from collectives.base import AnswerEncoder
-from collectives.native import Native
-from collectives.ring import Ring
 from collectives.transport.base import Transport, TransportError
 from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook, NonFiniteGradient

@@ -14,12 +14,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from collectives.allreduce import Native, Ring
 from collectives.base import BoundCollective
 from collectives.hierarchical import Hierarchical
-from collectives.native import Native
 from collectives.payloads import Dense
 from collectives.pool import Pool
-from collectives.ring import Ring
 from collectives.transport import failure_detector
 from collectives.transport.base import Transport, TransportError
 from collectives.transport.failure_detector import Diagnosis

@@ -15,9 +15,8 @@ from bench.core.config.run import RunConfig
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, Setup
 from bench.strategies.ddp import Ddp
+from collectives.allreduce import Native, Ring
 from collectives.base import Collective
-from collectives.native import Native
-from collectives.ring import Ring
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.floats import NoCompression
 from compressors.layer import Step

@@ -12,7 +12,7 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.payloads import Bundle
 from collectives.payloads.base import Payload
-from collectives.schedule.layout import leaves
+from collectives.schedule.rounds import leaves
 from collectives.serial import serial_sum
 
 TEXTS = [

@@ -24,7 +24,7 @@ from collectives.payloads.base import Payload
 from collectives.payloads.codec.bits import find_codebook, pack_bits
 from collectives.payloads.codec.philox import seeded_positions
 from collectives.payloads.codes import TwoMeans
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 63, 1023, 1024, 1025)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -17,7 +17,7 @@ import torch
 
 from collectives.base import PendingSum
 from collectives.payloads.base import Dense
-from collectives.native import BoundNative, Native
+from collectives.allreduce import BoundNative, Native
 from compressors.floats import Fp16
 from compressors.group_topk import GroupTopK
 

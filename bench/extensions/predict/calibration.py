@@ -31,7 +31,7 @@ FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeafSize:
-    """One payload of a message; see `collectives.schedule.layout.Leaf`.
+    """One payload of a message; see `collectives.schedule.rounds.Leaf`.
 
     Attributes:
         nbytes: bytes of one rank's payload in packed form.

@@ -31,7 +31,7 @@ from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.ddp import Ddp
 from collectives.base import Key
 from collectives.payloads.base import Payload
-from collectives.schedule.layout import leaves
+from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.reducer import reducer_for

@@ -38,10 +38,10 @@ from bench.extensions.predict.contention import Computing, Job
 from bench.extensions.predict.flows import NOTHING, Flows
 from bench.extensions.predict.links import Floats, SettlingWindows, Windows
 from collectives.allgather import Allgather
+from collectives.allreduce import Native
 from collectives.base import Collective
-from collectives.native import Native
 from collectives.payloads.base import HEADER_BYTES
-from collectives.schedule.layout import Layout, Leaf
+from collectives.schedule.rounds import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 

@@ -31,7 +31,7 @@ from bench.strategies.base import Strategy
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible, incompatibility
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, waves_of
 from compressors.base import Compressor
 

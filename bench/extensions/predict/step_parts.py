@@ -34,10 +34,10 @@ from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.strategies.ddp import wrap
 from bench.train.data import Batches
+from collectives.allreduce import Ring
 from collectives.base import Key
 from collectives.payloads.base import Dense, Payload, unpack
-from collectives.ring import Ring
-from collectives.schedule.layout import leaves
+from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
 from compressors.ddp.gradients import ZeroCopyGradients

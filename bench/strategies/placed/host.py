@@ -32,7 +32,7 @@ from bench.strategies.placed.messages import (
 )
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.payloads.base import Payload, unpack
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.server import added
 from collectives.transport.base import Purpose, ReduceOp, Traffic, Transport, wait_all
 from compressors.ddp.report import EncodedLayer, StepReport

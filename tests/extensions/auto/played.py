@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from collectives.ring import Ring
+from collectives.allreduce import Ring
 from compressors.auto.choice import FIRST, Choice, ChosenPairs, Pair, Part, dense_pair
 from compressors.auto.chooser import Chooser, Decisions
 from compressors.auto.compressor import Auto

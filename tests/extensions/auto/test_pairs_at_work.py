@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from collectives.allreduce import Ring
 from collectives.options import Incompatible
-from collectives.ring import Ring
 from collectives.server import Server
 from compressors.auto.choice import pairs_on
 from compressors.auto.compressor import Auto

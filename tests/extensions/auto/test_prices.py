@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from collectives.ring import Ring
+from collectives.allreduce import Ring
 from compressors.auto.candidates import MessageCost, exchange_s, look, measure_link
 from compressors.auto.choice import FIRST, Choice, Pair, dense_pair
 from compressors.auto.compressor import Auto

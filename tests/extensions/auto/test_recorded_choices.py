@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from collectives.allreduce import Ring
 from collectives.options import Incompatible, OptionError
-from collectives.ring import Ring
 from compressors.auto.choice import Choice, read_choices
 from compressors.auto.compressor import Auto
 from compressors.ddp.report import Bucket

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from bench.extensions.microbenchmarks.collectives_worker import Expected
-from collectives.native import Native
+from collectives.allreduce import Native, Ring
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload
-from collectives.ring import Ring
 from collectives.transport.base import Ledger, Traffic
 
 

@@ -15,7 +15,7 @@ from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Links
 from collectives import options
 from collectives.base import Collective
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")

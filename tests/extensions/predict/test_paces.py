@@ -15,7 +15,7 @@ from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Links, TraceClock
 from collectives import options
 from collectives.base import Collective
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, Wave, waves_of
 from tests.extensions.predict.test_flows import COSTS, NAMES, dense
 

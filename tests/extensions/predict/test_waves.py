@@ -12,8 +12,7 @@ import torch
 from collectives.payloads import Codes, Dense, Sparse
 from collectives.payloads.base import Payload
 from collectives.payloads.sparse import Seeded
-from collectives.schedule.layout import Layout, Leaf
-from collectives.schedule.rounds import Piece, Round
+from collectives.schedule.rounds import Layout, Leaf, Piece, Round
 from collectives.schedule.waves import Ints, Lengths, Wave, of_rounds, waves_of
 from collectives.server import Server
 from tests.contract.test_rounds import Sent, seen

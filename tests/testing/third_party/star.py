@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from collectives.base import Collective
-from collectives.schedule.layout import Layout
-from collectives.schedule.rounds import Piece, Round
+from collectives.schedule.rounds import Layout, Piece, Round
 
 
 @dataclasses.dataclass(kw_only=True)

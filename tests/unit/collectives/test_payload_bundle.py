@@ -7,7 +7,7 @@ import torch
 
 from collectives.payloads import Bundle, Dense, GroupSparse, RowSparse, Sparse, Triangle, UnreducedSum, members
 from collectives.payloads.base import Payload, PayloadError, unpack
-from collectives.schedule.layout import Layout
+from collectives.schedule.rounds import Layout
 from tests.testing.payloads import Example, bundled, cut, make, packed_codes
 
 NUMELS = [70, 0, 1, 300, 9]

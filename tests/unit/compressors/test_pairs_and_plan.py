@@ -7,9 +7,8 @@ from torch import nn
 
 from bench.launch.layer_plan import planned_layers
 from collectives.allgather import Allgather
-from collectives.native import Native
+from collectives.allreduce import Native, Ring
 from collectives.options import Incompatible, build, incompatibility
-from collectives.ring import Ring
 from collectives.server import Server
 from compressors.base import Compressor
 from compressors.floats import NoCompression

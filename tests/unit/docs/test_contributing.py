@@ -19,10 +19,9 @@ import compressors.base
 from bench.cli import reference_pages
 from bench.core import registry, spec
 from bench.core.errors import UsageError
+from collectives.allreduce import Native, Ring
 from collectives.base import BoundCollective
-from collectives.native import Native
 from collectives.options import Incompatible
-from collectives.ring import Ring
 from compressors.base import Compressor, LossyCompressor
 from compressors.ddp.reducer import reducer_for
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at

@@ -17,8 +17,8 @@ from bench.strategies.base import Batch
 from bench.strategies.placed.assignment import Plan
 from bench.strategies.placed.device import DeviceProcess, Stage
 from bench.strategies.placed.host import HostSum, HostTraining
+from collectives.allreduce import Ring
 from collectives.base import Collective
-from collectives.ring import Ring
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
 from compressors.ddp.reducer import reducer_for

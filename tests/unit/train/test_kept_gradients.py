@@ -11,7 +11,7 @@ from torch import nn
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.base import Batch
 from bench.strategies.ddp import OwnGradients
-from collectives.ring import Ring
+from collectives.allreduce import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import StepReport

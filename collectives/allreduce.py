@@ -1,0 +1,211 @@
+"""All-reduce algorithms: `native` (the backend's own), and `ring`, `halving_doubling` and `tree` as rounds of messages.
+
+Dense payloads are cut into parts that are added in place; other payloads are merged on their way between ranks.
+"""
+
+import dataclasses
+from typing import Annotated
+
+import torch
+from typing_extensions import Doc, override
+
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.options import Count, Incompatible
+from collectives.payloads.base import Payload, PayloadError
+from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, Stretch
+from collectives.transport.base import Pending, ReduceOp, Transport
+
+
+@dataclasses.dataclass(kw_only=True)
+class Native(Collective, name="native"):
+    """Sum the dense tensor with the all-reduce of the torch.distributed backend, as DDP does by default; the baseline.
+
+    The backend determines the order of additions and the rounding: 16-bit sums are rounded at every hop.
+
+    Bytes: 2 (n-1)/n of the wire tensor per rank, by the formula of a ring, because the backend does not report its
+    bytes.
+    """
+
+    @override
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+        return BoundNative(self, transport)
+
+    @override
+    def check_compatible(self, kind: type[Payload]) -> None:
+        if not kind.elementwise:
+            raise Incompatible(
+                f"native adds tensors element by element, which {kind.__name__} payloads do not allow; "
+                + ("ring adds them by merging, " if kind.addable else "")
+                + "allgather takes every kind"
+            )
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
+        """Return None, because the backend does not show its messages."""
+
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        return 2 * (world_size - 1) / world_size * nbytes
+
+
+class BoundNative(BoundCollective):
+    """The collective `native` among the ranks of a transport."""
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        wire = payload.wire
+        if wire.dtype == torch.int16:
+            raise PayloadError("native cannot add 16-bit integers; use 8- or 32-bit ones, or collective ring")
+        pending = self.transport.start_all_reduce_(wire, op) if wire.numel() else Pending()
+
+        def finish() -> Payload:
+            pending.wait()
+            if wire.dtype in (torch.float16, torch.bfloat16):
+                limit = torch.finfo(wire.dtype).max
+                wire.clamp_(-limit, limit)  # the backend overflows, while other collectives saturate
+            return payload.with_wire(wire)
+
+        return PendingSum(wait=pending.wait, finish=finish)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Ring(Collective, name="ring"):
+    """Pass chunks around a ring of ranks: reduce-scatter, then all-gather, in 2 (n-1) steps.
+
+    Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009). The
+    payload is cut into n chunks. At step s of the reduce-scatter rank r sends chunk r-s to rank r+1 and adds what comes
+    to its chunk r-s-1 (indices modulo n); at step s of the all-gather it passes on chunk r+1-s and replaces chunk r-s.
+    So chunk c is summed as ((x_c + x_{c+1}) + x_{c+2}) + ... + x_{c+n-1} and is complete on rank c-1.
+    Differs: chunks are a balanced partition (no padding to a multiple of n); payloads that are not dense travel as
+    chunks that are merged at each hop, so their union grows, and finished chunks are passed on without being unpacked.
+
+    Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages per rank: every chunk is sent twice,
+    except two that are sent once. Payloads that are merged: the packed unions with their headers.
+    """
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        n = world_size
+        chunks = layout.chunks(n)
+
+        def partial_sum(chunk: int, num_terms: int) -> Piece:
+            # the contributions of `num_terms` ranks, from the rank of the chunk's own number on
+            return Piece(*chunks[chunk % n], frozenset((chunk + hop) % n for hop in range(min(num_terms, n))))
+
+        rounds = []
+        for index in range(2 * (n - 1)):
+            round_ = Round(layout.itemsize)
+            round_.send((rank + 1) % n, partial_sum(rank - index, index + 1))
+            effect: ReceiveEffect = "received + own" if index < n - 1 else "replace"
+            round_.receive((rank - 1) % n, partial_sum(rank - index - 1, index + 1), effect=effect)
+            rounds.append(round_)
+        return rounds
+
+    @override
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        return layout.chunks(world_size)
+
+
+@dataclasses.dataclass(kw_only=True)
+class HalvingDoubling(Collective, name="halving_doubling"):
+    """Swap halves, quarters, ... with partners whose distance in rank is halved at each step, in 2 log2(n) steps.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005),
+    section 4.5. The payload is cut into p chunks, where p is the largest power of two up to n. Each rank r from p on
+    first sends its payload to rank r-p, and gets the finished sum from it at the end. Then, for d = p/2, p/4, ..., 1,
+    rank r and rank r xor d divide the chunks that they still share, and each sums its half; for d = 1, 2, ..., p/2 they
+    swap the chunks that they hold. So every chunk is summed by the same tree: S(r) = x_r + x_{r+p}, then S(r) <- S(r) +
+    S(r xor d) for falling d. It sends as many bytes as a ring, which needs 2 (n-1) steps.
+    Differs: chunks are a balanced partition; payloads that are not dense are merged at each step.
+
+    Bytes: dense, 2 (p-1)/p of the wire tensor if p divides it; once the wire tensor more on a rank r with a partner
+    r+p, and only once the wire tensor on that partner.
+    """
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        chunks = self.cuts(world_size, layout)
+        p, everyone = len(chunks), frozenset(range(world_size))
+        whole = chunks[0][0], chunks[-1][1]
+        finished = [Piece(*chunk, everyone) for chunk in chunks]
+
+        def partial_sum(owner: int, half: slice, distance: int) -> Piece:
+            # what `owner` holds before it halves at this distance
+            ranks = frozenset(range(owner % (2 * distance), world_size, 2 * distance))
+            return Piece(chunks[half][0][0], chunks[half][-1][1], ranks)
+
+        first, last = Round(layout.itemsize), Round(layout.itemsize)
+        if rank >= p:
+            first.send(rank - p, Piece(*whole, frozenset([rank])))
+            last.receive(rank - p, *finished)
+            return [first, last]
+        if rank + p < world_size:
+            first.receive(rank + p, Piece(*whole, frozenset([rank + p])), effect="own + received")
+            last.send(rank + p, *finished)
+        halving: list[Round] = []
+        doubling: list[Round] = []
+        for distance in (p >> bit for bit in range(1, p.bit_length())):  # p/2, p/4, ..., 1
+            partner = rank ^ distance
+            own, other = (place // distance * distance for place in (rank, partner))  # the first chunk that each keeps
+            kept, given = slice(own, own + distance), slice(other, other + distance)
+            halve, back = Round(layout.itemsize), Round(layout.itemsize)
+            halve.send(partner, partial_sum(rank, given, distance))
+            halve.receive(partner, partial_sum(partner, kept, distance), effect="own + received")
+            halving.append(halve)
+            back.send(partner, *finished[kept])
+            back.receive(partner, *finished[given])
+            doubling.insert(0, back)
+        return [first, *halving, *doubling, last]
+
+    @override
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        return layout.chunks(1 << (world_size.bit_length() - 1))  # the largest power of two up to world_size
+
+
+@dataclasses.dataclass(kw_only=True)
+class Tree(Collective, name="tree"):
+    """Sum up a binary tree to rank 0 and send the total down again, pipelined in segments.
+
+    Source: the pipelined binary tree of Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast,
+    reduction and scan" (2009), with one tree. Rank r has the children 2r+1 and 2r+2, and sums S(r) = (x_r + S(2r+1)) +
+    S(2r+2).
+    Differs: segments move in lock step (each moves one level at each step), so the schedule is the same on every
+    backend; payloads that are not dense travel whole, are merged on their way up, and are passed on without being
+    unpacked on their way down.
+
+    Bytes: dense, the wire tensor once upwards (except on rank 0) and once downwards per child: at most 3 times per
+    rank, 2 (n-1)/n times on average. Latency 2 log2(n).
+    """
+
+    segment_bytes: Annotated[Count, Doc("bytes of a dense payload that travel as one message")] = 4_000_000
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
+        depth, height = ((place + 1).bit_length() - 1 for place in (rank, world_size - 1))  # steps to the root
+        segments, parent, everyone = self.segments(layout), (rank - 1) // 2, frozenset(range(world_size))
+        below = {place: {place} for place in everyone}  # each rank, and all ranks below it
+        for place in range(world_size - 1, 0, -1):
+            below[(place - 1) // 2] |= below[place]
+        rounds = []
+        for time in range(len(segments) + 2 * height - 1):
+            round_ = Round(layout.itemsize)
+            for child in range(2 * rank + 1, min(2 * rank + 3, world_size)):
+                if 0 <= (up := time - (height - depth - 1)) < len(segments):
+                    round_.receive(child, Piece(*segments[up], frozenset(below[child])), effect="own + received")
+                if 0 <= (down := time - (height + depth)) < len(segments):
+                    round_.send(child, Piece(*segments[down], everyone))
+            if rank:
+                if 0 <= (up := time - (height - depth)) < len(segments):
+                    round_.send(parent, Piece(*segments[up], frozenset(below[rank])))
+                if 0 <= (down := time - (height + depth - 1)) < len(segments):
+                    round_.receive(parent, Piece(*segments[down], everyone))
+            rounds.append(round_)
+        return rounds
+
+    def segments(self, layout: Layout) -> list[Stretch]:
+        """Return the segments into which an element-wise payload is divided; others are sent whole, as one segment."""
+        (whole,) = layout.chunks(1)
+        nbytes = 0 if layout.itemsize is None else layout.itemsize * whole[1]
+        return layout.chunks(max(1, -(-nbytes // self.segment_bytes)))
