@@ -17,9 +17,12 @@ itself); a server answers n-1 times. With one server and a dense downlink, an up
 reduces the total traffic by less than a factor of 2, however large c is.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -27,7 +30,6 @@ from typing_extensions import Doc, override
 
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, CountOrZero, Incompatible, OptionError
-from collectives.parameter_server.residuals import AnswerResiduals, LayerStretch, stretches_between
 from collectives.payloads.base import Dense, Payload, PayloadError
 from collectives.payloads.bundle import members
 from collectives.payloads.codec.values import SHORT, to_value_dtype
@@ -35,8 +37,21 @@ from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import IndexedValues, Sparse
 from collectives.schedule.execution import PackedPieces
 from collectives.schedule.rounds import Key, Layout, Piece, Place, Round, Stretch, leaves
-from collectives.transport.base import ReduceOp, Transport
+from collectives.transport.base import Receive, ReduceOp, Send, Transport, wait_all
 from collectives.transport.messages import sum_wires
+
+
+class LayerStretch(NamedTuple):
+    """A range of a layer's elements.
+
+    Attributes:
+        layer: id of the layer.
+        start, stop: first element and one past the last, counted within the layer.
+    """
+
+    layer: int
+    start: int
+    stop: int
 
 
 class Shard(NamedTuple):
@@ -216,28 +231,30 @@ class BoundServer(BoundCollective):
             self._downlink.load_state_dict(state["downlink"])
 
     def _shards_of(self, layout: Layout) -> list[Shard]:
-        if layout not in self._shards:
-            shards = self.options.shards(self.transport.world_size, layout)
-            layers = self._layers_of(layout) if any(shard.keeps_loss for shard in shards) else []
-            self._shards[layout] = [
-                shard._replace(stretches=[*stretches_between(layers, *shard.place[:2])]) if shard.keeps_loss else shard
-                for shard in shards
-            ]
-        return self._shards[layout]
-
-    def _layers_of(self, layout: Layout) -> list[tuple[int, int]]:
-        if self._downlink is None:
-            raise OptionError(
-                "server: downlink=recode and error_feedback=true need the layers of a training run; use downlink=dense "
-                "or downlink=union without error feedback"
-            )
-        numels = [self._downlink.numel(layer_id) for layer_id in layout.key]
-        if sum(numels) != layout.numel:
-            raise PayloadError(
-                f"a server with error feedback was sent {layout.numel} elements for layers {list(layout.key)}, which "
-                f"have {sum(numels)}"
-            )
-        return list(zip(layout.key, numels, strict=True))
+        if layout in self._shards:
+            return self._shards[layout]
+        shards = self.options.shards(self.transport.world_size, layout)
+        if any(shard.keeps_loss for shard in shards):
+            if self._downlink is None:
+                raise OptionError(
+                    "server: downlink=recode and error_feedback=true need the layers of a training run; use "
+                    "downlink=dense or downlink=union without error feedback"
+                )
+            numels = [self._downlink.numel(layer_id) for layer_id in layout.key]
+            if sum(numels) != layout.numel:
+                raise PayloadError(
+                    f"a server with error feedback was sent {layout.numel} elements for layers {list(layout.key)}, "
+                    f"which have {sum(numels)}"
+                )
+            layers = list(zip(layout.key, itertools.accumulate(numels, initial=0), numels, strict=False))
+            for index, shard in enumerate(shards):
+                if shard.keeps_loss:
+                    start, stop, _ = shard.place
+                    cut = (LayerStretch(i, max(start - at, 0), min(stop - at, numel)) for i, at, numel in layers)
+                    stretches = [stretch for stretch in cut if stretch.start < stretch.stop]
+                    shards[index] = shard._replace(stretches=stretches)
+        self._shards[layout] = shards
+        return shards
 
     def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
         """Return a server's answer for one shard: the sum of all ranks' payloads in rank order, plus any residual."""
@@ -314,3 +331,115 @@ def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
         indices,
         to_value_dtype(total.index_select(0, indices), functools.reduce(torch.promote_types, dtypes)),
     )
+
+
+# Keeper of a stretch whose residual is the same on all ranks, as after resuming with another number of ranks.
+EVERY_RANK = -1
+
+
+class AnswerResiduals:
+    """The residuals (errors of the sums that a server sends back) of the stretches of layers that this rank serves.
+
+    Residuals are proposed in a step, and used in later steps once they are accepted.
+    All ranks know which rank keeps the residual of which stretch. When DDP rebuilds its buckets, a layer may get
+    another server or be cut at other elements; its residuals then move to the ranks that serve it now.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._kept: dict[LayerStretch, torch.Tensor] = {}
+        self._proposed: dict[LayerStretch, torch.Tensor] = {}
+        self._keepers: dict[LayerStretch, int] = {}
+
+    def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
+        """Move residuals to the ranks that serve the stretches from now on. Every rank must call this method.
+
+        Nothing is sent if the same ranks serve the same stretches as before; otherwise one fp32 message, counted as
+        `state`, for each piece of a stretch that moves to another rank.
+
+        Args:
+            keepers: the rank that serves each stretch, for all stretches of a layer; the same on all ranks.
+        """
+        changed = {stretch: keeper for stretch, keeper in keepers.items() if self._keepers.get(stretch) != keeper}
+        if not changed:
+            return
+        rank = self._transport.rank
+        layers = {stretch.layer for stretch in changed}
+        before = {old: keeper for old, keeper in self._keepers.items() if old.layer in layers}
+        arrived: dict[LayerStretch, torch.Tensor] = {}
+        sends: list[Send] = []
+        receives: list[Receive] = []
+        for new, keeper in changed.items():
+            for old, source in before.items():
+                start, stop = max(new.start, old.start), min(new.stop, old.stop)
+                if old.layer != new.layer or start >= stop:
+                    continue
+                if keeper != rank:
+                    if source == rank:
+                        sends.append((self._part(old, start, stop), keeper))
+                    continue
+                if new not in arrived:
+                    arrived[new] = torch.zeros(new.stop - new.start, dtype=torch.float32, device=self._transport.device)
+                into = arrived[new][start - new.start : stop - new.start]
+                if source in (rank, EVERY_RANK):
+                    into.copy_(self._part(old, start, stop))
+                else:
+                    receives.append((into, source))
+        with self._transport.counted_as("state"):
+            wait_all(self._transport.post(sends, receives))
+        for old in before.keys() - (keepers.keys() - changed.keys()):
+            self._kept.pop(old, None)
+            del self._keepers[old]
+        self._kept |= arrived
+        self._keepers |= changed
+
+    def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
+        """Add the accepted residuals of these stretches to `total` (mutated).
+
+        Args:
+            total: fp32 [elements of all stretches].
+            stretches: the stretches, in the order in which they lie in `total`.
+        """
+        for stretch, part in zip(stretches, _cut(total, stretches), strict=True):
+            if stretch in self._kept:
+                part.add_(self._kept[stretch])
+
+    def propose(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
+        """Propose the elements of `total` as the new residuals of these stretches.
+
+        Args:
+            total: the residuals, concatenated, fp32; not copied, so it must not change afterwards.
+            stretches: the stretches, in the order in which they lie in `total`.
+        """
+        self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
+
+    def commit(self) -> None:
+        """Accept the residuals that were proposed since the last `commit` or `drop`."""
+        self._kept |= self._proposed
+        self._proposed = {}
+
+    def drop(self) -> None:
+        """Discard the residuals that were proposed since the last `commit` or `drop`."""
+        self._proposed = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the accepted residuals on this rank, and the rank that keeps the residual of every stretch."""
+        return {
+            "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._kept.items()},
+            "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all residuals with a state that `state_dict` returned; discard proposed ones."""
+        self._kept = {LayerStretch(*each): residual.clone() for each, residual in state["residuals"].items()}
+        self._keepers = {LayerStretch(*each): keeper for each, keeper in state["keepers"].items()}
+        self._proposed = {}
+
+    def _part(self, stretch: LayerStretch, start: int, stop: int) -> torch.Tensor:
+        if stretch not in self._kept:  # before the first accepted step
+            return torch.zeros(stop - start, dtype=torch.float32, device=self._transport.device)
+        return self._kept[stretch][start - stretch.start : stop - stretch.start]
+
+
+def _cut(total: torch.Tensor, stretches: Sequence[LayerStretch]) -> tuple[torch.Tensor, ...]:
+    return torch.split(total, [stretch.stop - stretch.start for stretch in stretches])

@@ -34,13 +34,10 @@ from collectives.options import CountOrZero, OptionError
 from collectives.parameter_server.link import RemoteServer, serve
 from collectives.parameter_server.server import (
     Answer,
-    BoundedStaleness,
     ClockEnd,
-    OnArrival,
     Parameters,
     ParameterServer,
     Push,
-    ServerClient,
     Session,
 )
 from collectives.payloads import Dense, Payload, unpack
@@ -145,9 +142,8 @@ class AsyncServer(Strategy):
             world_size: number of workers.
             timeout_s: longest wait of one worker for the others, in seconds.
         """
-        if self.mode == "asp":
-            return OnArrival(parameters, world_size, timeout_s)
-        return BoundedStaleness(parameters, world_size, timeout_s, staleness=self.staleness)
+        staleness = None if self.mode == "asp" else self.staleness
+        return ParameterServer(parameters, world_size, timeout_s, staleness=staleness)
 
 
 class ServerParameters:
@@ -271,7 +267,7 @@ class AsyncWorker:
     def __init__(
         self,
         reducer: PerLayerReducer,
-        server: ServerClient,
+        server: Session | RemoteServer,
         layers: Sequence[Layer],
         links: Iterable[Transport],
         *,
@@ -333,13 +329,14 @@ class AsyncWorker:
     def synchronize(self) -> Answer:
         """Wait until the server has applied all workers' pushes, and return its answer with the parameters.
 
-        Every worker must call this method. See `ServerClient.synchronize`.
+        Every worker must call this method. See `Session.synchronize`.
         """
         return self._thread.submit(self._server.synchronize).result()
 
     def close(self) -> None:
         """Disconnect from the server and end the thread."""
-        self._thread.submit(self._server.disconnect).result()
+        if isinstance(self._server, RemoteServer):
+            self._thread.submit(self._server.disconnect).result()
         self._thread.shutdown()
 
     def _push(self, layer: Layer) -> None:
@@ -402,7 +399,7 @@ class AsyncTraining(BoundStrategy):
                 )
                 thread.start()
                 self._server_threads.append(thread)
-            server_side: ServerClient = sessions[options.root]
+            server_side: Session | RemoteServer = sessions[options.root]
         else:
             server_side = RemoteServer(links[dist.get_rank()], numels)
         self._worker = AsyncWorker(reducer, server_side, layers, links.values(), nonfinite=config.nonfinite)

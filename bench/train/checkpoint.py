@@ -21,7 +21,7 @@ from bench.datasets.base import Dataset, ImageSet
 from bench.train import data
 from bench.train.data import Batches
 from bench.train.rank import gather_json
-from collectives.parameter_server.residuals import EVERY_RANK
+from collectives.server import EVERY_RANK
 from compressors.ddp.packed_state import PackedState, StateError, load_state
 
 

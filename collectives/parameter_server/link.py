@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
-from typing_extensions import override
 
-from collectives.parameter_server.server import Answer, ClockEnd, ServerClient, Session
+from collectives.parameter_server.server import Answer, ClockEnd, Session
 from collectives.payloads.base import HEADER_BYTES, Payload, unpack
 from collectives.payloads.fields import PayloadError
 from collectives.transport import messages
@@ -65,7 +64,8 @@ class ControlMessage:
     def pack(self) -> torch.Tensor:
         """Return the message in packed form, uint8 [24]."""
         end = self.clock_end
-        return _bytes(self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr))
+        raw = self.FORM.pack(_MAGIC, self.command, end.index, end.epoch, end.lr)
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Self | None:
@@ -89,8 +89,8 @@ _REPLY = struct.Struct("<HxxiQQ")
 CONTROL_BYTES = ControlMessage.FORM.size
 
 
-class RemoteServer(ServerClient):
-    """A client of a parameter server in another process: it sends a worker's pushes over a link.
+class RemoteServer:
+    """One worker's interface to a parameter server in another process, over a link; used by one thread at a time.
 
     Args:
         link: transport of two ranks: the server is rank 0 and this worker is rank 1.
@@ -100,27 +100,25 @@ class RemoteServer(ServerClient):
         PayloadError: there are more than 2^16 layers, which a payload's header cannot number.
     """
 
-    @override
     def __init__(self, link: Transport, numels: Sequence[int]) -> None:
-        self._bound = _bound(numels)
+        self._bound, self._num_posted = _buffers(numels)
         self._link = link
         self._numels = numels
         self._sent: list[Pending] = []
 
-    @override
     def push(self, layer_id: int, payload: Payload) -> None:
+        """Send the encoded gradient of one layer to the server, as `Session.push` hands it over in one process."""
         payload.tensor_id = layer_id
         self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
 
-    @override
     def end_clock(self, clock_end: ClockEnd) -> Answer:
+        """End the current clock, as `Session.end_clock` does in the server's process."""
         return self._ask(ControlMessage(Request.DROP if clock_end.dropped else Request.APPLY, clock_end))
 
-    @override
     def synchronize(self) -> Answer:
+        """Wait until all workers have called `synchronize`, as `Session.synchronize` does in the server's process."""
         return self._ask(ControlMessage(Request.SYNCHRONIZE))
 
-    @override
     def disconnect(self) -> None:
         """Tell the server that this worker sends nothing more.
 
@@ -128,7 +126,7 @@ class RemoteServer(ServerClient):
         """
         with self._link.counted_as("control"):
             message = ControlMessage(Request.DISCONNECT).pack()
-            wait_all([self._link.send(message, SERVER) for _ in range(_num_posted(self._numels))])
+            wait_all([self._link.send(message, SERVER) for _ in range(self._num_posted)])
 
     def _ask(self, control: ControlMessage) -> Answer:
         reply = torch.empty(_REPLY.size, dtype=torch.uint8)
@@ -162,7 +160,7 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
         TransportError: the worker was lost, or did not send anything in time.
         PayloadError: the worker sent an invalid message.
     """
-    bound, num_posted = _bound(numels), _num_posted(numels)
+    bound, num_posted = _buffers(numels)
     posted: collections.deque[tuple[torch.Tensor, Pending]] = collections.deque()
     while True:
         while len(posted) < num_posted:
@@ -192,22 +190,15 @@ def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
 
 def _reply(link: Transport, answer: Answer) -> None:
     behind = _NONE if answer.staleness is None else answer.staleness
-    reply = _bytes(_REPLY.pack(_MAGIC, behind, answer.version, answer.num_steps))
+    reply = _REPLY.pack(_MAGIC, behind, answer.version, answer.num_steps)
     with link.counted_as("control"):
-        pending = link.send(reply, WORKER)
+        pending = link.send(torch.frombuffer(bytearray(reply), dtype=torch.uint8), WORKER)
     wait_all([pending, *link.post([(parameter, WORKER) for parameter in answer.parameters], [])])
 
 
-def _num_posted(numels: Sequence[int]) -> int:
-    # buffers that the server keeps posted, at most the number of messages of a clock
-    return min(max(_FEWEST_POSTED, _POSTED_BYTES // _bound(numels)), len(numels) + 1)
-
-
-def _bound(numels: Sequence[int]) -> int:
+def _buffers(numels: Sequence[int]) -> tuple[int, int]:
+    """Return the size of the server's receive buffers in bytes, and how many it keeps posted for one worker."""
     if len(numels) > 2**16:
         raise PayloadError(f"a parameter server supports at most {2**16} layers; this model has {len(numels)}")
-    return messages.bound_nbytes(max(numels, default=0), 1)
-
-
-def _bytes(raw: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    bound = messages.bound_nbytes(max(numels, default=0), 1)
+    return bound, min(max(_FEWEST_POSTED, _POSTED_BYTES // bound), len(numels) + 1)  # at most the messages of a clock

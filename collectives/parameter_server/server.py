@@ -12,14 +12,12 @@ caller implements the update in `Parameters`.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from typing_extensions import override
 
 from collectives.payloads.base import Payload
 from collectives.transport.base import TransportError
@@ -91,52 +89,30 @@ class Parameters(Protocol):
         """Return the current parameters as one new packed `Dense` payload per layer."""
 
 
-class ServerClient(abc.ABC):
-    """A worker's interface to a parameter server in the same process or another one; used by one thread at a time."""
+class ParameterServer:
+    """A server that holds the parameters, applies pushed gradients to them, and limits how far workers may run ahead.
 
-    @abc.abstractmethod
-    def push(self, layer_id: int, payload: Payload) -> None:
-        """Push the encoded gradient of one layer in the current clock; its tensors must not change afterwards."""
-
-    @abc.abstractmethod
-    def end_clock(self, clock_end: ClockEnd) -> Answer:
-        """End the current clock after all layers were pushed; return the parameters when the next clock may start.
-
-        Raises:
-            TransportError: a rank was lost, or the slowest rank did not push in time.
-        """
-
-    @abc.abstractmethod
-    def synchronize(self) -> Answer:
-        """Wait until all workers have called this method and all pushes are applied; return the parameters.
-
-        All workers get the same version. If staleness is bounded, all workers must have ended the same number of
-        clocks.
-
-        Raises:
-            TransportError: a rank was lost, or did not call this method in time.
-        """
-
-    def disconnect(self) -> None:  # noqa: B027 - needed over a link only
-        """Tell the server that this worker will send nothing more."""
-
-
-class ParameterServer(abc.ABC):
-    """A server that holds the parameters; subclasses decide when pushes are applied and when workers may proceed.
+    With a limit, the pushes of one clock are applied together, in one update, once all workers have sent theirs; a
+    worker may start clock c, counted from 0, when the parameters have version c - staleness or a later one. Without a
+    limit, every push is applied when it arrives, as 1 / world_size of a step, and no worker waits for others.
 
     Args:
         parameters: the parameters with their update rule.
         world_size: number of workers.
         timeout_s: longest wait of one worker for the others, in seconds.
+        staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training. None:
+            no limit, and pushes are applied on arrival.
     """
 
-    def __init__(self, parameters: Parameters, world_size: int, timeout_s: float) -> None:
+    def __init__(self, parameters: Parameters, world_size: int, timeout_s: float, *, staleness: int | None) -> None:
         self.world_size = world_size
+        self.staleness = staleness
         self.version = 0
         self._parameters = parameters
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._sessions: dict[int, Session] = {}
+        self._waiting: dict[int, dict[int, Push]] = {}  # clock -> rank -> push that is not applied yet
         self._packed: tuple[int, list[torch.Tensor]] = (-1, [])
         self._synchronizing: list[Session] = []
         self._synchronized: list[Answer] = []  # what the last completed `synchronize` answered
@@ -168,9 +144,8 @@ class ParameterServer(abc.ABC):
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    @abc.abstractmethod
     def take(self, push: Push, session: Session) -> int:
-        """Accept a push, and apply it now or when the pushes of all workers for its clock have arrived.
+        """Apply a push, or keep it until the pushes of all workers for its clock have arrived.
 
         Only one thread may call this method at a time; sessions ensure this.
 
@@ -181,47 +156,32 @@ class ParameterServer(abc.ABC):
         Returns:
             The push's staleness, as in `Answer.staleness`.
         """
+        if self.staleness is None:
+            behind = self.version - session.version
+            if not push.clock_end.dropped:
+                self._parameters.apply([push], 1)
+                self.version += 1
+            return behind
+        self._waiting.setdefault(session.clock, {})[push.rank] = push
+        while len(self._waiting.get(self.version, ())) == self.world_size:
+            by_rank = self._waiting.pop(self.version)
+            kept = [by_rank[rank] for rank in sorted(by_rank) if not by_rank[rank].clock_end.dropped]
+            if kept:
+                self._parameters.apply(kept, self.world_size)
+            self.version += 1
+        return session.clock - session.version
 
-    @abc.abstractmethod
     def may_start(self, clock: int) -> bool:
         """Return True if a worker may start the clock with this number, counted from 0."""
-
-    @abc.abstractmethod
-    def _num_steps(self, session: Session) -> int:
-        """Return the `num_steps` of the next `Answer` to this worker."""
-
-    def _end_clock(self, session: Session, push: Push) -> Answer:
-        with self._changed:
-            self._check()
-            behind = self.take(push, session)
-            session.clock += 1
-            self._changed.notify_all()
-            self._wait_until(lambda: self.may_start(session.clock), session)
-            session.version = self.version
-            return self._answer(session, None if push.clock_end.dropped else behind)
-
-    def _synchronize(self, session: Session) -> Answer:
-        with self._changed:
-            self._check()
-            before = self._num_synchronized
-            self._synchronizing.append(session)
-            if len(self._synchronizing) == self.world_size:
-                # Answers are made now, so that a worker that wakes up late does not see later pushes of others.
-                self._synchronized = [self._answer(self._sessions[rank], None) for rank in sorted(self._sessions)]
-                self._synchronizing = []
-                self._num_synchronized += 1
-                self._changed.notify_all()
-            self._wait_until(lambda: self._num_synchronized > before, session)
-            answer = self._synchronized[session.rank]
-            session.version = answer.version
-            return answer
+        return self.staleness is None or self.version >= clock - self.staleness
 
     def _answer(self, session: Session, staleness: int | None) -> Answer:
         if self._packed[0] != self.version:
             self._packed = (self.version, self._parameters.packed())
+        clocks_of_all = sum(other.clock for other in self._sessions.values())
         return Answer(
             version=self.version,
-            num_steps=self._num_steps(session),
+            num_steps=clocks_of_all // self.world_size if self.staleness is None else session.clock,
             staleness=staleness,
             parameters=self._packed[1],
         )
@@ -241,8 +201,8 @@ class ParameterServer(abc.ABC):
             raise self._failure
 
 
-class Session(ServerClient):
-    """One worker's state at the server: its pushes in the current clock, and the version of its parameters.
+class Session:
+    """One worker's interface to the server in its process; used by one thread at a time.
 
     Attributes:
         rank: the worker's rank.
@@ -250,77 +210,57 @@ class Session(ServerClient):
         version: version of the parameters that the worker has.
     """
 
-    @override
     def __init__(self, server: ParameterServer, rank: int) -> None:
         self.rank = rank
         self.clock = 0
         self.version = 0
         self._server = server
-        self._payloads: dict[int, Payload] = {}
+        self._payloads: dict[int, Payload] = {}  # pushed in the current clock
 
-    @override
     def push(self, layer_id: int, payload: Payload) -> None:
+        """Push the encoded gradient of one layer in the current clock; its tensors must not change afterwards."""
         self._payloads[layer_id] = payload
 
-    @override
     def end_clock(self, clock_end: ClockEnd) -> Answer:
+        """End the current clock after all layers were pushed; return the parameters when the next clock may start.
+
+        Raises:
+            TransportError: a rank was lost, or the slowest rank did not push in time.
+        """
         push = Push(rank=self.rank, payloads=self._payloads, clock_end=clock_end)
         self._payloads = {}
-        return self._server._end_clock(self, push)
+        server = self._server
+        with server._changed:
+            server._check()
+            behind = server.take(push, self)
+            self.clock += 1
+            server._changed.notify_all()
+            server._wait_until(lambda: server.may_start(self.clock), self)
+            self.version = server.version
+            return server._answer(self, None if clock_end.dropped else behind)
 
-    @override
     def synchronize(self) -> Answer:
-        return self._server._synchronize(self)
+        """Wait until all workers have called this method and all pushes are applied; return the parameters.
 
+        All workers get the same version. If staleness is bounded, all workers must have ended the same number of
+        clocks.
 
-class BoundedStaleness(ParameterServer):
-    """A server that applies the pushes of one clock together, in one update, once all workers have sent theirs.
-
-    A worker may start clock c, counted from 0, when the parameters have version c - staleness or a later one.
-
-    Args:
-        parameters, world_size, timeout_s: as in `ParameterServer`.
-        staleness: largest number of updates that may be missing when a clock starts; 0 is synchronous training.
-    """
-
-    def __init__(self, parameters: Parameters, world_size: int, timeout_s: float, *, staleness: int) -> None:
-        super().__init__(parameters, world_size, timeout_s)
-        self.staleness = staleness
-        self._waiting: dict[int, dict[int, Push]] = {}  # clock -> rank -> push
-
-    @override
-    def take(self, push: Push, session: Session) -> int:
-        self._waiting.setdefault(session.clock, {})[push.rank] = push
-        while len(self._waiting.get(self.version, ())) == self.world_size:
-            by_rank = self._waiting.pop(self.version)
-            kept = [by_rank[rank] for rank in sorted(by_rank) if not by_rank[rank].clock_end.dropped]
-            if kept:
-                self._parameters.apply(kept, self.world_size)
-            self.version += 1
-        return session.clock - session.version
-
-    @override
-    def may_start(self, clock: int) -> bool:
-        return self.version >= clock - self.staleness
-
-    def _num_steps(self, session: Session) -> int:
-        return session.clock
-
-
-class OnArrival(ParameterServer):
-    """A server that applies every push when it arrives, as 1 / world_size of a step; no worker waits for others."""
-
-    @override
-    def take(self, push: Push, session: Session) -> int:
-        behind = self.version - session.version
-        if not push.clock_end.dropped:
-            self._parameters.apply([push], 1)
-            self.version += 1
-        return behind
-
-    @override
-    def may_start(self, clock: int) -> bool:
-        return True
-
-    def _num_steps(self, session: Session) -> int:
-        return sum(other.clock for other in self._sessions.values()) // self.world_size
+        Raises:
+            TransportError: a rank was lost, or did not call this method in time.
+        """
+        server = self._server
+        with server._changed:
+            server._check()
+            before = server._num_synchronized
+            server._synchronizing.append(self)
+            if len(server._synchronizing) == server.world_size:
+                # Answers are made now, so that a worker that wakes up late does not see later pushes of others.
+                sessions = server._sessions
+                server._synchronized = [server._answer(sessions[rank], None) for rank in sorted(sessions)]
+                server._synchronizing = []
+                server._num_synchronized += 1
+                server._changed.notify_all()
+            server._wait_until(lambda: server._num_synchronized > before, self)
+            answer = server._synchronized[self.rank]
+            self.version = answer.version
+            return answer

@@ -13,7 +13,7 @@ from torch import nn
 from bench.core import registry, spec
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncWorker, ServerParameters
-from collectives.parameter_server.server import OnArrival
+from collectives.parameter_server.server import ParameterServer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Nonfinite
@@ -62,7 +62,7 @@ class Training:
         layers = layers_of(self.model)
         optimizer = cast(Optimizer, spec.build("optimizers", "sgd:momentum=0"))
         self.parameters = ServerParameters(layers, self.compressor, optimizer, lr=1.0, world_size=1, seed=1)
-        session = OnArrival(self.parameters, 1, 5.0).join(0)
+        session = ParameterServer(self.parameters, 1, 5.0, staleness=None).join(0)
         self.worker = AsyncWorker(self.reducer, session, layers, links=(), nonfinite=nonfinite)
         self._index = 0
 

@@ -12,14 +12,13 @@ import torch
 from collectives.allgather import Allgather
 from collectives.allreduce import Ring
 from collectives.options import Incompatible, OptionError
-from collectives.parameter_server.residuals import EVERY_RANK
 from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.sparse import Seeded
 from collectives.schedule import execution
 from collectives.schedule.rounds import Layout, leaves
 from collectives.serial import error_bound
-from collectives.server import Server
+from collectives.server import EVERY_RANK, Server
 from collectives.transport.base import Pending, Receive, Send, TransportError, wait_all
 from compressors.ddp.reducer import keep_in
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal

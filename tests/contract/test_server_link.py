@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.parameter_server.link import SERVER, WORKER, ControlMessage, RemoteServer, Request, _num_posted, serve
-from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, ParameterServer
+from collectives.parameter_server.link import SERVER, WORKER, ControlMessage, RemoteServer, Request, _buffers, serve
+from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.payloads.fields import PayloadError
@@ -85,7 +85,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
     examples = [make(kind, 1024, torch.float32, seed) for seed in range(2)]
     numels = [example.payload.numel for example in examples]
     parameters = Recorded(numels)
-    with star(OnArrival(parameters, 1, 20.0), numels) as links:
+    with star(ParameterServer(parameters, 1, 20.0, staleness=None), numels) as links:
         for layer_id in (1, 0):  # the order of the backward pass
             links.workers[0].push(layer_id, examples[layer_id].payload)
         answer = links.workers[0].end_clock(clock_end())
@@ -100,7 +100,7 @@ def test_every_kind_of_payload_arrives_and_is_counted(kind: str) -> None:
 
 
 def test_what_settling_sends_is_counted_apart() -> None:
-    with star(OnArrival(Recorded([5, 0]), 1, 20.0), [5, 0]) as links:
+    with star(ParameterServer(Recorded([5, 0]), 1, 20.0, staleness=None), [5, 0]) as links:
         answer = links.workers[0].synchronize()
         traffic = links.ends[0].traffic
         assert traffic["replicas"].nbytes == (16 + 20) + 16
@@ -110,7 +110,7 @@ def test_what_settling_sends_is_counted_apart() -> None:
 
 def test_a_worker_tells_where_it_is_and_what_it_drops() -> None:
     parameters = Recorded([2])
-    with star(OnArrival(parameters, 2, 20.0), [2]) as links:
+    with star(ParameterServer(parameters, 2, 20.0, staleness=None), [2]) as links:
         first, second = links.workers
         first.push(0, Dense(torch.ones(2)))
         assert first.end_clock(clock_end(7)).staleness == 0
@@ -124,7 +124,7 @@ def test_a_worker_tells_where_it_is_and_what_it_drops() -> None:
 
 def test_a_clock_may_have_no_payload_at_all() -> None:
     parameters = Recorded([2, 3])
-    with star(OnArrival(parameters, 1, 20.0), [2, 3]) as links:
+    with star(ParameterServer(parameters, 1, 20.0, staleness=None), [2, 3]) as links:
         for index in range(3):
             assert links.workers[0].end_clock(clock_end(index)).num_steps == index + 1
 
@@ -132,7 +132,7 @@ def test_a_clock_may_have_no_payload_at_all() -> None:
 @pytest.mark.parametrize("num_layers", [0, 1, 7, 8, 30])
 def test_any_number_of_layers(num_layers: int) -> None:
     parameters = Recorded(range(num_layers))
-    with star(BoundedStaleness(parameters, 2, 20.0, staleness=1), parameters.numels) as links:
+    with star(ParameterServer(parameters, 2, 20.0, staleness=1), parameters.numels) as links:
         for index in range(3):
             for worker in links.workers:
                 for layer_id in range(num_layers):
@@ -159,7 +159,7 @@ def test_the_bound_holds_over_wires(staleness: int) -> None:
             seen.append((index + 1, worker.end_clock(clock_end(index)).version))
         return worker.synchronize()
 
-    with star(BoundedStaleness(parameters, 3, 20.0, staleness=staleness), numels) as links:
+    with star(ParameterServer(parameters, 3, 20.0, staleness=staleness), numels) as links:
         answers = at_once(*(lambda w=w, r=r: work(w, r) for r, w in enumerate(links.workers)))
     assert len(seen) == 45
     assert all(started - staleness <= version <= started for started, version in seen)
@@ -188,7 +188,7 @@ def test_what_no_worker_sends_is_refused(name: str, message: torch.Tensor) -> No
     sender.send(message.contiguous(), SERVER)
     parameters = Recorded([3])
     with pytest.raises(PayloadError):
-        serve(wires.transport(SERVER), OnArrival(parameters, 1, 20.0).join(0), [3])
+        serve(wires.transport(SERVER), ParameterServer(parameters, 1, 20.0, staleness=None).join(0), [3])
     assert parameters.applied == []
 
 
@@ -208,4 +208,4 @@ def test_more_layers_than_a_header_can_number_are_refused() -> None:
 def test_all_messages_of_a_clock_find_a_buffer_unless_layers_are_large(
     numel: int, num_layers: int, expected: int
 ) -> None:
-    assert _num_posted([numel] * num_layers) == expected
+    assert _buffers([numel] * num_layers)[1] == expected

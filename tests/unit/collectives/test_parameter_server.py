@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from collectives.parameter_server.server import Answer, BoundedStaleness, ClockEnd, OnArrival, Session
+from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Session
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.transport.base import TransportError
@@ -20,13 +20,13 @@ from tests.testing.parameters import Recorded
 
 def bounded(world_size: int, staleness: int, timeout_s: float = 20.0) -> tuple[Recorded, list[Session]]:
     parameters = Recorded([3])
-    server = BoundedStaleness(parameters, world_size, timeout_s, staleness=staleness)
+    server = ParameterServer(parameters, world_size, timeout_s, staleness=staleness)
     return parameters, [server.join(rank) for rank in range(world_size)]
 
 
 def on_arrival(world_size: int) -> tuple[Recorded, list[Session]]:
     parameters = Recorded([3])
-    server = OnArrival(parameters, world_size, 20.0)
+    server = ParameterServer(parameters, world_size, 20.0, staleness=None)
     return parameters, [server.join(rank) for rank in range(world_size)]
 
 
@@ -184,7 +184,7 @@ def test_who_does_not_synchronize_is_named() -> None:
 
 def test_a_failure_ends_every_wait() -> None:
     parameters = Recorded([3])
-    server = BoundedStaleness(parameters, 2, 20.0, staleness=0)
+    server = ParameterServer(parameters, 2, 20.0, staleness=0)
     first, second = server.join(0), server.join(1)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(clock, first)

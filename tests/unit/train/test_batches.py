@@ -11,7 +11,7 @@ from bench.core import spec
 from bench.datasets.base import ImageSet
 from bench.train.checkpoint import resized
 from bench.train.data import Batches
-from collectives.parameter_server.residuals import EVERY_RANK
+from collectives.server import EVERY_RANK
 from tests.testing.configs import make_config
 
 DATASET = spec.build("datasets", "digits")
