@@ -110,6 +110,11 @@ class Traffic:
         )
 
 
+def _no_traffic() -> dict[Purpose, Traffic]:
+    return {purpose: Traffic() for purpose in get_args(Purpose)}
+
+
+@dataclasses.dataclass
 class Ledger:
     """The traffic that one rank has sent, per purpose.
 
@@ -118,9 +123,8 @@ class Ledger:
         purpose: the purpose for which messages are counted from now on.
     """
 
-    def __init__(self) -> None:
-        self.traffic: dict[Purpose, Traffic] = {purpose: Traffic() for purpose in get_args(Purpose)}
-        self.purpose: Purpose = "gradient"
+    traffic: dict[Purpose, Traffic] = dataclasses.field(default_factory=_no_traffic)
+    purpose: Purpose = "gradient"
 
     def book(self, nbytes: int, *, messages: int = 1, from_formula: bool = False) -> None:
         """Count messages of `nbytes` bytes in total for the current purpose."""
@@ -134,22 +138,21 @@ class Ledger:
         return Stopwatch(self.traffic[self.purpose])
 
 
+@dataclasses.dataclass(slots=True)
 class Stopwatch:
-    """A context manager that adds the seconds of its `with` block to `Traffic.seconds`.
+    """A context manager that adds the seconds of its `with` block to the `seconds` of `entry`.
 
     It is a class because a generator-based context manager would take as long as a short message.
     """
 
-    __slots__ = ("_entry", "_started")
-
-    def __init__(self, entry: Traffic) -> None:
-        self._entry = entry
+    entry: Traffic
+    _started: float = 0.0
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
 
     def __exit__(self, *exception: object) -> None:
-        self._entry.seconds += time.perf_counter() - self._started
+        self.entry.seconds += time.perf_counter() - self._started
 
 
 class Pending:
@@ -166,22 +169,21 @@ class Pending:
         """
 
 
-class MovedMessage(Pending, abc.ABC):
+class MovedMessage(Pending):
     """A message on a transport that transfers messages piece by piece while a rank waits.
 
     Args:
         peer: the other rank, which receives or sends the message.
         move: (this message, `peer`) -> None: transfers all messages under way until this one is done.
+
+    Attributes:
+        is_done: True if the whole message has been transferred; the transport sets it.
     """
 
     def __init__(self, peer: int, move: Callable[[MovedMessage, int], None]) -> None:
+        self.is_done = False
         self._peer = peer
         self._move = move
-
-    @property
-    @abc.abstractmethod
-    def is_done(self) -> bool:
-        """Return True if the whole message has been transferred."""
 
     @override
     def wait(self) -> None:
@@ -207,6 +209,7 @@ class Transport(abc.ABC):
 
     Attributes:
         members: the number of each rank of this transport in the original transport, of which it may be a view.
+        names: the number of each rank of this transport among all ranks of the job, for messages to the user.
         rank: number of this process within this transport, 0..world_size-1.
         world_size: number of ranks of this transport.
         device: device on which tensors must lie.
@@ -217,6 +220,7 @@ class Transport(abc.ABC):
     """
 
     members: Sequence[int]
+    names: Sequence[int]
     rank: int
     world_size: int
     device: torch.device
@@ -228,10 +232,6 @@ class Transport(abc.ABC):
     def traffic(self) -> dict[Purpose, Traffic]:
         """Return the traffic that this rank has sent, per purpose, through this transport and all its views."""
         return self.ledger.traffic
-
-    @abc.abstractmethod
-    def name(self, rank: int) -> int:
-        """Return the number of this transport's `rank` among all ranks of the job, for messages to the user."""
 
     @abc.abstractmethod
     def timeout_error(self, rank: int) -> TransportError:
@@ -343,6 +343,7 @@ class Transport(abc.ABC):
         """
         part = copy.copy(self)
         part.members = [self.members[rank] for rank in ranks]
+        part.names = [self.names[rank] for rank in ranks]
         part.rank, part.world_size = list(ranks).index(self.rank), len(ranks)
         return part
 
@@ -355,14 +356,10 @@ class SingleRank(Transport):
 
     @override
     def __init__(self) -> None:
-        self.members, self.rank, self.world_size = [0], 0, 1
+        self.members, self.names, self.rank, self.world_size = [0], [0], 0, 1
         self.device = torch.device("cpu")
         self.timeout_s = 0.0
         self.ledger = Ledger()
-
-    @override
-    def name(self, rank: int) -> int:
-        return rank
 
     @override
     def timeout_error(self, rank: int) -> TransportError:

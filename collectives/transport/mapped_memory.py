@@ -22,8 +22,9 @@ import subprocess
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +73,7 @@ void flush_lines(const void *start, size_t nbytes) {
 """
 
 
-class CacheLines:
+class CacheLines(NamedTuple):
     """The functions of a compiled library that flushes cache lines and orders loads and stores.
 
     Attributes:
@@ -80,9 +81,8 @@ class CacheLines:
         fence: () -> None: prevents the processor from reordering loads and stores across this call.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.flush = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(("flush_lines", library))
-        self.fence = ctypes.CFUNCTYPE(None)(("fence", library))
+    flush: Callable[[int, int], None]
+    fence: Callable[[], None]
 
 
 @functools.cache
@@ -110,7 +110,9 @@ def cache_lines() -> CacheLines:
                 first = (done.stderr.strip() or "no message").splitlines()[0]
                 raise OptionError(f"pool: the cache-flush helper does not compile on this machine: {first}")
             built.replace(library)  # atomically, because other ranks may compile it at the same time
-    return CacheLines(ctypes.CDLL(str(library)))
+    handle = ctypes.CDLL(str(library))
+    flush = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)(("flush_lines", handle))
+    return CacheLines(flush, ctypes.CFUNCTYPE(None)(("fence", handle)))
 
 
 def stores_are_ordered() -> bool:
@@ -281,7 +283,7 @@ def _join(transport: Transport, offer: dict[str, Any], num_lines: int, coherent:
         region = Region(Path(offer["path"]), offer["nbytes"], offer["offset"])
     except OSError as error:
         raise OptionError(
-            f"pool: rank {transport.name(transport.rank)} cannot map {offer['path']} "
+            f"pool: rank {transport.names[transport.rank]} cannot map {offer['path']} "
             f"({error.strerror}); all ranks must run on one machine or share one device"
         ) from None
     memory = SharedMemory(region, num_lines, _helper(coherent), coherent=coherent is not False)
@@ -308,21 +310,20 @@ class SpinThenSleep:
 
     Args:
         timeout_s: longest duration of the loop, in seconds.
+
+    Attributes:
+        looks: number of pauses so far; set it to 0 to return to short pauses, which leaves the deadline as it is.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline = time.monotonic() + timeout_s
-        self._looks = 0
+        self.looks = 0
 
     def pause(self) -> bool:
         """Pause before the next check; return False if `timeout_s` has passed."""
-        self._looks += 1
-        if self._looks <= LOOKS_BEFORE_SLEEP:
+        self.looks += 1
+        if self.looks <= LOOKS_BEFORE_SLEEP:
             os.sched_yield()
             return True
         time.sleep(SLEEP_S)
         return time.monotonic() < self._deadline
-
-    def renew(self) -> None:
-        """Return to short pauses, because more data may arrive soon; the deadline stays the same."""
-        self._looks = 0

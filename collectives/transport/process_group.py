@@ -60,6 +60,9 @@ class ProcessGroupTransport(Transport):
             gloo group corrupt sums silently. None: the default group, which is not destroyed.
         device: device of the tensors. None: the CPU for gloo, the current GPU for NCCL.
         timeout_s: longest wait for any one message, in seconds.
+
+    Attributes:
+        group_name: name of the process group, which is unique in the job and the same on all its ranks.
     """
 
     @override
@@ -70,8 +73,10 @@ class ProcessGroupTransport(Transport):
         if group is None:
             raise TransportError("torch.distributed is not initialised; call init_process_group first")
         self._groups = _Groups(group)
+        self.group_name = str(group.group_name)
         self.in_step = dist.get_backend(self._group) == "nccl"
         self.members = list(range(dist.get_world_size(self._group)))
+        self.names = dist.get_process_group_ranks(self._group)
         self.rank = dist.get_rank(self._group)
         self.world_size = len(self.members)
         current = torch.device("cuda", torch.cuda.current_device()) if self.in_step else torch.device("cpu")
@@ -85,19 +90,6 @@ class ProcessGroupTransport(Transport):
     def _group(self) -> dist.ProcessGroup:
         assert self._groups.whole is not None, "this transport is closed"
         return self._groups.whole
-
-    @property
-    def group_name(self) -> str:
-        """Return the name of the process group, which is unique in the job and the same on all its ranks."""
-        return str(self._group.group_name)
-
-    @override
-    def name(self, rank: int) -> int:
-        return dist.get_global_rank(self._group, self.members[rank])
-
-    @override
-    def timeout_error(self, rank: int) -> TransportError:
-        return self._lost(rank, "")
 
     @override
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -154,7 +146,7 @@ class ProcessGroupTransport(Transport):
         try:
             work = function([tensor], self.members[peer], 0)
         except RuntimeError as error:
-            raise self._lost(peer, str(error)) from error
+            raise self.timeout_error(peer, str(error)) from error
         return _Operation(self, [work], [tensor], peer)  # gloo reads or writes the tensor until the message is done
 
     def _post_together(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
@@ -178,7 +170,7 @@ class ProcessGroupTransport(Transport):
         if members == tuple(range(self._group.size())):
             return self._group
         if members not in self._groups.parts:
-            place = (self._group.group_name, members)
+            place = (self.group_name, members)
             store = PrefixStore(f"gradwire/view/{place}/{_num_backends[place]}", _get_default_store())
             _num_backends[place] += 1
             if self.in_step:
@@ -190,18 +182,19 @@ class ProcessGroupTransport(Transport):
             self._groups.parts[members] = cast(dist.ProcessGroup, backend)  # it has the same methods
         return self._groups.parts[members]
 
-    def _lost(self, waited_for: int | None, reason: str) -> TransportError:
+    @override
+    def timeout_error(self, rank: int | None, reason: str = "") -> TransportError:
         """Ask the failure detector for the cause of a failed wait, and return an error that names the lost rank.
 
         Args:
-            waited_for: the rank that this rank waited for; None if it waited for all ranks.
+            rank: the rank that this rank waited for; None if it waited for all ranks.
             reason: message of the backend's error.
         """
         # all ranks of the group, not only of this view: a peer here may be waiting for a rank outside of the view
-        ranks = [dist.get_global_rank(self._group, member) for member in range(dist.get_world_size(self._group))]
-        peer = None if waited_for is None else self.name(waited_for)
-        verdict = self._failure_detector.find_lost(self._group.group_name, ranks, peer)
-        me = f"rank {self.name(self.rank)}"
+        ranks = dist.get_process_group_ranks(self._group)
+        peer = None if rank is None else self.names[rank]
+        verdict = self._failure_detector.find_lost(self.group_name, ranks, peer)
+        me = f"rank {self.names[self.rank]}"
         if verdict is None:
             awaited = "the others" if peer is None else f"rank {peer}"
             return TransportError(
@@ -211,7 +204,7 @@ class ProcessGroupTransport(Transport):
         if verdict.is_cut_off:
             others = "all other ranks" if len(verdict.lost) == len(ranks) - 1 else "all ranks on other machines"
             return TransportError(f"{me} lost {others}: none of them answers any more; its own link may be down")
-        lost = " and ".join(f"rank {rank}" for rank in verdict.lost)
+        lost = " and ".join(f"rank {number}" for number in verdict.lost)
         if verdict.is_split:
             return TransportError(f"{me} and {lost} cannot reach each other; the link of either may be down")
         if verdict.lost:
@@ -238,7 +231,7 @@ def backend_failure(error: RuntimeError) -> TransportError | None:
     """
     if not isinstance(error, dist.DistError) and not any(words in str(error) for words in _WORDS_OF_BACKENDS):
         return None
-    return ProcessGroupTransport()._lost(None, str(error))
+    return ProcessGroupTransport().timeout_error(None, str(error))
 
 
 @dataclasses.dataclass(eq=False)
@@ -266,5 +259,5 @@ class _Operation(Pending):
                 for work in self.works:
                     work.wait(self.transport._timeout)
             except RuntimeError as error:
-                raise self.transport._lost(self.peer, str(error)) from error
+                raise self.transport.timeout_error(self.peer, str(error)) from error
         self.works = []

@@ -21,17 +21,11 @@ from datetime import timedelta
 import psutil
 from torch.distributed.distributed_c10d import Store
 
+from collectives.transport.base import TransportError
+
 _TOKEN_BYTES = 32
 _GREETING = struct.Struct(f"<{_TOKEN_BYTES}sI")
 _MOST_STRANGERS = 64
-
-
-class MeetingError(RuntimeError):
-    """A rank did not connect, or could not be reached; `rank` is its number."""
-
-    def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(reason)
-        self.rank = rank
 
 
 def interface_host(otherwise: str) -> str:
@@ -56,7 +50,7 @@ def connect_all(store: Store, rank: int, world_size: int, host: str, timeout_s: 
         The connected socket to each other rank, by rank.
 
     Raises:
-        MeetingError: a rank did not connect in time, or cannot be reached.
+        TransportError: a rank did not connect in time, or cannot be reached.
         OSError: this machine cannot listen at that address.
     """
     deadline = time.monotonic() + timeout_s
@@ -79,7 +73,7 @@ def _entry(store: Store, peer: int, deadline: float) -> tuple[tuple[str, int], b
     try:
         store.wait([str(peer)], timedelta(seconds=_seconds_to(deadline)))
     except RuntimeError as error:
-        raise MeetingError(peer, str(error)) from error
+        raise TransportError(str(error), lost_rank=peer) from error
     host, port, token = json.loads(store.get(str(peer)))
     return (host, port), bytes.fromhex(token)
 
@@ -89,7 +83,7 @@ def _connect(store: Store, peer: int, deadline: float, rank: int) -> socket.sock
     try:
         sock = socket.create_connection(address, _seconds_to(deadline))
     except OSError as error:
-        raise MeetingError(peer, str(error)) from error
+        raise TransportError(str(error), lost_rank=peer) from error
     with contextlib.suppress(OSError):  # if the peer has closed the connection, `_await_answer` raises
         sock.send(_GREETING.pack(token, rank))  # cannot block: the send buffer is empty
     return sock
@@ -105,9 +99,9 @@ def _await_answer(sock: socket.socket, peer: int, token: bytes, deadline: float)
                 raise ConnectionResetError("the connection was closed")
             answer += part
     except OSError as error:
-        raise MeetingError(peer, str(error)) from error
+        raise TransportError(str(error), lost_rank=peer) from error
     if not hmac.compare_digest(answer, token):
-        raise MeetingError(peer, "another program answers at its address")
+        raise TransportError("another program answers at its address", lost_rank=peer)
 
 
 class _Acceptor:
@@ -132,13 +126,13 @@ class _Acceptor:
         """Yield each expected rank and its connected socket, in the order in which ranks connect.
 
         Raises:
-            MeetingError: a rank did not connect in time.
+            TransportError: a rank did not connect in time.
         """
         try:
             while self._missing:
                 events = self._selector.select(_seconds_to(deadline))
                 if time.monotonic() >= deadline:
-                    raise MeetingError(min(self._missing), "it did not connect")
+                    raise TransportError("it did not connect", lost_rank=min(self._missing))
                 for sock in [key.fileobj for key, _ in events]:
                     if sock is self._listener:
                         self._accept()

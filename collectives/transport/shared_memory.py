@@ -6,7 +6,6 @@ that are under way, so ranks that send each other long messages in a circle do n
 ring are sent at once; the rest of a longer message is sent when its sender waits.
 """
 
-import abc
 import collections
 import itertools
 from collections.abc import Callable, Sequence
@@ -46,34 +45,34 @@ class RingMessage(MovedMessage):
         self.nbytes = len(self.raw)
         self.position = -WORD  # negative until its length has been transferred
 
-    @property
-    @override
-    def is_done(self) -> bool:
-        return self.position == self.nbytes
 
-
-class ChannelEnd(abc.ABC):
+class ChannelEnd:
     """One rank's end of a channel, which carries messages from one rank to another through a ring buffer.
 
-    Attributes:
-        messages: the messages under way, in order.
+    The sender's end copies messages into the ring buffer, and the receiver's end copies them out of it.
 
     Args:
         memory: the shared memory with the ring buffer and with lines, in which ranks announce their progress.
         ring: the ring buffer, uint8, a part of the memory's data; its length is a multiple of `WORD`.
-        own_line: number of the line in which this end announces its progress.
-        peer_line: number of the line in which the other end announces its progress.
+        lines: numbers of the lines in which this end and the other end announce their progress.
         peer: number of the other rank in messages to the user.
+        sends: True for the sender's end, False for the receiver's.
+
+    Attributes:
+        messages: the messages under way, in order.
     """
 
-    def __init__(self, memory: SharedMemory, ring: torch.Tensor, own_line: int, peer_line: int, peer: int) -> None:
+    def __init__(
+        self, memory: SharedMemory, ring: torch.Tensor, lines: tuple[int, int], peer: int, *, sends: bool
+    ) -> None:
         self._memory = memory
         self._address = ring.data_ptr()
         self._bytes = ring.numpy()
         self._words: np.ndarray[Any, np.dtype[np.uint64]] = self._bytes.view(np.uint64)
         self._part_bytes = max(WORD, len(self._bytes) // PARTS_PER_RING // WORD * WORD)
-        self._own_line, self._peer_line = own_line, peer_line
+        self._own_line, self._peer_line = lines
         self._peer = peer
+        self._sends = sends
         self._passed = 0  # bytes that this end has transferred since the start
         self.messages: collections.deque[RingMessage] = collections.deque()
 
@@ -84,7 +83,12 @@ class ChannelEnd(abc.ABC):
             TransportError: a message is longer than its receive buffer.
         """
         before = self._passed
-        while self.messages and (available := self._available()):
+        while self.messages:
+            # bytes that the other end has read beyond this sender, or written beyond this receiver
+            ahead = self._memory.announced(self._peer_line, 0) - self._passed
+            available = len(self._bytes) + ahead if self._sends else ahead
+            if not available:
+                break
             message = self.messages[0]
             if message.position < 0:
                 self._pass_length(message, self._passed % len(self._bytes) // WORD)
@@ -94,54 +98,24 @@ class ChannelEnd(abc.ABC):
             start = self._passed % len(self._bytes)
             nbytes = min(message.nbytes - message.position, available, self._part_bytes, len(self._bytes) - start)
             if nbytes:
-                self._pass_bytes(message, start, nbytes)
+                ring, ours = self._bytes[start : start + nbytes], message.raw[message.position :][:nbytes]
+                if self._sends:
+                    ring[:] = ours
+                self._memory.synchronize_at(self._address + start, nbytes)
+                if not self._sends:
+                    ours[:] = ring
             message.position += nbytes
             self._passed += rounded_up(nbytes, WORD)
-            if message.is_done:
+            if message.position == message.nbytes:
+                message.is_done = True
                 self.messages.popleft()
             self._memory.announce(self._own_line, 0, self._passed)
         return self._passed != before
 
-    @abc.abstractmethod
-    def _available(self) -> int:
-        """Return the number of bytes that can be transferred now, a multiple of `WORD`."""
-
-    @abc.abstractmethod
     def _pass_length(self, message: RingMessage, word: int) -> None:
         """Write a message's length to word `word` of the ring buffer, or read it from there."""
-
-    @abc.abstractmethod
-    def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
-        """Copy the next `nbytes` bytes of a message into the ring buffer at byte `start`, or out of it."""
-
-
-class SendingEnd(ChannelEnd):
-    """The sender's end of a channel: it copies messages into the ring buffer."""
-
-    @override
-    def _available(self) -> int:
-        return len(self._bytes) - (self._passed - self._memory.announced(self._peer_line, 0))
-
-    @override
-    def _pass_length(self, message: RingMessage, word: int) -> None:
-        self._words[word] = message.nbytes
-        self._memory.synchronize_at(self._address + WORD * word, WORD)
-
-    @override
-    def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
-        self._bytes[start : start + nbytes] = message.raw[message.position : message.position + nbytes]
-        self._memory.synchronize_at(self._address + start, nbytes)
-
-
-class ReceivingEnd(ChannelEnd):
-    """The receiver's end of a channel: it copies messages out of the ring buffer."""
-
-    @override
-    def _available(self) -> int:
-        return self._memory.announced(self._peer_line, 0) - self._passed
-
-    @override
-    def _pass_length(self, message: RingMessage, word: int) -> None:
+        if self._sends:
+            self._words[word] = message.nbytes
         self._memory.synchronize_at(self._address + WORD * word, WORD)
         nbytes, room = int(self._words.item(word)), message.nbytes
         if nbytes > room:
@@ -150,11 +124,6 @@ class ReceivingEnd(ChannelEnd):
                 "all ranks must sum payloads of one kind and length"
             )
         message.nbytes = nbytes
-
-    @override
-    def _pass_bytes(self, message: RingMessage, start: int, nbytes: int) -> None:
-        self._memory.synchronize_at(self._address + start, nbytes)
-        message.raw[message.position : message.position + nbytes] = self._bytes[start : start + nbytes]
 
 
 RING_BYTES = 2**20
@@ -187,12 +156,12 @@ class SharedMemoryTransport(Transport):
         coherent: bool | None = None,
     ) -> None:
         self._opener = opener
-        self.members = range(opener.world_size)
+        self.members, self.names = range(opener.world_size), opener.names
         self.rank, self.world_size, self.timeout_s = opener.rank, opener.world_size, opener.timeout_s
         self.device = torch.device("cpu")
         self.ledger = Ledger()
-        self._incoming: dict[int, ReceivingEnd] = {}  # by the other rank
-        self._outgoing: dict[int, SendingEnd] = {}
+        self._incoming: dict[int, ChannelEnd] = {}  # by the other rank
+        self._outgoing: dict[int, ChannelEnd] = {}
         if opener.world_size == 1:
             return
         pairs = list(itertools.permutations(range(opener.world_size), 2))
@@ -208,13 +177,9 @@ class SharedMemoryTransport(Transport):
         for index, (source, to) in enumerate(pairs):
             ring, line = memory.data[nbytes * index :][:nbytes], 2 * index
             if source == self.rank:
-                self._outgoing[to] = SendingEnd(memory, ring, line, line + 1, opener.name(to))
+                self._outgoing[to] = ChannelEnd(memory, ring, (line, line + 1), opener.names[to], sends=True)
             elif to == self.rank:
-                self._incoming[source] = ReceivingEnd(memory, ring, line + 1, line, opener.name(source))
-
-    @override
-    def name(self, rank: int) -> int:
-        return self._opener.name(self.members[rank])
+                self._incoming[source] = ChannelEnd(memory, ring, (line + 1, line), opener.names[source], sends=False)
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
@@ -258,7 +223,7 @@ class SharedMemoryTransport(Transport):
         with self.ledger.timed():
             while not message.is_done:
                 if self._advance():
-                    patience.renew()
+                    patience.looks = 0  # more may arrive soon
                 elif not patience.pause():
                     raise self.timeout_error(peer)
 

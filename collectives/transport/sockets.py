@@ -39,7 +39,7 @@ from collectives.transport.base import (
 )
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import ProcessGroupTransport
-from collectives.transport.rendezvous import MeetingError, connect_all, interface_host
+from collectives.transport.rendezvous import connect_all, interface_host
 
 _LENGTH = struct.Struct("<Q")
 _LONG_BYTES, _PART_BYTES = 1 << 20, 1 << 16
@@ -56,11 +56,6 @@ class SocketSend(MovedMessage):
         body = _bytes_of(tensor)
         self._left = [memoryview(_LENGTH.pack(len(body))), body]
 
-    @property
-    @override
-    def is_done(self) -> bool:
-        return not self._left
-
     def move(self, sock: socket.socket) -> bool:
         """Send as many bytes as the kernel takes, and return `is_done`.
 
@@ -72,6 +67,7 @@ class SocketSend(MovedMessage):
             sent -= len(self._left.pop(0))
         if self._left:
             self._left[0] = self._left[0][sent:]
+        self.is_done = not self._left
         return self.is_done
 
 
@@ -102,11 +98,6 @@ class SocketReceive(MovedMessage):
         """Return the given buffer, or else the allocated one: uint8 1-D, empty until the length is known."""
         return torch.from_numpy(self._memory) if self._tensor is None else self._tensor
 
-    @property
-    @override
-    def is_done(self) -> bool:
-        return self._has_length and not self.left
-
     def move(self, sock: socket.socket) -> bool:
         """Receive the bytes that have arrived, and return `is_done`.
 
@@ -132,6 +123,7 @@ class SocketReceive(MovedMessage):
                 else:  # numpy: right after a wake-up torch's code is in no cache, and takes thirty times as long
                     self._memory = np.empty(length, dtype=np.uint8)
                     self.left = self._memory.data
+        self.is_done = not self.left
         return self.is_done
 
 
@@ -139,6 +131,7 @@ class Connection:
     """One rank's end of a connected socket, and a queue of messages in each direction.
 
     Attributes:
+        sock: the socket, which does not block.
         outgoing: messages to send, in order.
         incoming: messages to receive, in order.
     """
@@ -146,14 +139,10 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = sock
+        self.sock = sock
         self.outgoing: collections.deque[SocketSend] = collections.deque()
         self.incoming: collections.deque[SocketReceive] = collections.deque()
         self._low_water = 1
-
-    def fileno(self) -> int:
-        """Return the socket's file descriptor; -1 after `close`."""
-        return self._socket.fileno()
 
     def events(self) -> int:
         """Return the events for which to poll the socket.
@@ -165,7 +154,7 @@ class Connection:
             low_water = missing if missing <= _LONG_BYTES else _PART_BYTES
             if low_water != self._low_water:
                 self._low_water = low_water
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
         return (select.POLLIN if self.incoming else 0) | (select.POLLOUT if self.outgoing else 0)
 
     def move(self, events: int) -> None:
@@ -177,16 +166,12 @@ class Connection:
         """
         if events & ~select.POLLOUT:
             with contextlib.suppress(BlockingIOError):  # the rest has not arrived yet
-                while self.incoming and self.incoming[0].move(self._socket):
+                while self.incoming and self.incoming[0].move(self.sock):
                     self.incoming.popleft()
         if events & ~select.POLLIN:
             with contextlib.suppress(BlockingIOError):  # the kernel's buffer is full
-                while self.outgoing and self.outgoing[0].move(self._socket):
+                while self.outgoing and self.outgoing[0].move(self.sock):
                     self.outgoing.popleft()
-
-    def close(self) -> None:
-        """Close the socket; the kernel still delivers the bytes that it has taken."""
-        self._socket.close()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -242,12 +227,6 @@ class Connections:
                 raise self.failure(peer)
             self._advance(min(seconds, _LOOK_ANYWAY_S))
 
-    def flush(self) -> None:
-        """Wait until all messages under way, in both directions, are done."""
-        for peer, connection in self.by_rank.items():
-            for message in (*connection.outgoing, *connection.incoming):
-                self.wait(message, peer)
-
     def failure(self, peer: int) -> TransportError:
         """Close all connections, find out why a wait for rank `peer` failed, and return the error to raise."""
         self.close()
@@ -257,7 +236,7 @@ class Connections:
         """Close all sockets; the kernel still delivers the bytes that it has taken."""
         self._is_closed = True
         for connection in self.by_rank.values():
-            connection.close()
+            connection.sock.close()
 
     def _advance(self, within_s: float) -> None:
         """Wait up to `within_s` seconds until bytes can be sent or received, and transfer them.
@@ -268,8 +247,8 @@ class Connections:
         busy = {}
         for rank, connection in self.by_rank.items():
             if events := connection.events():
-                busy[connection.fileno()] = rank, events
-                poll.register(connection, events)
+                busy[connection.sock.fileno()] = rank, events
+                poll.register(connection.sock, events)
         if self.bell is not None:
             poll.register(self.bell, select.POLLIN)
         ready = poll.poll(math.ceil(1e3 * within_s)) or [
@@ -284,7 +263,7 @@ class Connections:
             except OverflowError as error:
                 self.close()
                 raise TransportError(
-                    f"rank {self._opener.name(rank)} sent {error}; all ranks must sum payloads of one kind and length"
+                    f"rank {self._opener.names[rank]} sent {error}; all ranks must sum payloads of one kind and length"
                 ) from error
             except OSError as error:
                 raise self.failure(rank) from error
@@ -297,7 +276,7 @@ class SocketTransport(Transport):
     def __init__(self, connections: Connections, backend: Transport) -> None:
         self._connections = connections
         self._backend = backend
-        self.members = range(backend.world_size)
+        self.members, self.names = range(backend.world_size), backend.names
         self.rank, self.world_size = backend.rank, backend.world_size
         self.device, self.timeout_s = backend.device, backend.timeout_s
 
@@ -309,10 +288,6 @@ class SocketTransport(Transport):
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
         self._backend.ledger = ledger
-
-    @override
-    def name(self, rank: int) -> int:
-        return self._backend.name(rank)
 
     @override
     def timeout_error(self, rank: int) -> TransportError:
@@ -339,8 +314,8 @@ class SocketTransport(Transport):
     @override
     def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
         # first finish all messages under way, which do not move while a rank waits for the backend
-        with self.ledger.timed():
-            self._connections.flush()
+        for connection in self._connections.by_rank.values():
+            wait_all([*connection.outgoing, *connection.incoming])
         return self._backend.start_all_reduce_(tensor, op)
 
     @override
@@ -413,7 +388,7 @@ def open_transport(
     host = interface_host(otherwise=failure_detector().host)
     try:
         sockets = connect_all(store, backend.rank, backend.world_size, host, timeout_s)
-    except MeetingError as error:
-        raise backend.timeout_error(error.rank) from error
+    except TransportError as error:
+        raise backend.timeout_error(error.lost_rank) from error
     connections = {peer: Connection(sock) for peer, sock in sockets.items()}
     return SocketTransport(Connections(backend, connections), backend)

@@ -88,7 +88,7 @@ class InStepTransport(MemoryTransport):
         return pendings
 
     def view(self, ranks: Sequence[int]) -> InStepTransport:
-        members = [self._members[rank] for rank in ranks]
+        members = [self.names[rank] for rank in ranks]
         return InStepTransport(self._wires, list(ranks).index(self.rank), members, self.ledger)
 
 

@@ -73,7 +73,7 @@ def test_the_rank_that_failed_first_is_the_one_reported_and_nobody_waits_for_it(
 def test_views_number_their_ranks_and_share_the_ledger() -> None:
     def rank(transport: MemoryTransport) -> list[float]:
         part = transport.view([r for r in range(5) if r % 2 == transport.rank % 2])
-        assert part.name(part.rank) == transport.rank
+        assert part.names[part.rank] == transport.rank
         x = torch.tensor([float(transport.rank)])
         part.start_all_reduce_(x).wait()
         assert part.traffic is transport.traffic

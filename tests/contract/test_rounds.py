@@ -35,11 +35,11 @@ class Recorder(MemoryTransport):
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         for tensor, to in sends:
             if self.ledger.purpose == "gradient":
-                self.sent.setdefault(self.name(to), []).append(tensor.nbytes)
+                self.sent.setdefault(self.names[to], []).append(tensor.nbytes)
         return super().post(sends, receives)
 
     def view(self, ranks: Sequence[int]) -> Recorder:
-        members = [self._members[rank] for rank in ranks]
+        members = [self.names[rank] for rank in ranks]
         return Recorder(self, members, list(ranks).index(self.rank), self.sent)
 
 

@@ -74,7 +74,7 @@ class MemoryTransport(Transport):
     @override
     def __init__(self, wires: MemoryWires, rank: int, members: list[int], ledger: Ledger) -> None:
         self._wires = wires
-        self._members = members
+        self.names = members
         self.rank = rank
         self.world_size = len(members)
         self.device = torch.device("cpu")
@@ -82,13 +82,9 @@ class MemoryTransport(Transport):
         self.ledger = ledger
 
     @override
-    def name(self, rank: int) -> int:
-        return self._members[rank]
-
-    @override
     def timeout_error(self, rank: int) -> TransportError:
         """Return an error that names the rank waited for."""
-        me, peer = self.name(self.rank), self.name(rank)
+        me, peer = self.names[self.rank], self.names[rank]
         message = f"rank {me} waited for rank {peer}, which did not answer within {self.timeout_s:g} s"
         return TransportError(message, lost_rank=peer)
 
@@ -117,19 +113,19 @@ class MemoryTransport(Transport):
     @override
     def view(self, ranks: Sequence[int]) -> MemoryTransport:
         return MemoryTransport(
-            self._wires, list(ranks).index(self.rank), [self._members[rank] for rank in ranks], self.ledger
+            self._wires, list(ranks).index(self.rank), [self.names[rank] for rank in ranks], self.ledger
         )
 
     def _start(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
-        me = self._members[self.rank]
+        me = self.names[self.rank]
         pendings: list[Pending] = []
         for tensor, source in receives:
             message = _Message(self, tensor, source)
-            self._wires.add_receive(self._members[source], me, message)
+            self._wires.add_receive(self.names[source], me, message)
             pendings.append(message)
         for tensor, to in sends:
             message = _Message(self, tensor, to)
-            self._wires.add_send(me, self._members[to], message)
+            self._wires.add_send(me, self.names[to], message)
             pendings.append(message)
         return pendings
 
@@ -151,7 +147,7 @@ class _Message(Pending):
                 return
             if wires.lost_rank is None:
                 raise self._transport.timeout_error(self._peer)
-            me = self._transport.name(self._transport.rank)
+            me = self._transport.names[self._transport.rank]
             raise TransportError(f"rank {me} lost rank {wires.lost_rank}", lost_rank=wires.lost_rank)
 
 

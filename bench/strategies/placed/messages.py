@@ -32,7 +32,7 @@ def hear(transport: Transport, source: int) -> Any:
     """
     (length,) = _LENGTH.unpack(receive_bytes(transport, source, _LENGTH.size).numpy().tobytes())
     if length > _LONGEST:
-        name = transport.name(source)
+        name = transport.names[source]
         raise TransportError(f"rank {name} sent something that is not a command", name)
     return json.loads(receive_bytes(transport, source, length).numpy().tobytes())
 
@@ -130,7 +130,7 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
     header = receive_bytes(transport, source, _HEADER.size)
     code, dimensions, flags, zero, *sizes = _HEADER.unpack(header.numpy().tobytes())
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
-        name = transport.name(source)
+        name = transport.names[source]
         raise TransportError(f"rank {name} sent something that is not a tensor", name)
     if flags & _ABSENT:
         return None, False
