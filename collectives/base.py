@@ -217,9 +217,18 @@ class BoundCollective:
             return PendingSum.done(payload)
         layout = Layout.of(payload, key)
         groups = layout.by_type() if self.options.carries_wires else []
-        if len(groups) > 1:
-            return self._start_by_type(leaves(payload), groups, key, op)
-        return self.start_like(payload, layout, op)
+        if len(groups) <= 1:
+            return self.start_like(payload, layout, op)
+        totals = list(leaves(payload))
+        sums = [self.start(Bundle([totals[index] for index in indices]), key, op) for indices in groups]
+
+        def finish() -> Payload:
+            for indices, sum_ in zip(groups, sums, strict=True):
+                for index, leaf in zip(indices, leaves(sum_.finish()), strict=True):
+                    totals[index] = leaf
+            return Bundle(totals)
+
+        return PendingSum(wait=lambda: [sum_.wait() for sum_ in sums], finish=finish)
 
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
         """Begin a sum over two or more ranks, of payloads that have this layout and that `check_compatible` accepts.
@@ -246,21 +255,6 @@ class BoundCollective:
         if layout not in self._rounds:
             self._rounds[layout] = self.options.rounds(self.transport.world_size, self.transport.rank, layout) or []
         return self._rounds[layout]
-
-    def _start_by_type(
-        self, payloads: tuple[Payload, ...], groups: list[tuple[int, ...]], key: Key, op: ReduceOp
-    ) -> PendingSum:
-        # those of one dtype travel together
-        sums = [self.start(Bundle([payloads[index] for index in indices]), key, op) for indices in groups]
-
-        def finish() -> Payload:
-            totals = list(payloads)
-            for indices, sum_ in zip(groups, sums, strict=True):
-                for index, leaf in zip(indices, leaves(sum_.finish()), strict=True):
-                    totals[index] = leaf
-            return Bundle(totals)
-
-        return PendingSum(wait=lambda: [sum_.wait() for sum_ in sums], finish=finish)
 
     def broadcast(self, payload: Payload | None, src: int, key: Key) -> Payload:
         """Return the payload of rank `src` on every rank; the others pass None. Every rank must call this method.

@@ -21,7 +21,7 @@ from collectives.allreduce import HalvingDoubling, Native, Ring, Tree
 from collectives.base import Collective
 from collectives.hierarchical import Hierarchical
 from collectives.payloads.base import HEADER_BYTES
-from collectives.schedule.rounds import Layout, Message, Piece, Round
+from collectives.schedule.rounds import Layout, Message, Round
 from collectives.server import Server, Shard
 from collectives.transport import messages
 
@@ -71,10 +71,6 @@ class Lengths:
 
     packed: Callable[[Ints, Ints, Ints], tuple[Ints, Ints]]
     itemsize: int | None = None
-
-    def bare(self, itemsize: int | None) -> Lengths:
-        """Return this rule for messages that are parts of a wire tensor, or packed if `itemsize` is None."""
-        return dataclasses.replace(self, itemsize=itemsize)
 
     def alone(self, start: Ints, stop: Ints, terms: Ints | int) -> Ints:
         """Return the bytes of messages with one piece each, int [messages].
@@ -164,7 +160,7 @@ def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Int
     Raises:
         ValueError: the rounds do not match: a rank waits for a message that no rank sends.
     """
-    ranks = [_Progress(rank, rounds) for rank, rounds in enumerate(by_rank)]
+    ranks = [_Progress(rank, list(rounds)[::-1]) for rank, rounds in enumerate(by_rank)]
     under_way: collections.Counter[tuple[int, int]] = collections.Counter()
     while any(rank.left for rank in ranks):
         sent = [(rank.rank, round_, message) for rank in ranks for round_, message in rank.advance(under_way)]
@@ -172,18 +168,23 @@ def of_rounds(by_rank: Sequence[Sequence[Round]], lengths: Lengths, weights: Int
             raise ValueError("these rounds never end: a rank waits for a message that no rank sends")
         under_way.update((source, message.peer) for source, _, message in sent)
         if sent:
-            sources, targets = zip(*((source, message.peer) for source, _, message in sent), strict=True)
-            nbytes = [_nbytes(round_, message, lengths, weights) for _, round_, message in sent]
-            merged = [_num_terms(message.pieces[0], weights) < weights.sum() for _, _, message in sent]
-            yield Wave(np.array(sources), np.array(targets), np.array(nbytes), merged=np.array(merged))
+            nbytes, merged = [], []
+            for _, round_, message in sent:
+                start, stop = _as_arrays([(piece.start, piece.stop) for piece in message.pieces])
+                terms = np.array([weights[list(piece.terms)].sum() for piece in message.pieces])
+                of_round = dataclasses.replace(lengths, itemsize=round_.itemsize)
+                nbytes.append(of_round.joined(start, stop, terms, np.array([0]), np.array([len(start)])))
+                merged.append(terms[0] < weights.sum())
+            sources, targets = np.array([(source, message.peer) for source, _, message in sent]).T
+            yield Wave(sources, targets, np.concatenate(nbytes), merged=np.array(merged))
 
 
+@dataclasses.dataclass
 class _Progress:
-    def __init__(self, rank: int, rounds: Sequence[Round]) -> None:
-        self.rank = rank
-        self.moved = False
-        self.left = list(rounds)[::-1]
-        self._has_sent = False
+    rank: int
+    left: list[Round]  # the next round is the last in the list
+    moved: bool = False
+    _has_sent: bool = False
 
     def advance(self, under_way: collections.Counter[tuple[int, int]]) -> Iterator[tuple[Round, Message]]:
         """Yield the messages that this rank can send before it must wait for one from another rank.
@@ -204,16 +205,6 @@ class _Progress:
                 under_way[peer, self.rank] -= count
             self.left.pop()
             self._has_sent, self.moved = False, True
-
-
-def _nbytes(round_: Round, message: Message, lengths: Lengths, weights: Ints) -> int:
-    start, stop = _as_arrays([(piece.start, piece.stop) for piece in message.pieces])
-    terms = np.array([_num_terms(piece, weights) for piece in message.pieces])
-    return int(lengths.bare(round_.itemsize).joined(start, stop, terms, np.array([0]), np.array([len(start)]))[0])
-
-
-def _num_terms(piece: Piece, weights: Ints) -> int:
-    return int(sum(weights[rank] for rank in piece.terms))
 
 
 def _bundled(payloads: Ints, nbytes: Ints) -> Ints:
@@ -258,7 +249,7 @@ def waves_of(
 def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
     """Yield the waves of a ring, which also stand for a backend's own all-reduce."""
     start, stop = _as_arrays(layout.chunks(n))
-    ranks, lengths = np.arange(n), lengths.bare(layout.itemsize)
+    ranks, lengths = np.arange(n), dataclasses.replace(lengths, itemsize=layout.itemsize)
     contributions = np.concatenate([[0], np.cumsum(np.tile(weights, 2))])
     following = (ranks + 1) % n
     for index in range(2 * (n - 1)):
@@ -272,7 +263,7 @@ def _halving_doubling(
 ) -> Iterator[Wave]:
     start, stop = _as_arrays(collective.cuts(world_size, layout))
     p, ranks = len(start), np.arange(len(start))
-    beyond, lengths = np.arange(p, world_size), lengths.bare(layout.itemsize)
+    beyond, lengths = np.arange(p, world_size), dataclasses.replace(lengths, itemsize=layout.itemsize)
     all_start, all_stop = np.full_like(beyond, start[0]), np.full_like(beyond, stop[-1])
     yield Wave(beyond, beyond - p, lengths.alone(all_start, all_stop, weights[p:]), merged=True)
     terms = weights[:p].copy()
@@ -294,7 +285,7 @@ def _halving_doubling(
 def _tree(collective: Tree, world_size: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
     start, stop = _as_arrays(collective.segments(layout))
     below = weights.copy()
-    everyone, lengths = int(below.sum()), lengths.bare(layout.itemsize)
+    everyone, lengths = int(below.sum()), dataclasses.replace(lengths, itemsize=layout.itemsize)
     children = np.arange(1, world_size)
     parents, depths = (children - 1) // 2, np.log2(children + 1).astype(np.int64)
     height = int(depths[-1])
@@ -370,7 +361,9 @@ def _hierarchical(
     if outer is None:
         return None
     among_leaders = (wave._replace(sources=leaders[wave.sources], targets=leaders[wave.targets]) for wave in outer)
-    whole = lengths.bare(layout.itemsize).joined(*_as_arrays(cuts), world_size, np.array([0]), np.array([len(cuts)]))
+    whole = dataclasses.replace(lengths, itemsize=layout.itemsize).joined(
+        *_as_arrays(cuts), world_size, np.array([0]), np.array([len(cuts)])
+    )
     return itertools.chain(inner, among_leaders, _spread(groups, int(whole[0])))
 
 

@@ -144,6 +144,7 @@ class FailureDetector:
 
     Attributes:
         host: the argument `host`.
+        ping_server: answers the other ranks' pings until it is closed.
 
     Raises:
         OSError: this machine cannot listen at that address.
@@ -154,13 +155,9 @@ class FailureDetector:
         self._rank = rank
         self._grace_s = grace_s
         self.host = host
-        self._ping_server = PingServer(host)
+        self.ping_server = PingServer(host)
         self._addresses: dict[int, Address] = {}
-        self._append("ping_servers", [rank, *self._ping_server.address])
-
-    def stop(self) -> None:
-        """Stop answering pings."""
-        self._ping_server.close()
+        self._append("ping_servers", [rank, *self.ping_server.address])
 
     def publish(self, world_size: int) -> None:
         """Announce this rank, wait up to `grace_s` for the other ranks, and read their ping servers' addresses."""
@@ -260,20 +257,17 @@ def failure_detector() -> FailureDetector:
     store = _get_default_store()
     if not _joined or _joined[0][0] is not store:
         for _, former in _joined:
-            former.stop()
-        detector = FailureDetector(store.clone(), dist.get_rank(), interface_host(own_host(_meeting_point(store))))
+            former.ping_server.close()
+        shared = store
+        while isinstance(shared, PrefixStore):
+            shared = shared.underlying_store
+        # without a TCP store: this machine's name on the interface that gloo uses
+        name = "localhost" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else socket.gethostname()
+        host = own_host(shared.host if isinstance(shared, TCPStore) else name)
+        detector = FailureDetector(store.clone(), dist.get_rank(), interface_host(host))
         detector.publish(dist.get_world_size())
         _joined[:] = [(store, detector)]
     return _joined[0][1]
-
-
-def _meeting_point(store: Store) -> str:
-    """Return the host of a TCP store; for another store, this machine's name on the interface that gloo uses."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, TCPStore):
-        return store.host
-    return "localhost" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else socket.gethostname()
 
 
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:

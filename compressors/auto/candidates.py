@@ -122,7 +122,9 @@ def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> flo
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:
     """Return the number of waves of messages, and the bytes of each wave's busiest sender, summed over the waves."""
-    lengths = lengths or _growing(FP32_BYTES * layout.numel, layout.numel).bare(layout.itemsize)
+    lengths = lengths or dataclasses.replace(
+        _growing(FP32_BYTES * layout.numel, layout.numel), itemsize=layout.itemsize
+    )
     count, total = 0, 0.0
     for wave in waves_of(collective, world_size, layout, lengths) or ():
         sources, _, nbytes = wave.messages()

@@ -28,14 +28,14 @@ def join() -> Iterator[Join]:
 
     yield join
     for detector in joined:
-        detector.stop()
+        detector.ping_server.close()
 
 
 def test_a_running_rank_answers_and_an_ended_one_does_not(join: Join) -> None:
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
     assert first.find_lost("g", [0, 1], 1) == Diagnosis(late=1)
-    second.stop()
+    second.ping_server.close()
     assert first.find_lost("another", [0, 1], 1) == Diagnosis(lost=(1,))
 
 
@@ -76,7 +76,7 @@ def test_the_first_verdict_stands(join: Join) -> None:
     store = HashStore()
     first, second = join(store, 0), join(store, 1)
     assert first.find_lost("g", [0, 1, 2], 2) == Diagnosis(lost=(2,))
-    first.stop()
+    first.ping_server.close()
     assert second.find_lost("g", [0, 1, 2], 0) == Diagnosis(lost=(2,))
 
 
@@ -85,9 +85,9 @@ def test_who_is_late_stays_so_when_those_that_found_out_have_left(join: Join) ->
     store = HashStore()
     first, second, late = [join(store, rank) for rank in range(3)]
     assert second.find_lost("g", [0, 1, 2], 2) == Diagnosis(late=2)
-    second.stop()
+    second.ping_server.close()
     assert first.find_lost("g", [0, 1, 2], 1) == Diagnosis(late=2)
-    first.stop()
+    first.ping_server.close()
     assert late.find_lost("g", [0, 1, 2], 0) == Diagnosis(lost=(0, 1))
 
 
@@ -241,7 +241,7 @@ def test_without_the_store_a_rank_can_still_be_heard_by_one_that_fails_later(
     for detector in (first, second):
         detector.publish(0)
         monkeypatch.setattr(detector, "_store", LostStore())
-    lost.stop()
+    lost.ping_server.close()
     heard: list[Diagnosis | None] = []
     monkeypatch.setattr(
         failure_detector.time,
