@@ -23,7 +23,7 @@ from collectives.options import MOST, Count, CountOrZero, OptionError, Positive,
 from collectives.payloads import Dense, Payload, Sparse
 from compressors.base import Traits
 from compressors.kernels.residuals import LargeEntries, add_and_find, find
-from compressors.kernels.selection import count_reaching, magnitudes, reaching, top_k
+from compressors.kernels.selection import magnitudes, reaching, top_k
 from compressors.layer import Layer, Memory, Step
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
 
@@ -114,7 +114,7 @@ class Algc(DensitySparsifier):
 
     @override
     def density_for(self, layer: Layer, step: Step) -> float:
-        average = self.density(step)
+        average = super().density_for(layer, step)
         control = step.memory.get(CONTROL, layer.id)
         if control is None:
             return average
@@ -179,9 +179,9 @@ class Algc(DensitySparsifier):
         indices = top_k(x, num_kept(target, x.numel()))
         threshold = float(magnitudes(x.index_select(0, indices)).amin())
         level = max(threshold, SMALLEST)
-        count, most = count_reaching(x, level), math.floor(WINDOW * target * x.numel()) + 1
-        if count != len(indices):
-            indices = top_k(x, most) if count > most else reaching(x, level)
+        reached, most = reaching(x, level), math.floor(WINDOW * target * x.numel()) + 1
+        if len(reached) != len(indices):
+            indices = top_k(x, most) if len(reached) > most else reached
         return threshold, indices
 
 

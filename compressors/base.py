@@ -94,8 +94,14 @@ class Compressor(Options, abc.ABC):
 
     @functools.cached_property
     def traits(self) -> Traits:
-        """Return the facts that follow from the options; a subclass replaces some of those in `super().traits`."""
-        return Traits(emits=frozenset({self.sends}))
+        """Return the facts that follow from the options.
+
+        A class variable or an option with the name of a trait sets that trait. A subclass whose traits follow from
+        several options replaces them in `super().traits`.
+        """
+        names = {field.name for field in dataclasses.fields(Traits)}
+        named = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return Traits(emits=frozenset({self.sends}), **named)
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.
@@ -208,10 +214,7 @@ def finds_nonfinite(encode_sum: F) -> F:
 class MultiRound(Compressor):
     """Exchange several messages per bucket, each of them the mean of one tensor over ranks."""
 
-    @functools.cached_property
-    @override
-    def traits(self) -> Traits:
-        return dataclasses.replace(super().traits, needs_all_ranks=True)
+    needs_all_ranks: ClassVar[bool] = True
 
     @abc.abstractmethod
     def reduce(
@@ -249,7 +252,12 @@ class TorchHook(Compressor):
     """Register one of PyTorch's own communication hooks.
 
     Bytes are computed from a formula, because the backend does not report what it sends.
+
+    Attributes:
+        value_nbytes: bytes of each number that is sent at full compression.
     """
+
+    value_nbytes: ClassVar[int] = FP32_BYTES
 
     @override
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
@@ -262,10 +270,6 @@ class TorchHook(Compressor):
     @abc.abstractmethod
     def hook(self, process_group: ProcessGroup) -> tuple[object, DDPHook]:
         """Return state and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
-
-    def num_entries(self, layer: Layer) -> int:
-        """Return how many numbers are sent for a layer at full compression."""
-        return layer.numel
 
     def forget(self, state: Any) -> None:
         """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
@@ -423,7 +427,6 @@ class Sparsifier(LossyCompressor):
         return dataclasses.replace(
             super().traits,
             owns_momentum=self.momentum_correction,
-            dense_steps=self.dense_steps,
             emits=super().traits.emits | ({Dense} if self.dense_steps else set()),
         )
 

@@ -121,7 +121,7 @@ class GroupTopK(DensitySparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        k, last_k = self._kept(self.density(step), x.numel())
+        k, last_k = self._kept(self.density_for(layer, step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
@@ -131,7 +131,7 @@ class GroupTopK(DensitySparsifier):
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        k, last_k = self._kept(self.density(step), layer.numel)
+        k, last_k = self._kept(self.density_for(layer, step), layer.numel)
         groups, dtype = (self.group_size, k, last_k), TORCH_DTYPES[self.value_dtype]
         values, indices, positions, is_finite = send_groups(gradients, residual, left, groups, dtype, step.world_size)
         if not is_finite:

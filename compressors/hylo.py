@@ -22,13 +22,13 @@ from collectives.base import Collective
 from collectives.options import CountOrZero, Incompatible, OptionError, PositiveOrZero
 from collectives.payloads import Codes, Dense, Payload, RowSparse
 from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads.codec.philox import random_words, uniform
 from collectives.payloads.codec.values import to_value_dtype
 from compressors.base import SharedScale, Traits
 from compressors.kernels.quantisation import CODES, LEVELS, level_dtype, ternary, ternary_and_mean
-from compressors.kernels.random import seed_for, uniform_numbers
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k
-from compressors.layer import Layer, Step
+from compressors.layer import Layer, Step, seed_for
 from compressors.topk import TORCH_DTYPES, ValueDtype, num_kept, roundoff
 
 Importance = Literal["l1", "l2", "taylor", "random"]
@@ -232,7 +232,7 @@ class Hylo(SharedScale):
         rows_per_filter, row_numel = _rows_per_filter(layer)
         filters = x.view(rows_per_filter, -1, row_numel)
         if self.importance == "random":
-            return uniform_numbers(seed_for(layer, step, per_rank=True), filters.shape[1], x.device)
+            return uniform(random_words(seed_for(layer, step, per_rank=True), filters.shape[1], x.device))
         if self.importance == "l2":
             norms: torch.Tensor = torch.linalg.vector_norm(filters, dim=(0, 2), dtype=torch.float64)
             return norms.float()

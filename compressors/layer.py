@@ -1,6 +1,14 @@
-"""The arguments of a compressor: a layer, the current step, and the tensors kept from step to step."""
+"""The arguments of a compressor: a layer, the current step, and the tensors kept from step to step.
+
+Random numbers for compressors follow from a key: `seed_for` makes the key from the seed of the run, step, layer and, if
+ranks must differ, rank. `collectives/payloads/codec/philox.py` makes the numbers from the key, the same on every device
+and in any order. PyTorch's global generator is not used, so that data augmentation and dropout are the same with and
+without compression.
+"""
 
 import dataclasses
+import hashlib
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
@@ -12,6 +20,7 @@ T = TypeVar("T")
 Tensors = dict[int, torch.Tensor]  # by layer id, of any shape
 
 
+@dataclasses.dataclass(eq=False)
 class Memory:
     """State of a compressor: named tensors per layer, such as thresholds or warm starts.
 
@@ -21,11 +30,10 @@ class Memory:
         scales: the scales that all ranks agreed on in this step, by layer id; not part of the saved state.
     """
 
-    def __init__(self) -> None:
-        self.scales: dict[int, float] = {}
-        self._accepted: dict[str, Tensors] = {}
-        self._proposed: dict[str, Tensors] = {}
-        self._derived: dict[str, Any] = {}
+    scales: dict[int, float] = dataclasses.field(default_factory=dict)
+    _accepted: dict[str, Tensors] = dataclasses.field(default_factory=dict)
+    _proposed: dict[str, Tensors] = dataclasses.field(default_factory=dict)
+    _derived: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str, layer_id: int) -> torch.Tensor | None:
         """Return the layer's accepted tensor, or None if there is none yet. The caller must not change it."""
@@ -121,6 +129,12 @@ class Step:
     memory: Memory = dataclasses.field(default_factory=Memory, compare=False, repr=False)
 
 
+def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
+    """Return a 63-bit key that differs between layers, steps and (with per_rank) ranks, but not between machines."""
+    fields = struct.pack("<QQQQ", step.seed % 2**64, step.index, layer.id, step.rank + 1 if per_rank else 0)
+    return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little") >> 1
+
+
 def end_to_end(layers: Sequence[Layer]) -> Layer:
     """Return one flat layer that stands for the concatenation of several; a single layer is returned as it is."""
     if len(layers) == 1:
@@ -141,7 +155,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for index, (name, parameter) in enumerate(trainable):
         module, field = owner[id(parameter)]
-        kind, axis = _classify(module, field)
+        kind, axis = next(((kind, axis) for types, kind, axis in _KINDS if isinstance(module, types)), ("other", None))
+        if "bias" in field and kind != "norm":
+            kind, axis = "bias", None
         layers.append(
             Layer(
                 id=index,
@@ -164,8 +180,3 @@ _KINDS: tuple[tuple[Any, LayerKind, int | None], ...] = (
     ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv", 1),
     (nn.Linear, "linear", None),
 )
-
-
-def _classify(module: nn.Module, field: str) -> tuple[LayerKind, int | None]:
-    kind, axis = next(((kind, axis) for types, kind, axis in _KINDS if isinstance(module, types)), ("other", None))
-    return ("bias", None) if "bias" in field and kind != "norm" else (kind, axis)

@@ -7,7 +7,6 @@ orthogonalised as a batch. Factors are stored as rows, so that products read the
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -17,9 +16,9 @@ from typing_extensions import Doc, override
 
 from collectives.options import Count, CountOrZero, OptionError, Positive
 from collectives.payloads.base import HEADER_BYTES
-from compressors.base import FP32_BYTES, Average, Given, LayerPolicy, MultiRound, Traits
-from compressors.kernels.random import seed_for, uniform_numbers
-from compressors.layer import Layer, Step
+from collectives.payloads.codec.philox import random_words, uniform
+from compressors.base import FP32_BYTES, Average, Given, LayerPolicy, MultiRound
+from compressors.layer import Layer, Step, seed_for
 
 Factor = Literal["last_p", "last_q"]
 
@@ -84,11 +83,6 @@ class PowerSgd(LayerPolicy, MultiRound):
             return None
         return (2 if factors else int(rest > 0)) * HEADER_BYTES + FP32_BYTES * (factors + rest)
 
-    @functools.cached_property
-    @override
-    def traits(self) -> Traits:
-        return dataclasses.replace(super().traits, dense_steps=self.dense_steps)
-
     @override
     def reduce(
         self,
@@ -144,7 +138,8 @@ class PowerSgd(LayerPolicy, MultiRound):
         if last is not None and last.any(0).all():
             return last.to(device)
         shape = matrix_shape(layer)[factor == "last_q"], self._rank_of(layer)
-        drawn = 2 * uniform_numbers(seed_for(layer, step, per_rank=False), math.prod(shape), device).view(shape) - 1
+        words = random_words(seed_for(layer, step, per_rank=False), math.prod(shape), device)
+        drawn = 2 * uniform(words).view(shape) - 1
         return drawn if last is None else torch.where(last.to(device).any(0), last.to(device), drawn)
 
     def _rank_of(self, layer: Layer) -> int:

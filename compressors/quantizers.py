@@ -26,9 +26,8 @@ from compressors.kernels.quantisation import (
     pack_powers,
     random_ternary,
 )
-from compressors.kernels.random import seed_for
-from compressors.kernels.selection import squares_and_largest, sum_of_limited, sum_of_squares
-from compressors.layer import Layer, Step
+from compressors.kernels.selection import squares_and_largest, sum_of_magnitudes, sum_of_squares
+from compressors.layer import Layer, Step, seed_for
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -240,7 +239,7 @@ class TernGrad(SharedScale, name="terngrad"):
         scale = min(limit, largest)
         codes = random_ternary(x, scale, key, CODES, limit=limit)
         if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
-            scale = sum_of_squares(x, limit) / sum_of_limited(x, limit)
+            scale = sum_of_squares(x, limit) / sum_of_magnitudes(x, limit)
         return Codes(x.numel(), "ternary", CODES, codes, x.new_tensor([scale]))
 
     def contraction_bound(self, layer: Layer) -> float | None:

@@ -13,9 +13,8 @@ from collectives.options import OptionError, value_text
 from collectives.payloads import Payload, Seeded
 from collectives.payloads.codec.philox import check_numel, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
-from compressors.kernels.random import seed_for
 from compressors.kernels.selection import TYPES
-from compressors.layer import Layer, Step
+from compressors.layer import Layer, Step, seed_for
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept, roundoff
 
 _SEND_AT = Loop(
@@ -159,7 +158,7 @@ class RandomK(DensitySparsifier):
 
     def _seed_and_count(self, layer: Layer, step: Step) -> tuple[int, int]:
         # of this step's positions, which all ranks share
-        return seed_for(layer, step, per_rank=False), num_kept(self.density(step), layer.numel)
+        return seed_for(layer, step, per_rank=False), num_kept(self.density_for(layer, step), layer.numel)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:

@@ -24,6 +24,7 @@ from compressors.powersgd import matrix_shape
 class SixteenBitHook(TorchHook):
     """Base of the hooks that divide by the number of ranks, round to a 16-bit type and all-reduce."""
 
+    value_nbytes: ClassVar[int] = 2
     compress: ClassVar[DDPHook]
 
     @override
@@ -32,7 +33,7 @@ class SixteenBitHook(TorchHook):
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
-        return 2 * layer.numel
+        return self.value_nbytes * layer.numel
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -113,10 +114,6 @@ class TorchPowerSgd(TorchHook, name="torch_powersgd"):
         for name in _SAVED:
             setattr(state, name, saved[name])
         state.rng.set_state(("MT19937", *saved["rng"]))
-
-    @override
-    def num_entries(self, layer: Layer) -> int:
-        return self.expected_nbytes(layer) // FP32_BYTES
 
     @override
     def forget(self, state: Any) -> None:

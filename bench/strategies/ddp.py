@@ -346,16 +346,13 @@ class DdpExchange(Exchange):
         """
         world_size, hook = dist.get_world_size(), self._torch_hook
         compressor = hook if hook is not None and self._step_index >= hook.traits.dense_steps else None
-        encoded = [
-            EncodedLayer(
-                layer=layer,
-                payload="Dense",
-                nbytes=4.0 * layer.numel if compressor is None else compressor.expected_nbytes(layer) or 0,
-                num_entries=layer.numel if compressor is None else compressor.num_entries(layer),
-                seconds=0.0,
+        encoded = []
+        for layer in self._layers:
+            nbytes = 4.0 * layer.numel if compressor is None else compressor.expected_nbytes(layer) or 0
+            num_entries = layer.numel if compressor is None else int(nbytes) // compressor.value_nbytes
+            encoded.append(
+                EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=0.0)
             )
-            for layer in self._layers
-        ]
         self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
         report = StepReport(skipped=self._is_skipped(), encoded=encoded)
         if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1:

@@ -64,11 +64,7 @@ def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
     """
     if keep_lost is None or not offset:
         return keep_lost
-
-    def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        keep_lost(offset + start, values, positions)
-
-    return keep
+    return lambda start, values, positions=None: keep_lost(offset + start, values, positions)
 
 
 class Received(NamedTuple):
@@ -168,7 +164,7 @@ class Payload(abc.ABC):
             PayloadError: the message cannot be the result of `pack`.
         """
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Return the length of `pack()` in bytes, header included, without packing where possible."""
         return sum(map(field_nbytes, self.fields()))
@@ -319,14 +315,6 @@ class Payload(abc.ABC):
         header = HEADER.pack(MAGIC, self.code, number, form, self.tensor_id, self.numel, self.num_entries)
         return header + self.fixed.pack(*numbers)
 
-    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        """Return `values` [numel] + self as a new tensor in the wider of both dtypes, rounded once.
-
-        Raises:
-            PayloadError: the kind is not addable.
-        """
-        raise PayloadError(f"{type(self).__name__} payloads cannot be added without decoding them")
-
 
 @dataclasses.dataclass(eq=False)
 class Dense(Payload):
@@ -381,11 +369,9 @@ class Dense(Payload):
 
     @override
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
-        return Dense(other._added_onto(self.values, keep_lost))
-
-    @override
-    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        return add_values(values, self.values, keep_lost)
+        if isinstance(other, Dense):
+            return Dense(add_values(self.values, other.values, keep_lost))
+        return other._add(self, keep_lost)  # the other kinds know how they are added to a dense payload
 
     @override
     def with_wire(self, wire: torch.Tensor) -> Payload:

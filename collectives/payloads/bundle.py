@@ -77,7 +77,7 @@ class Bundle(Payload):
         """Return the bytes of a packed bundle whose packed members have these numbers of bytes."""
         return HEADER_BYTES + _padded(4 + 4 * len(lengths)) + sum(map(_padded, lengths))
 
-    @property
+    @functools.cached_property
     @override
     def nbytes(self) -> int:
         return self.packed_nbytes([member.nbytes for member in self.payloads])
@@ -232,7 +232,7 @@ class UnreducedSum(Payload):
         if (longest := max(term.numel for term in self.terms)) != min(term.numel for term in self.terms):
             raise PayloadError(f"payloads of {self.numel} and {longest} elements cannot be added")
 
-    @property
+    @functools.cached_property
     @override
     def nbytes(self) -> int:
         return sum(term.nbytes for term in self.terms)

@@ -3,6 +3,7 @@
 Header, little endian: magic u16 | kind u8 | dtype u8 | flags u16 | tensor_id u16 | numel u32 | num_entries u32.
 """
 
+import dataclasses
 import itertools
 import struct
 from collections.abc import Sequence
@@ -80,21 +81,22 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
+@dataclasses.dataclass(eq=False)
 class Reader:
     """Read the fields of a message one after another; every method raises PayloadError if the message is too short.
 
-    Args:
-        body: the message, uint8 [any], contiguous.
+    Attributes:
+        message: the message, uint8 [any], contiguous.
+        offset: number of bytes that have been read.
     """
 
-    def __init__(self, body: torch.Tensor) -> None:
-        self._body = body
-        self._offset = 0
+    message: torch.Tensor
+    offset: int = 0
 
     def numbers(self, layout: struct.Struct) -> tuple[Any, ...]:
         """Return the next numbers of the message, packed in the format `layout`; its padding bytes must be zero."""
         part = self._next(layout.size)
-        raw = (self._body.numpy()[part] if self._body.is_cpu else self._body[part].cpu().numpy()).tobytes()
+        raw = (self.message.numpy()[part] if self.message.is_cpu else self.message[part].cpu().numpy()).tobytes()
         numbers = layout.unpack(raw)
         if layout.pack(*numbers) != raw:
             raise PayloadError("a reserved field of a payload is not zero")
@@ -106,18 +108,18 @@ class Reader:
         The result is a view of the message if it is aligned for the dtype, otherwise a copy. Nothing is allocated if
         the message is too short.
         """
-        raw = self._body[self._next(count * dtype.itemsize)]
+        raw = self.message[self._next(count * dtype.itemsize)]
         if raw.storage_offset() % dtype.itemsize or raw.data_ptr() % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype)
 
     def rest(self) -> torch.Tensor:
         """Return the bytes that have not been read, uint8 [any], as a view of the message."""
-        return self._body[self._offset :]
+        return self.message[self.offset :]
 
     def _next(self, nbytes: int) -> slice:
-        left = self._body.numel() - self._offset
+        left = self.message.numel() - self.offset
         if nbytes > left:
             raise PayloadError(f"the payload is cut short: {nbytes} more bytes are needed, {left} are left")
-        start, self._offset = self._offset, self._offset + nbytes
-        return slice(start, self._offset)
+        start, self.offset = self.offset, self.offset + nbytes
+        return slice(start, self.offset)

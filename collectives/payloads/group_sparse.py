@@ -89,6 +89,7 @@ class GroupSparse(IndexedValues):
             )
         self.values = canonical_values(self.values)
         self.alignment = self.group_size
+        self.nbytes = self.packed_nbytes(self.numel, self.group_size, self.num_entries, self.values.dtype)
         if self.num_entries < count:
             self.indices = self.indices[: self.num_entries]
 
@@ -97,11 +98,6 @@ class GroupSparse(IndexedValues):
         """Return the bytes of a packed payload with this many entries, not all of them zero."""
         indices = min(packed_nbytes(num_entries, bits_for(min(group_size, numel))), packed_nbytes(numel, 1))
         return HEADER_BYTES + cls.fixed.size + num_entries * dtype.itemsize + indices
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.packed_nbytes(self.numel, self.group_size, self.num_entries, self.values.dtype)
 
     @functools.cached_property
     @override
@@ -227,17 +223,13 @@ class RowSparse(Payload):
             raise PayloadError(f"{self.numel} elements are not whole rows of {self.row_numel}")
         self.values = canonical_values(self.values)
         self.rows = self.rows[: self.values.shape[0]].to(torch.int64)
+        self.nbytes = self.packed_nbytes(self.numel, self.row_numel, self.rows.numel(), self.values.dtype)
 
     @classmethod
     def packed_nbytes(cls, numel: int, row_numel: int, num_kept: int, dtype: torch.dtype) -> int:
         """Return the bytes of a packed payload with this many rows, not all of them zero."""
         values = num_kept * row_numel * dtype.itemsize
         return HEADER_BYTES + cls.fixed.size + values + index_set_nbytes(num_kept, numel // row_numel)
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.packed_nbytes(self.numel, self.row_numel, self.rows.numel(), self.values.dtype)
 
     @override
     def fields(self) -> list[Field]:
@@ -272,22 +264,17 @@ class RowSparse(Payload):
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # at the union of the rows, as `Dense` if that takes no more bytes
+        keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
         if isinstance(other, Dense):
-            return other.add(self, keep_lost)
+            return Dense(add_at(other.values.view(-1, self.row_numel), self.rows, self.values, keep).view(-1))
         if not isinstance(other, RowSparse) or other.row_numel != self.row_numel:
             raise PayloadError("row-sparse payloads can only be added to others with the same row length")
-        keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
         total = RowSparse(self.numel, *add_index_sets(self.rows, self.values, other.rows, other.values, keep))
         if total.nbytes < HEADER_BYTES + self.numel * total.values.element_size():
             return total
         dense = total.values.new_zeros(self.numel)
         dense.view(-1, self.row_numel)[total.rows] = total.values
         return Dense(dense)
-
-    @override
-    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        keep = keep_lost and functools.partial(self._keep_rows, keep_lost)
-        return add_at(values.view(-1, self.row_numel), self.rows, self.values, keep).view(-1)
 
     def _keep_rows(self, keep_lost: KeepLost, start: int, lost: torch.Tensor, rows: torch.Tensor) -> None:
         # fp32 [rows, row_numel], the rounding errors of rows

@@ -99,7 +99,7 @@ class IndexedValues(Payload):
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # at the union of the positions, also where values cancel; as `Dense` if that is no longer
         if isinstance(other, Dense):
-            return other.add(self, keep_lost)
+            return Dense(add_at(other.values, self.positions, self.values, keep_lost))
         if not isinstance(other, IndexedValues):
             raise PayloadError(
                 f"{type(self).__name__} and {type(other).__name__} payloads cannot be added without decoding them"
@@ -107,10 +107,6 @@ class IndexedValues(Payload):
         mine = _as_sparse(self)
         total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, other.positions, other.values, keep_lost))
         return total._widened() if total.is_wide else total
-
-    @override
-    def _added_onto(self, values: torch.Tensor, keep_lost: KeepLost | None) -> torch.Tensor:
-        return add_at(values, self.positions, self.values, keep_lost)
 
     def entries_before(self, borders: list[int]) -> list[int]:
         """Return the number of values at positions below each border."""
@@ -162,17 +158,13 @@ class Sparse(IndexedValues):
             )
         self.values = canonical_values(self.values)
         self.indices = self.indices[: self.values.numel()].to(torch.int64)
+        self.nbytes = self.packed_nbytes(self.numel, self.num_entries, self.values.dtype)
 
     @staticmethod
     def packed_nbytes(numel: int, num_entries: int, dtype: torch.dtype) -> int:
         """Return the bytes of a packed payload with this many entries, not all of them zero."""
         sparse = num_entries * dtype.itemsize + index_set_nbytes(num_entries, numel)
         return HEADER_BYTES + min(sparse, numel * dtype.itemsize)
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.packed_nbytes(self.numel, self.num_entries, self.values.dtype)
 
     @property
     def is_wide(self) -> bool:
@@ -256,6 +248,7 @@ class SparseLevels(IndexedValues):
     def __post_init__(self) -> None:
         self.device = self.packed.device
         self.num_entries = self.indices.numel()
+        self.nbytes = self.packed_nbytes(self.numel, self.num_entries)
         if self.indices.dim() != 1 or self.packed.numel() != packed_nbytes(self.num_entries, BITS):
             raise PayloadError(f"{self.packed.numel()} bytes of codes do not fit indices {list(self.indices.shape)}")
         if not self.num_entries:
@@ -279,11 +272,6 @@ class SparseLevels(IndexedValues):
         both = [*magnitudes, *(-magnitude for magnitude in magnitudes)]
         table = torch.tensor(both, dtype=torch.float32, device=self.device)
         return table.index_select(0, unpack_bits(self.packed, self.num_entries, BITS))
-
-    @property
-    @override
-    def nbytes(self) -> int:
-        return self.packed_nbytes(self.numel, self.num_entries)
 
     @override
     def fields(self) -> list[Field]:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from collectives.base import BoundCollective, Collective, Key
 from collectives.payloads import Bundle, Dense, Payload
-from collectives.transport.base import Purpose, Traffic, Transport, wait_all
+from collectives.transport.base import Transport, wait_all
 from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.encode_group import group_layers
@@ -39,12 +39,18 @@ class CompressedCommunicator:
     Attributes:
         layers, reducer, transport: the arguments.
         collective: the collective, bound to the transport.
+        traffic: the messages and bytes that this rank has sent so far, per purpose.
+        residual_norms: a function without arguments that returns the L2 norm of what each layer has not sent yet, by
+            layer id.
+        last_encoded: the payloads of this rank's last step by the ids of the layers inside; see `Reducer`.
     """
 
     def __init__(self, layers: Sequence[Layer], reducer: Reducer, collective: Collective, transport: Transport) -> None:
         self.layers = list(layers)
         self.reducer = reducer
         self.transport = transport
+        self.traffic, self.residual_norms = transport.traffic, reducer.residual_norms
+        self.last_encoded = reducer.last_encoded
         self._downlink = Downlink(reducer.compressor, layers)
         self.collective = collective.bind(transport, self._downlink)
         self._others: list[BoundCollective] = []
@@ -151,25 +157,12 @@ class CompressedCommunicator:
         """Accept the state proposed since the last `commit` or `drop`."""
         self.reducer.commit()
         self.collective.commit()
+        self.last_encoded = self.reducer.last_encoded
 
     def drop(self) -> None:
         """Discard the proposed state: everything is bit for bit as before the step."""
         self.reducer.drop()
         self.collective.drop()
-
-    @property
-    def traffic(self) -> Mapping[Purpose, Traffic]:
-        """Return the messages and bytes that this rank has sent so far, per purpose."""
-        return self.transport.traffic
-
-    @property
-    def last_encoded(self) -> Mapping[Key, Payload]:
-        """Return the payloads of this rank's last step by the ids of the layers inside; see `Reducer`."""
-        return self.reducer.last_encoded
-
-    def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of what each layer has not sent yet, by layer id."""
-        return self.reducer.residual_norms()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""

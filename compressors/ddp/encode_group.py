@@ -100,16 +100,16 @@ def group_layers(
     ]
 
 
+@dataclasses.dataclass(eq=False)
 class BufferPool:
     """Reuse send buffers from step to step: touching new pages costs more than copying into old ones.
 
     A buffer that is not released by the end of a step is left to the holder of its message, and not reused.
     """
 
-    def __init__(self) -> None:
-        self._free: dict[Key, torch.Tensor] = {}
-        self._lent: dict[Key, torch.Tensor] = {}
-        self._returned: dict[Key, torch.Tensor] = {}
+    _free: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _lent: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _returned: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def acquire(self, group: EncodeGroup) -> torch.Tensor:
         """Return an uninitialised buffer [group.layer.numel] of the group's dtype."""
@@ -130,17 +130,17 @@ class BufferPool:
         self._free, self._lent, self._returned = self._returned, {}, {}
 
 
+@dataclasses.dataclass(eq=False)
 class LayerStore:
     """Keep one tensor per group from step to step, for example residuals, with a proposed next value.
 
     Two buffers per group alternate, so that a step allocates nothing.
     """
 
-    def __init__(self) -> None:
-        self._accepted: dict[Key, torch.Tensor] = {}
-        self._proposed: dict[Key, torch.Tensor] = {}
-        self._spare: dict[Key, torch.Tensor] = {}
-        self._sizes: dict[int, int] = {}
+    _accepted: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _proposed: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _spare: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _sizes: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def accepted(self, group: EncodeGroup) -> torch.Tensor | None:
         """Return the group's fp32 tensor [numel] of the last `commit`, or None before the first; do not change it.

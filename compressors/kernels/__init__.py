@@ -1,1 +1,1 @@
-"""Loops over elements that compressors share: selection, quantisation and random numbers."""
+"""Loops over elements that compressors share: selection, quantisation and updates of residuals."""

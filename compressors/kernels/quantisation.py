@@ -26,9 +26,8 @@ from collectives.kernels.loop import (
 )
 from collectives.payloads import Codes
 from collectives.payloads.codec.bits import pack_bits, packed_nbytes
-from collectives.payloads.codec.philox import shared_words
+from collectives.payloads.codec.philox import shared_words, uniform
 from collectives.payloads.sparse import BITS, NEGATIVE, levels
-from compressors.kernels.random import uniform
 from compressors.kernels.selection import folded_sum, limited, magnitudes, sum_of_magnitudes
 
 _MAXIMA = Loop("block_maxima", Longs, Longs, Int, Int, IntArray)

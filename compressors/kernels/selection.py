@@ -32,7 +32,6 @@ INFINITE = 0x7F800000  # the bits of infinity in fp32
 
 _SUM_OF_SQUARES = Loop("sum_of_squares", FloatArray, Int, Float, returns=Double)
 _SUM_OF_LIMITED = Loop("sum_of_limited", FloatArray, Int, Float, returns=Double)
-_SUM_OF_REACHING = Loop("sum_of_reaching", FloatArray, Int, Float, returns=Double)
 _LARGEST = Loop("largest_magnitude", FloatArray, Int, returns=Float)
 _RANGE = Loop("magnitude_range", FloatArray, Int, FloatArray)
 _MAGNITUDES_AND_LARGEST = Loop("magnitudes_and_largest", FloatArray, Int, FloatArray, returns=Double)
@@ -89,21 +88,11 @@ def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
 
 
 @also_on_gpus
-def sum_of_limited(x: torch.Tensor, limit: float) -> float:
+def sum_of_magnitudes(x: torch.Tensor, limit: float = math.inf) -> float:
     """Return the sum of min(|x|, limit) over fp32 [numel], in fp64."""
     if _SUM_OF_LIMITED.serves(x):
         return float(_SUM_OF_LIMITED(x, x.numel(), limit))
     return float(folded_sum(limited(x, limit).double()))
-
-
-@also_on_gpus
-def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
-    """Return the sum of all |x| >= level over fp32 [numel], in fp64."""
-    bound = level_bits(level)
-    if _SUM_OF_REACHING.serves(x):
-        return float(_SUM_OF_REACHING(x, x.numel(), *struct.unpack("<f", struct.pack("<i", bound))))
-    reaches = magnitudes(x).view(torch.int32) >= bound
-    return float(folded_sum(x.abs().double().masked_fill_(~reaches, 0.0)))
 
 
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
@@ -158,7 +147,6 @@ _SEND_GROUPS = {
     )
     for dtype in TYPES
 }
-_COUNT_REACHING = Loop("count_reaching", FloatArray, Int, Int, returns=Int)
 _FIND_REACHING = Loop("find_reaching", FloatArray, Int, Int, Int, LongArray, returns=Int)
 
 
@@ -195,7 +183,7 @@ def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -
     parts = [_top_of_rows(x[:whole].view(num_groups, group_size), k)] if num_groups else []
     if rest:
         parts.append(_top_of_rows(x[whole:].view(1, rest), k_last) + whole)
-    return torch.cat(parts) if parts else _none(x)
+    return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.int64)
 
 
 def send_groups(
@@ -250,7 +238,7 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
         k: 0 <= k <= numel.
     """
     if k == 0:
-        return _none(x)
+        return x.new_empty(0, dtype=torch.int64)
     if _TOP_K.serves(x):
         selected = torch.empty(k, dtype=torch.int64)
         _TOP_K(x, x.numel(), k, selected, *candidates_room(x.numel(), k))
@@ -267,14 +255,6 @@ def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor
 def kth_largest(x: torch.Tensor, k: int) -> float:
     """Return the k-th largest |x| of fp32 [numel], 1 <= k <= numel."""
     return float(magnitudes(x.index_select(0, top_k(x, k))).amin())
-
-
-@also_on_gpus
-def count_reaching(x: torch.Tensor, level: float) -> int:
-    """Return the number of |x| >= level; arguments as in `reaching`."""
-    if _COUNT_REACHING.serves(x):
-        return int(_COUNT_REACHING(x, x.numel(), level_bits(level)))
-    return int((magnitudes(x).view(torch.int32) >= level_bits(level)).sum())
 
 
 @also_on_gpus
@@ -303,7 +283,3 @@ def _top_of_rows(rows: torch.Tensor, k: int) -> torch.Tensor:
     above, tied = sizes > smallest, sizes == smallest
     num_tied = k - above.sum(dim=1, keepdim=True)
     return (above | (tied & (tied.cumsum(dim=1) <= num_tied))).view(-1).nonzero().view(-1)
-
-
-def _none(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.int64, device=x.device)

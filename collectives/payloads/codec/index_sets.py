@@ -44,8 +44,8 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
         case "bitmap":
             return packed_nbytes(universe, 1)
         case "elias_fano":
-            low = _low_bits(count, universe)
-            return packed_nbytes(count, low) + packed_nbytes(_unary_bits(count, universe, low), 1)
+            low, num_bits = _elias_fano_bits(count, universe)
+            return packed_nbytes(count, low) + packed_nbytes(num_bits, 1)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -77,8 +77,7 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
         case "bitmap":
             return [bitmap_of(indices, universe)]
         case "elias_fano":
-            low = _low_bits(count, universe)
-            num_bits = _unary_bits(count, universe, low)
+            low, num_bits = _elias_fano_bits(count, universe)
             return [pack_bits(indices, low), bitmap_of(indices, num_bits, shift=low, per_index=1)]
 
 
@@ -97,9 +96,8 @@ def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) ->
         case "bitmap":
             indices = positions_in(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe, count)
         case "elias_fano":
-            low = _low_bits(count, universe)
+            low, num_bits = _elias_fano_bits(count, universe)
             low_parts = reader.tensor(packed_nbytes(count, low), torch.uint8)
-            num_bits = _unary_bits(count, universe, low)
             unary = reader.tensor(packed_nbytes(num_bits, 1), torch.uint8)
             indices = positions_in(unary, num_bits, count, shift=low, per_index=1, low_parts=low_parts)
     check_ascending(indices, universe)
@@ -231,13 +229,13 @@ def _coo_dtype(universe: int) -> torch.dtype:
     return torch.int16 if universe <= 2**16 else torch.int32
 
 
-def _low_bits(count: int, universe: int) -> int:
-    return (universe // count).bit_length() - 1
+def _elias_fano_bits(count: int, universe: int) -> tuple[int, int]:
+    """Return the number of low bits per index, and the number of bits of all high parts in unary.
 
-
-def _unary_bits(count: int, universe: int, low: int) -> int:
-    # one bit per index, and one for every step of the high parts
-    return count + ((universe - 1) >> low)
+    In unary, the high parts take one bit per index, and one for every step from a high part to the next.
+    """
+    low = (universe // count).bit_length() - 1
+    return low, count + ((universe - 1) >> low)
 
 
 def bitmap_of(positions: torch.Tensor, num_bits: int, *, shift: int = 0, per_index: int = 0) -> torch.Tensor:

@@ -75,6 +75,11 @@ def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
     return torch.cat((words, swapped), dim=1).view(-1)[:count]
 
 
+def uniform(words: torch.Tensor) -> torch.Tensor:
+    """Return the upper 24 bits of 32-bit words as numbers in [0, 1): fp32 of the same shape."""
+    return (words >> 8).float() * 2.0**-24
+
+
 MOST = 2**32 - 1  # most elements to draw from, because the random numbers have 32 bits
 SPARSEST = 256  # up to this many elements per position, marking drawn elements in a bitmap is worth its memory
 

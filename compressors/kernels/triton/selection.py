@@ -17,22 +17,22 @@ TILE = 2048
 NARROWEST = 16  # smallest width of a piece of a row
 
 
-def row_sums(x: torch.Tensor, row_numel: int, term: str, parameter: float = 0.0) -> torch.Tensor:
+def row_sums(x: torch.Tensor, row_numel: int, term: str, limit: float = 0.0) -> torch.Tensor:
     """Return the sum of the terms of every row: fp64 [ceil(numel / row_numel)].
 
     Args:
         x: fp32 [numel], or fp64 for "given".
         row_numel: elements per row.
-        term: the term of an element x: "reaching", |x| if it is at least the parameter; "limited", min(|x|, parameter);
-            "square", the square of that; "positive" or "negative", x if it has this sign; "given", x.
-        parameter: the level or limit, exact in fp32.
+        term: the term of an element x: "limited", min(|x|, limit); "square", the square of that; "positive" or
+            "negative", x if it has this sign; "given", x.
+        limit: exact in fp32; for the terms "limited" and "square".
     """
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
     sums = torch.empty(triton.cdiv(x.numel(), row_numel) * pieces, dtype=torch.float64, device=x.device)
     rows = TILE // width
     launch(
-        _sum_pieces, triton.cdiv(len(sums), rows), x, sums, x.numel(), row_numel, pieces, len(sums), parameter,
+        _sum_pieces, triton.cdiv(len(sums), rows), x, sums, x.numel(), row_numel, pieces, len(sums), limit,
         TERM=term, WIDTH=width, LEVELS=width.bit_length() - 1, ROWS=rows,
     )  # fmt: skip
     return sums if pieces == 1 else row_sums(sums, pieces, "given")
@@ -69,13 +69,13 @@ def _offsets(numel, row_numel, pieces, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     return piece, places, places < stop[:, None]
 
 
-@triton.jit(do_not_specialize=["parameter"])
+@triton.jit(do_not_specialize=["limit"])
 def _sum_pieces(
-    x, out, numel, row_numel, pieces, num_pieces, parameter,
+    x, out, numel, row_numel, pieces, num_pieces, limit,
     TERM: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     piece, places, inside = _offsets(numel, row_numel, pieces, WIDTH, ROWS)
-    terms = _terms(tl.load(x + places, mask=inside, other=0.0), parameter, TERM)
+    terms = _terms(tl.load(x + places, mask=inside, other=0.0), limit, TERM)
     for level in tl.static_range(LEVELS):
         halves = tl.reshape(terms, (ROWS, 2, WIDTH >> (level + 1)))
         lower, upper = tl.split(tl.permute(halves, (0, 2, 1)))
@@ -84,7 +84,7 @@ def _sum_pieces(
 
 
 @triton.jit
-def _terms(x, parameter, TERM: tl.constexpr):
+def _terms(x, limit, TERM: tl.constexpr):
     # in fp64; see `row_sums`
     if TERM == "given":
         return x
@@ -92,10 +92,7 @@ def _terms(x, parameter, TERM: tl.constexpr):
         return tl.where(x >= 0, x, 0.0).to(tl.float64)
     if TERM == "negative":
         return tl.where(x >= 0, 0.0, x).to(tl.float64)
-    bound = tl.zeros_like(x) + tl.cast(parameter, tl.float32)
-    if TERM == "reaching":
-        reaches = magnitude_bits(x) >= magnitude_bits(bound)
-        return tl.where(reaches, tl.abs(x), 0.0).to(tl.float64)
+    bound = tl.zeros_like(x) + tl.cast(limit, tl.float32)
     limited = tl.where(tl.abs(x) > bound, bound, tl.abs(x)).to(tl.float64)
     return limited * limited if TERM == "square" else limited
 
@@ -156,16 +153,12 @@ def sum_of_squares(x: torch.Tensor, limit: float = math.inf) -> float:
     return _sum(x, "square", limit)
 
 
-def sum_of_limited(x: torch.Tensor, limit: float) -> float:
+def sum_of_magnitudes(x: torch.Tensor, limit: float = math.inf) -> float:
     return _sum(x, "limited", limit)
 
 
-def sum_of_magnitudes(x: torch.Tensor, level: float = 0.0) -> float:
-    return _sum(x, "reaching", float(torch.tensor(level_bits(level), dtype=torch.int32).view(torch.float32)))
-
-
-def _sum(x: torch.Tensor, term: str, parameter: float) -> float:
-    return float(row_sums(x, x.numel(), term, parameter)) if x.numel() else 0.0
+def _sum(x: torch.Tensor, term: str, limit: float) -> float:
+    return float(row_sums(x, x.numel(), term, limit)) if x.numel() else 0.0
 
 
 DIGITS = ((20, 11), (9, 11), (0, 9))  # shift and width of each digit of the 31 bits
@@ -230,10 +223,6 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
         launch(_descend, 1, counts, upper, rank, WIDTH=width)
     _write(x, upper, rank, _counts(x, upper), selected)
     return selected
-
-
-def count_reaching(x: torch.Tensor, level: float) -> int:
-    return int(_counts(x, _below(x, level))[0].sum())
 
 
 def reaching(x: torch.Tensor, level: float) -> torch.Tensor:

@@ -7,9 +7,8 @@ import itertools
 
 import torch
 
-from compressors.adaptive_topk import COMMON, CURVES, FACTORS, AdaptiveTopK, _error_curve, choose_factors
 from compressors.ddp.reducer import reducer_for
-from compressors.topk import TopK
+from compressors.topk import COMMON, CURVES, FACTORS, AdaptiveTopK, TopK, _error_curve, choose_factors
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (100, 100), (300, 100))
@@ -37,7 +36,7 @@ def test_error_curve() -> None:
 
 def test_the_choice_keeps_the_error_and_saves_entries() -> None:
     curves = torch.stack([_error_curve(g.abs(), 0.01) for g in gradients_at(0)])
-    factors = choose_factors(curves)
+    factors = list(choose_factors(dict(enumerate(curves))).values())
     errors = sum(float(curve[FACTORS.index(factor)]) for curve, factor in zip(curves, factors, strict=True))
     assert errors <= float(curves[:, COMMON].sum()) * (1 + 1e-9)
     entries = sum(factor * layer.numel for factor, layer in zip(factors, LAYERS, strict=True))
@@ -46,7 +45,9 @@ def test_the_choice_keeps_the_error_and_saves_entries() -> None:
 
 
 def test_zeros_choose_the_least() -> None:
-    assert choose_factors(torch.stack([_error_curve(torch.zeros(1000), 0.01)] * 2)) == [FACTORS[0]] * 2
+    assert choose_factors(dict.fromkeys((0, 1), _error_curve(torch.zeros(1000), 0.01))) == dict.fromkeys(
+        (0, 1), FACTORS[0]
+    )
 
 
 def test_training_steps_send_less_at_no_more_error() -> None:

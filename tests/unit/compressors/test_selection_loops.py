@@ -103,16 +103,15 @@ LOOPS: dict[str, Loop] = {
     "top_k": lambda x, seed: selection.top_k(
         x, [0, min(1, x.numel()), x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]
     ),
-    "count_reaching": lambda x, seed: selection.count_reaching(x, level_in(x, seed)),
     "reaching": lambda x, seed: selection.reaching(x, level_in(x, seed)),
     "largest_magnitude": lambda x, seed: selection.largest_magnitude(x),
     "magnitude_range": lambda x, seed: torch.tensor(selection.magnitude_range(x) if x.numel() else (0.0, 0.0)),
     "sum_of_squares": lambda x, seed: selection.sum_of_squares(x),
     "magnitudes_and_largest": lambda x, seed: torch.tensor(selection.magnitudes_and_largest(x), dtype=torch.float64),
     "squares_and_largest": lambda x, seed: torch.tensor(selection.squares_and_largest(x), dtype=torch.float64),
-    "sum_of_limited": lambda x, seed: selection.sum_of_limited(x, max(0, level_in(x, seed))),
+    "limited magnitudes": lambda x, seed: selection.sum_of_magnitudes(x, max(0, level_in(x, seed))),
     "limited squares": lambda x, seed: selection.sum_of_squares(x, max(0, level_in(x, seed))),
-    "sum_of_magnitudes": lambda x, seed: selection.sum_of_magnitudes(x, level_in(x, seed)),
+    "sum_of_magnitudes": lambda x, seed: selection.sum_of_magnitudes(x),
 }
 
 

@@ -12,14 +12,13 @@ from torch import nn
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
-from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
 from compressors.ddp.reducer import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
 from compressors.randomk import RandomK
-from compressors.topk import Dgc, Threshold, TopK
+from compressors.topk import AdaptiveTopK, Dgc, Threshold, TopK
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
 
@@ -30,11 +29,18 @@ def step_in(epoch: int, *, index: int = 10, warmup: bool = True) -> Step:
 
 def test_the_density_falls_to_the_ratio_over_the_epochs() -> None:
     compressor = TopK(ratio=0.01)
-    assert [compressor.density(step_in(epoch)) for epoch in range(6)] == [0.25, 0.0625, 0.015625, 0.01, 0.01, 0.01]
-    assert compressor.density(step_in(0, warmup=False)) == 0.01
-    assert TopK(ratio=0.01, warmup_epochs=1).density(step_in(1)) == 0.01
-    assert TopK(ratio=0.01, warmup_epochs=0).density(step_in(0)) == 0.01
-    assert TopK(ratio=0.5).density(step_in(0)) == 0.5
+    assert [compressor.density_for(LAYERS[0], step_in(epoch)) for epoch in range(6)] == [
+        0.25,
+        0.0625,
+        0.015625,
+        0.01,
+        0.01,
+        0.01,
+    ]
+    assert compressor.density_for(LAYERS[0], step_in(0, warmup=False)) == 0.01
+    assert TopK(ratio=0.01, warmup_epochs=1).density_for(LAYERS[0], step_in(1)) == 0.01
+    assert TopK(ratio=0.01, warmup_epochs=0).density_for(LAYERS[0], step_in(0)) == 0.01
+    assert TopK(ratio=0.5).density_for(LAYERS[0], step_in(0)) == 0.5
 
 
 @pytest.mark.parametrize("make", [TopK, GroupTopK])

@@ -8,14 +8,13 @@ import torch
 
 from collectives.kernels.library import serving
 from collectives.options import build, component_names
-from collectives.payloads.codec.philox import random_words
+from collectives.payloads.codec.philox import random_words, uniform
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.kernels import selection
-from compressors.kernels.random import uniform_numbers
 from compressors.layer import Layer, Step
 from tests.testing.loops import DEVICE, Computed, assert_triton_gives_what_the_reference_gives, needs_triton, same
 from tests.unit.collectives.test_codec_loops import LOOPS as CODECS
@@ -34,7 +33,7 @@ KERNELS: dict[str, Computed] = {
     **{name: CODECS[name] for name in ("codes", "two means", "sixteen bits", "sparse", "group sparse")},
     **QUANTIZERS,
     **{name: lambda x, seed, computed=computed: [computed(x, seed)] for name, computed in SELECTIONS.items()},
-    "uniform_numbers": lambda x, seed: [uniform_numbers(key_of(seed), x.numel(), x.device)],
+    "uniform": lambda x, seed: [uniform(random_words(key_of(seed), x.numel(), x.device))],
     "random_words": lambda x, seed: [random_words(key_of(seed), x.numel(), x.device)],
 }
 PER_CASE = 100
