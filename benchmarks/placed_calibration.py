@@ -22,8 +22,7 @@ from torch import fx
 from typing_extensions import override
 
 from bench.core.topology import Device, Link, Topology
-from bench.extensions.place.operations import Operation
-from bench.extensions.place.step import Times, makespan, step_tasks
+from bench.extensions.place.step import Operation, Times, makespan, step_tasks
 
 Kind = tuple[str, Literal["forward", "backward", "update"]]
 Coefficients = tuple[float, float, float]

@@ -22,7 +22,7 @@ import torch
 from bench.core import spec
 from bench.core.topology import Topology
 from bench.extensions.place.catalog import measured_link
-from bench.extensions.place.operations import network_of
+from bench.extensions.place.step import network_of
 from bench.strategies.placed.assignment import assign, trace
 from benchmarks.placed_calibration import CalibratedTimes, PlacedNetwork, Sample, measure
 

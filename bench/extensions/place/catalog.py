@@ -25,13 +25,13 @@ LARGEST = 1e9  # largest allowed figure; no real device or link reaches it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinkKind:
-    """One kind of link.
+    """One kind of link, such as a PCIe slot or an Ethernet cable.
 
     Attributes:
-        bytes_per_s: rate in each direction.
-        latency_s: seconds per transfer that do not depend on its length.
-        figures: nominal (from data sheets) or measured.
-        source: the source of the figures.
+        bytes_per_s: bytes per second in each direction.
+        latency_s: seconds that every transfer takes, whatever its length.
+        figures: "nominal" if the figures come from data sheets, or "measured".
+        source: text that says where the figures come from.
     """
 
     bytes_per_s: float
@@ -42,7 +42,7 @@ class LinkKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """The share of a device's peak that each kind of work reaches."""
+    """The share of a device's peak rate that each kind of operation reaches, from 0 to 1."""
 
     matrix: float = 0.5
     convolution: float = 0.5
@@ -55,10 +55,10 @@ class DeviceKind:
     """One kind of device.
 
     Attributes:
-        flops_per_s: peak rate in fp32.
-        memory_bytes_per_s: rate of its memory.
+        flops_per_s: peak rate in fp32 operations per second.
+        memory_bytes_per_s: bytes per second that the device reads and writes in its own memory.
         launch_s: seconds from the request for an operation to its start.
-        efficiency: share of the peak rate that each kind of work reaches.
+        efficiency: share of the peak rate that each kind of operation reaches.
         figures, source: as in `LinkKind`.
     """
 
@@ -72,14 +72,14 @@ class DeviceKind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """Links and devices by name."""
+    """Figures of kinds of links and devices, by name."""
 
     links: Mapping[str, LinkKind]
     devices: Mapping[str, DeviceKind]
 
     @classmethod
     def read(cls, folders: Iterable[Path]) -> Self:
-        """Read every TOML file in the folders; an entry replaces entries of the same name in earlier files.
+        """Return the entries of every TOML file in the folders; a later entry replaces one of the same name.
 
         Raises:
             UsageError: a file is not valid; the message names the file and the entry.
@@ -89,10 +89,6 @@ class Catalog:
             links={name: _link(*found) for name, found in links.items()},
             devices={name: _device(*found) for name, found in devices.items()},
         )
-
-    def with_link(self, name: str, kind: LinkKind) -> Self:
-        """Return a catalogue with this link added; an existing entry of that name is kept, because a user wrote it."""
-        return dataclasses.replace(self, links={name: kind, **self.links})
 
 
 def _link(table: Mapping[str, Any], where: str) -> LinkKind:
@@ -149,9 +145,10 @@ _LINE = 128  # distance in bytes between the counters of the two sides, so that 
 
 
 def measured_link() -> LinkKind:
-    """Measure the one-way time of a short and of a long message, which are copied into shared memory and out of it.
+    """Measure how fast two processes on this machine pass messages through shared memory.
 
-    Each time is the median of many.
+    One-way times of a short and of a long message are measured, each as the median of many; a message is copied into
+    shared memory and out of it.
 
     Raises:
         RunFailed: the other process did not answer.
@@ -183,18 +180,23 @@ def measured_link() -> LinkKind:
 
 
 class _Side:
-    """One process's view of the shared memory: a message counter of each side, and the space for a message."""
+    """One process's view of the shared memory: a message counter for each process, and space for one message.
+
+    Args:
+        path: file that both processes map.
+        own: index of this process's counter, 0 or 1.
+    """
 
     def __init__(self, path: str, own: int) -> None:
         with open(path, "r+b") as file:  # noqa: PTH123 - a mapping needs the handle
             mapping = mmap.mmap(file.fileno(), 0)
         self._counters = np.frombuffer(mapping, dtype=np.uint64, count=2 * _LINE // 8)[:: _LINE // 8]
-        self._room = np.frombuffer(mapping, dtype=np.uint8, offset=mmap.PAGESIZE)
+        self._message = np.frombuffer(mapping, dtype=np.uint8, offset=mmap.PAGESIZE)
         self._memory = np.ones(LONG_NBYTES, dtype=np.uint8)
         self._own = own
 
     def send(self, nbytes: int) -> None:
-        self._room[:nbytes] = self._memory[:nbytes]
+        self._message[:nbytes] = self._memory[:nbytes]
         self._counters[self._own] += 1
 
     def receive(self, message: int, nbytes: int) -> None:
@@ -202,11 +204,11 @@ class _Side:
         while self._counters[1 - self._own] < message:
             if not patience.pause():
                 raise RunFailed("shared memory could not be measured: its second process did not answer; try again")
-        self._memory[:nbytes] = self._room[:nbytes]
+        self._memory[:nbytes] = self._message[:nbytes]
 
 
 def _answer(path: str) -> None:
-    """Send every message back; this function runs in the second process."""
+    """Send every message back to the first process; this function runs in the second one."""
     die_with_parent()
     side = _Side(path, own=1)
     for message, nbytes in enumerate(_MESSAGES, start=1):

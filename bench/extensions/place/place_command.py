@@ -1,5 +1,6 @@
 """The command `bench place`: model a training step with a network's layers on devices of several kinds."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,20 +65,19 @@ def place(
     catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on devices from a file, with its links and with other links."""
+    """Model a training step with layers placed by type on the devices of a file, with its links and with others."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import Catalog, measured_link
     from bench.strategies.placed.catalog import SHM, folders
 
     figures = Catalog.read(folders(catalog))
-    from bench.extensions.place.operations import network_of
-    from bench.extensions.place.output import print_costs
-    from bench.extensions.place.placements import PlacementComparison
+    from bench.extensions.place.placements import PlacementComparison, print_costs
+    from bench.extensions.place.step import network_of
 
     traced, operations = network_of(model, num_classes=num_classes, batch_size=batch_size, image_size=image_size)
     comparison = PlacementComparison(traced, operations, topology, activations=activations, batch_size=batch_size)
     if SHM not in figures.links:
-        figures = figures.with_link(SHM, measured_link())
+        figures = dataclasses.replace(figures, links={SHM: measured_link(), **figures.links})
     title = f"{model}, {batch_size} samples, {devices}, activations on {activations}"
     print_costs(comparison, figures, title, as_json=as_json)
 

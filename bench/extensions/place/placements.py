@@ -1,31 +1,42 @@
-"""Costs of several placements: by type, with activations on the device of their input, and all on one device."""
+"""Placements of a network's operations on devices, what a training step costs with each, and how `bench place` says it.
+
+Three kinds of placements are compared: by type, with activations on the device of their input, and all on one device.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self, TypeAlias
 
+from rich.table import Table
 from torch import fx
 
+from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core.topology import Topology
+from bench.core.units import format_bytes, format_seconds
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.operations import Operation
-from bench.extensions.place.step import CatalogTimes, Task, critical_path, directions, makespan, serial_sum, step_tasks
+from bench.extensions.place.step import CatalogTimes, Operation, Task, directions, makespan, step_tasks
 from bench.strategies.placed.assignment import ActivationPolicy, assign
 from bench.strategies.placed.catalog import check_kinds
 
 BY_TYPE = "by type"
 MATRIX_AND_CONVOLUTION = "matrix and convolution only"
 
-
-# For every pool, which holds its own replica, the name of the device of each operation.
+# For every pool of devices, each of which holds a replica of the network: the name of the device that runs each
+# operation, by the operation's name.
 Placement: TypeAlias = Sequence[Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceCost:
-    """One device's part of a step."""
+    """One device's part of a step.
+
+    Attributes:
+        name, role, kind: as in the device file.
+        operations: number of operations that the device runs.
+        busy_s: seconds in which the device works.
+    """
 
     name: str
     role: str
@@ -38,7 +49,12 @@ class DeviceCost:
 class LinkUse:
     """One link's part of a step.
 
-    `to_host` is the direction from `node` to `to`; below a switch, `to` is nearer to the host.
+    Attributes:
+        node, to: names of its two ends; below a switch, `to` is nearer to the host.
+        kind: as in the device file.
+        nbytes_to_host: bytes from `node` to `to`.
+        nbytes_from_host: bytes from `to` to `node`.
+        busy_s: seconds of all transfers over the link, in both directions together.
     """
 
     node: str
@@ -51,16 +67,18 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One step's time and traffic.
+    """Time and traffic of one training step with one placement.
 
     Attributes:
-        makespan_s, critical_path_s, serial_s: seconds of the step, of its longest chain of tasks, and of all tasks one
-            after the other.
+        makespan_s: seconds of the step.
+        critical_path_s: seconds of the longest chain of tasks, as if no task waited for a device or link.
+        serial_s: seconds of all tasks, one after the other.
         compute_s: seconds of all operations, one after the other.
         transfer_s: seconds of all transfers, one after the other.
         cut_nbytes: bytes of activations and their gradients that are sent from device to device.
         cut_transfers: number of these transfers.
         devices, links: the part of each device and each link.
+        transfer_share: transfer_s / serial_s.
     """
 
     makespan_s: float
@@ -72,10 +90,19 @@ class Cost:
     cut_transfers: int
     devices: tuple[DeviceCost, ...]
     links: tuple[LinkUse, ...]
+    transfer_share: float
 
     @classmethod
     def of(cls, tasks: Sequence[Task], placement: Placement, topology: Topology) -> Self:
-        """Add up a step's tasks."""
+        """Return the cost of a step that consists of these tasks.
+
+        Args:
+            tasks: the result of `step_tasks` for this placement and topology.
+            placement: the device of each operation.
+            topology: devices and links.
+        """
+        serial_s = sum(task.seconds for task in tasks)
+        transfer_s = sum(task.seconds for task in tasks if task.purpose != "compute")
         cut = [task for task in tasks if task.purpose == "values"]
         devices = tuple(
             DeviceCost(
@@ -83,7 +110,7 @@ class Cost:
                 role=device.role,
                 kind=device.kind,
                 operations=sum(list(device_of.values()).count(device.name) for device_of in placement),
-                busy_s=serial_sum([task for task in tasks if task.uses == (device.name,)]),
+                busy_s=sum(task.seconds for task in tasks if task.uses == (device.name,)),
             )
             for device in topology.devices
         )
@@ -97,31 +124,27 @@ class Cost:
                     kind=link.kind,
                     nbytes_to_host=sum(task.nbytes for task in tasks if up in task.uses),
                     nbytes_from_host=sum(task.nbytes for task in tasks if down in task.uses),
-                    busy_s=serial_sum([task for task in tasks if up in task.uses or down in task.uses]),
+                    busy_s=sum(task.seconds for task in tasks if up in task.uses or down in task.uses),
                 )
             )
         return cls(
             makespan_s=makespan(tasks),
-            critical_path_s=critical_path(tasks),
-            serial_s=serial_sum(tasks),
-            compute_s=serial_sum([task for task in tasks if task.purpose == "compute"]),
-            transfer_s=serial_sum([task for task in tasks if task.purpose != "compute"]),
+            critical_path_s=makespan([dataclasses.replace(task, uses=()) for task in tasks]),
+            serial_s=serial_s,
+            compute_s=sum(task.seconds for task in tasks if task.purpose == "compute"),
+            transfer_s=transfer_s,
             cut_nbytes=sum(task.nbytes for task in cut),
             cut_transfers=len(cut),
             devices=devices,
             links=tuple(links),
+            transfer_share=transfer_s / serial_s,
         )
 
-    @property
-    def transfer_share(self) -> float:
-        """Return the seconds of all transfers / the seconds of all tasks, one after the other."""
-        return self.transfer_s / self.serial_s
-
     def break_even_bytes_per_s(self, other: Cost) -> float | None:
-        """Return the break-even rate: extra bytes sent / seconds saved by the operations, compared with `other`.
+        """Return the rate of links at which sending this placement's extra bytes takes as long as its operations save.
 
-        At this rate, sending the extra values takes as long as the operations save. None if they save nothing.
-        Latencies are ignored, and nothing overlaps.
+        The rate is extra bytes sent / seconds saved by the operations, both compared with `other`. It ignores latencies
+        and assumes that nothing overlaps. None if the operations save nothing.
         """
         gained_s = other.compute_s - self.compute_s
         return (self.cut_nbytes - other.cut_nbytes) / gained_s if gained_s > 0 else None
@@ -129,11 +152,11 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Several placements on the same links.
+    """Costs of several placements on the same links.
 
     Attributes:
-        by_placement: costs by title.
-        best_single: title of the fastest placement on one device.
+        by_placement: costs by the placement's title.
+        best_single: title of the fastest of the placements that use one device only.
     """
 
     by_placement: Mapping[str, Cost]
@@ -141,17 +164,17 @@ class Costs:
 
 
 class PlacementComparison:
-    """Placements of one network, and their costs.
+    """Place one network in several ways, and compute the cost of each placement.
 
     Args:
-        traced: the network.
-        operations: its operations.
+        traced: the network, traced by torch.fx.
+        operations: the operations of the network.
         topology: devices and links.
-        activations: the policy that selects the devices of activations when placing by type.
+        activations: the policy that selects the devices of activations when operations are placed by type.
         batch_size: number of samples in the mini-batch of one pool.
 
     Attributes:
-        notes: one sentence for each kind of operation that does not run on the device for its type.
+        notes: one sentence for each kind of operation for whose type there is no device, so that another runs it.
     """
 
     def __init__(
@@ -184,8 +207,8 @@ class PlacementComparison:
         """Return the costs of every placement.
 
         Args:
-            catalog: figures of devices and links.
-            link: kind of every link; None: the kinds in the topology.
+            catalog: figures of kinds of devices and links.
+            link: the kind that all links shall have; None: each has the kind that the topology gives.
 
         Raises:
             UsageError: the catalogue has no figures for a device or link.
@@ -201,3 +224,174 @@ class PlacementComparison:
             tasks = step_tasks(self._operations, placement, topology, times, batch_size=self._batch_size)
             costs[title] = Cost.of(tasks, placement, topology)
         return Costs(by_placement=costs, best_single=min(self._singles, key=lambda title: costs[title].makespan_s))
+
+
+def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *, as_json: bool) -> None:
+    """Print the costs of every placement, with the topology's links and with all links of each kind, and conclusions.
+
+    Args:
+        comparison: the placements.
+        catalog: figures of kinds of devices and links.
+        title: text that names the step.
+        as_json: True to print JSON for programs; False to print tables for people.
+    """
+    own = comparison.costs(catalog)
+    by_link = {link: comparison.costs(catalog, link) for link in catalog.links}
+    notes = [*comparison.notes, *verdict(own)]
+    if as_json:
+        by_type, single = own.by_placement[BY_TYPE], own.by_placement[own.best_single]
+        content = {
+            "title": title,
+            "figures": "modelled",
+            "placements": {name: dataclasses.asdict(cost) for name, cost in own.by_placement.items()},
+            "best_single": own.best_single,
+            "break_even_bytes_per_s": by_type.break_even_bytes_per_s(single),
+            "notes": notes,
+            "by_link": {
+                kind: {name: cost.makespan_s for name, cost in each.by_placement.items()}
+                for kind, each in by_link.items()
+            },
+            "links": {name: dataclasses.asdict(kind) for name, kind in catalog.links.items()},
+            "devices": {name: dataclasses.asdict(kind) for name, kind in catalog.devices.items()},
+        }
+        print_json(content)
+        return
+    console = stdout_console()
+    for table in (_placements(own, title), _devices(own, catalog), _links(own, catalog), _by_link(by_link, catalog)):
+        console.print(table)
+    for note in notes:
+        console.print(note, soft_wrap=True)
+
+
+def verdict(costs: Costs) -> list[str]:
+    """Return one sentence each: is placing by type faster, at which rate of links, and does moving activations pay."""
+    by_type, without = costs.by_placement[BY_TYPE], costs.by_placement[MATRIX_AND_CONVOLUTION]
+    single = costs.by_placement[costs.best_single]
+    if not by_type.cut_nbytes:
+        return [
+            f"Placing by type puts everything on one device: {format_seconds(by_type.makespan_s)} per step (modelled)."
+        ]
+    ratio = by_type.makespan_s / single.makespan_s
+    outcome = "loses" if ratio > 1 else "wins"
+    first = (
+        f"Placing by type {outcome}: {format_seconds(by_type.makespan_s)} per step, {_times(ratio)} the "
+        f"{format_seconds(single.makespan_s)} of {costs.best_single} (modelled)."
+    )
+    if (rate := by_type.break_even_bytes_per_s(single)) is None:
+        second = (
+            f"There is no break-even rate: on any links, the operations take {format_seconds(by_type.compute_s)} "
+            f"by type and {format_seconds(single.compute_s)} {costs.best_single}."
+        )
+    else:
+        second = (
+            f"At its break-even rate of {format_bytes(rate)}/s, transfers would take as long as its operations save."
+        )
+    return [first, second, _activations_break_even(by_type, without)]
+
+
+def _activations_break_even(by_type: Cost, without: Cost) -> str:
+    if by_type.cut_nbytes <= without.cut_nbytes:
+        return "Activations transfer no more bytes than they would on the device that computes their input."
+    moved = f"Activations on their own device transfer {format_bytes(by_type.cut_nbytes - without.cut_nbytes)} more"
+    rate = by_type.break_even_bytes_per_s(without)
+    if rate is None:
+        return f"{moved} than {MATRIX_AND_CONVOLUTION}, and the operations are not faster."
+    gained = format_seconds(without.compute_s - by_type.compute_s)
+    outcome = "loses" if by_type.makespan_s > without.makespan_s else "wins"
+    return (
+        f"{moved} than {MATRIX_AND_CONVOLUTION}, and the operations take {gained} less: it {outcome} here, and breaks "
+        f"even at {format_bytes(rate)}/s."
+    )
+
+
+def _placements(costs: Costs, title: str) -> Table:
+    headings = ("placement", "makespan", "critical path", "serial sum", "operations", "link time", "share of link time",
+                "sent between devices", "against the best device")  # fmt: skip
+    best = costs.by_placement[costs.best_single].makespan_s
+    rows = [
+        (
+            name,
+            *map(format_seconds, (cost.makespan_s, cost.critical_path_s, cost.serial_s)),
+            *map(format_seconds, (cost.compute_s, cost.transfer_s)),
+            f"{cost.transfer_share:.1%}",
+            format_bytes(cost.cut_nbytes),
+            _times(cost.makespan_s / best),
+        )
+        for name, cost in costs.by_placement.items()
+    ]
+    return _table(f"{title}: one training step, modelled", headings, rows)
+
+
+def _devices(costs: Costs, catalog: Catalog) -> Table:
+    rows = [
+        (
+            device.name,
+            device.role,
+            device.kind,
+            str(device.operations),
+            format_seconds(device.busy_s),
+            f"{catalog.devices[device.kind].flops_per_s / 1e12:g} TFLOP/s",
+            f"{format_bytes(catalog.devices[device.kind].memory_bytes_per_s)}/s",
+            catalog.devices[device.kind].figures,
+        )
+        for device in costs.by_placement[BY_TYPE].devices
+    ]
+    headings = ("device", "role", "kind", "operations", "busy (modelled)", "peak", "memory", "figures")
+    return _table("Devices, placed by type", headings, rows)
+
+
+def _links(costs: Costs, catalog: Catalog) -> Table:
+    cost = costs.by_placement[BY_TYPE]
+    rows = [
+        (
+            f"{link.node} - {link.to}",
+            link.kind,
+            *_figures(catalog, link.kind),
+            format_bytes(link.nbytes_to_host),
+            format_bytes(link.nbytes_from_host),
+            format_seconds(link.busy_s),
+            f"{link.busy_s / cost.makespan_s:.1%}",
+        )
+        for link in cost.links
+    ]
+    headings = ("link", "kind", "rate", "latency", "figures", "towards the host", "from the host", "busy (modelled)",
+                "of the makespan")  # fmt: skip
+    return _table("Links, placed by type", headings, rows)
+
+
+def _by_link(by_link: dict[str, Costs], catalog: Catalog) -> Table:
+    rows = []
+    for kind, costs in by_link.items():
+        shown = [costs.by_placement[name] for name in (BY_TYPE, MATRIX_AND_CONVOLUTION, costs.best_single)]
+        by_type, _, single = shown
+        rows.append(
+            (
+                kind,
+                *_figures(catalog, kind),
+                *(format_seconds(cost.makespan_s) for cost in shown),
+                costs.best_single,
+                f"{by_type.transfer_share:.1%}",
+                _times(by_type.makespan_s / single.makespan_s),
+            )
+        )
+    headings = ("every link", "rate", "latency", "figures", BY_TYPE, MATRIX_AND_CONVOLUTION, "best device", "which",
+                "share of link time", "by type against it")  # fmt: skip
+    return _table("Modelled makespans if every link were of one kind", headings, rows)
+
+
+def _figures(catalog: Catalog, kind: str) -> tuple[str, str, str]:
+    link = catalog.links[kind]
+    return f"{format_bytes(link.bytes_per_s)}/s", format_seconds(link.latency_s), link.figures
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g}x" if ratio < 999.5 else f"{ratio:.0f}x"
+
+
+def _table(title: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = plain_table(title)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=not index)
+    for row in rows:
+        table.add_row(*row)
+    return table

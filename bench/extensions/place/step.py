@@ -1,7 +1,11 @@
-"""Model of one training step as a list of tasks on devices and links, which run in the order of the list.
+"""Model of one training step: the operations of a network, and the tasks that they become on devices and links.
 
-The host sends a mini-batch to every pool, devices send each other values and their gradients, pools add their
-gradients, and every device updates its own parameters.
+Flops and memory traffic of each operation are computed from shapes alone. Matrix products and convolutions are counted
+by torch.utils.flop_counter; every other operation counts as one flop per element of its largest tensor. Each tensor is
+read or written once; a view moves no bytes.
+
+The host sends a mini-batch to every pool of devices, devices send each other values and their gradients, pools add
+their gradients, and every device updates its own parameters. These tasks are listed in the order in which they run.
 
 A task never overtakes a task that uses the same device or link and comes earlier in the list, as real devices work
 through their part of a program in order. So every end time is computed from the tasks' lengths by sums and maxima
@@ -12,14 +16,148 @@ timing anomalies", 1969.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast
 
+import torch
+from torch import fx
+from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
+from bench.core import spec
+from bench.core.errors import UsageError
 from bench.core.topology import Device, Link, Topology
+from bench.datasets.base import IMAGE_SIZE
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.operations import Operation
+from bench.models.base import Model, check_images
+from bench.strategies.placed.assignment import Work, parameters_of, trace, work_of
+from collectives.options import incompatibility
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One node of a network's graph, as traced by torch.fx.
+
+    Attributes:
+        name: name of the node.
+        kind: class name of the module, or name of the function or method.
+        work: matrix, convolution, activation or other; each has its own efficiency in `catalog.Efficiency`.
+        flops: flops of the forward pass.
+        nbytes: bytes that the forward pass reads and writes; 0 for inputs and views, which take no time.
+        value_nbytes: bytes of the result.
+        parameters: bytes of each trained parameter that the operation reads, by name.
+        inputs: names of the operations whose results this operation reads.
+        is_input: True for input data, which the host sends.
+        trains: True if a gradient of the result is needed.
+        gradients: number of gradients that the backward pass computes here, 0 to 2: one for all inputs together, and
+            one for all parameters together. Each takes about as long as the forward pass.
+    """
+
+    name: str
+    kind: str
+    work: Work
+    flops: float
+    nbytes: int
+    value_nbytes: int
+    parameters: Mapping[str, int]
+    inputs: tuple[str, ...]
+    is_input: bool
+    trains: bool
+    gradients: int
+
+
+def network_of(
+    model: str, *, num_classes: int, batch_size: int, image_size: int = IMAGE_SIZE
+) -> tuple[fx.GraphModule, list[Operation]]:
+    """Return the traced network of a model and its operations on one mini-batch of square colour images.
+
+    Raises:
+        UsageError: there is no such model, it cannot be traced, or it cannot process images of this size.
+    """
+    with torch.device("meta"):
+        network = cast(Model, spec.build("models", model)).build(num_classes)
+        traced = trace(network)
+        if reason := incompatibility(check_images, network, model, image_size):
+            raise UsageError(f"{reason}; use another --model or --image-size")
+        return traced, operations_of(traced, torch.empty(batch_size, 3, image_size, image_size))
+
+
+def operations_of(traced: fx.GraphModule, *inputs: torch.Tensor) -> list[Operation]:
+    """Return the network's operations, in the order in which they run.
+
+    Args:
+        traced: the network on the meta device.
+        inputs: one mini-batch on the meta device.
+
+    Raises:
+        UsageError: the operations depend on the values of the inputs.
+    """
+    recorder = _Recorder(traced)
+    try:
+        recorder.run(*inputs)
+    except Exception as error:  # noqa: BLE001 - the network's own code runs on meta tensors and may raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"the model's operations cannot be determined from shapes ({reason}); use a model whose operations do not "
+            "depend on values"
+        ) from None
+    return recorder.operations
+
+
+class _Recorder(fx.Interpreter):
+    """Run every node on meta tensors, and record its operation."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.operations: list[Operation] = []
+        self._traced = traced
+        self._trains: dict[str, bool] = {}
+
+    @override
+    def run_node(self, n: fx.Node) -> Any:
+        arguments = [self.env[node] for node in n.all_input_nodes]
+        with FlopCounterMode(display=False) as counter:
+            value = super().run_node(n)
+        if n.op == "output":
+            return value
+        results = list(_tensors(value))
+        parameters = {name: self._traced.get_parameter(name).nbytes for name in parameters_of(n, self._traced)}
+        flows = any(self._trains[producer.name] for producer in n.all_input_nodes)
+        trains = (flows or bool(parameters)) and any(result.is_floating_point() for result in results)
+        self._trains[n.name] = trains
+        made = [result for result in results if result._base is None and all(result is not a for a in arguments)]
+        is_computed = bool(made) and n.op.startswith("call_")
+        module, kind = None, getattr(n.target, "__name__", str(n.target))
+        if n.op == "call_module":
+            module = self._traced.get_submodule(str(n.target))
+            kind = type(module).__name__
+        state = [] if module is None else [*module.parameters(), *module.buffers()]
+        touched = [*_tensors(arguments), *results, *state] if is_computed else []
+        self.operations.append(
+            Operation(
+                name=n.name,
+                kind=kind,
+                work=work_of(n, self._traced),
+                flops=counter.get_total_flops() or max((tensor.numel() for tensor in touched), default=0),
+                nbytes=sum(tensor.nbytes for tensor in touched),
+                value_nbytes=sum(result.nbytes for result in results),
+                parameters=parameters,
+                inputs=tuple(producer.name for producer in n.all_input_nodes),
+                is_input=n.op == "placeholder",
+                trains=trains,
+                gradients=trains * flows + trains * bool(parameters) if is_computed else 0,
+            )
+        )
+        return value
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+
 
 # Bytes that an optimizer with one moment reads and writes per byte of parameters: it reads parameter, gradient and
 # moment, and writes parameter and moment.
@@ -27,24 +165,24 @@ UPDATE_TRAFFIC = 5
 
 
 class Times(Protocol):
-    """Source of the times of tasks."""
+    """Give the time that each task of a step takes."""
 
     def forward(self, operation: Operation, device: Device) -> float:
-        """Return the seconds of an operation's forward pass."""
+        """Return the seconds of an operation's forward pass on a device."""
 
     def backward(self, operation: Operation, device: Device) -> float:
-        """Return the seconds of an operation's backward pass."""
+        """Return the seconds of an operation's backward pass on a device."""
 
     def update(self, parameters: Sequence[int], device: Device) -> float:
-        """Return the seconds in which an optimizer updates parameters of these lengths in bytes."""
+        """Return the seconds in which an optimizer on a device updates parameters of these lengths in bytes."""
 
     def transfer(self, route: Sequence[Link], nbytes: int) -> float:
-        """Return the seconds of a transfer over the links of a route."""
+        """Return the seconds in which this many bytes travel over the links of a route."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CatalogTimes(Times):
-    """Times from the figures of a catalogue.
+    """Compute times from the figures of a catalogue.
 
     An operation takes its launch time plus the longer of arithmetic and memory traffic. A transfer takes the latencies
     of its links plus bytes / slowest rate.
@@ -86,8 +224,8 @@ class Task:
     """One operation on a device, or one transfer over the links of a route.
 
     Attributes:
-        name: unique name.
-        seconds: duration.
+        name: a name that no other task of the step has.
+        seconds: seconds that the task takes.
         uses: devices or directions of links that no other task can use at the same time.
         after: names of earlier tasks in the list that must end before this one starts.
         purpose: "compute" for an operation; for a transfer, "batch" for a mini-batch, "values" for activations and
@@ -118,18 +256,8 @@ def end_times(tasks: Sequence[Task]) -> dict[str, float]:
 
 
 def makespan(tasks: Sequence[Task]) -> float:
-    """Return the seconds until the last task ends."""
+    """Return the seconds from the start of the step until the last task ends."""
     return max(end_times(tasks).values(), default=0.0)
-
-
-def critical_path(tasks: Sequence[Task]) -> float:
-    """Return the seconds of the longest chain of tasks: the makespan if tasks never waited for devices or links."""
-    return makespan([dataclasses.replace(task, uses=()) for task in tasks])
-
-
-def serial_sum(tasks: Sequence[Task]) -> float:
-    """Return the seconds of all tasks if they ran one after the other."""
-    return sum(task.seconds for task in tasks)
 
 
 LABEL_NBYTES = 8
@@ -143,17 +271,18 @@ def step_tasks(
     *,
     batch_size: int,
 ) -> list[Task]:
-    """Return the step's tasks, in the order in which devices work through them.
+    """Return the tasks of one training step, in the order in which devices and links work through them.
 
     Args:
         operations: the operations of the network, in the order in which they run.
-        device_of: for every pool, which holds its own replica, the name of the device of each operation.
+        device_of: for every pool of devices, each of which holds a replica of the network: the name of the device that
+            runs each operation, by the operation's name.
         topology: devices and links.
         times: gives the time of each task.
         batch_size: number of samples in the mini-batch of one pool.
     """
     step = _Step(operations, device_of, topology, times)
-    step.deal(batch_size)
+    step.send_batches(batch_size)
     step.run_forward()
     step.run_backward()
     if len(device_of) > 1:
@@ -163,7 +292,7 @@ def step_tasks(
 
 
 class _Step:
-    """Builds the list of tasks; pools alternate at every operation, because they work in parallel."""
+    """Build the list of tasks; pools take turns at every operation, because they work at the same time."""
 
     def __init__(
         self,
@@ -181,16 +310,16 @@ class _Step:
                 self._readers[name].append(operation)
         self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
 
-    def deal(self, batch_size: int) -> None:
+    def send_batches(self, batch_size: int) -> None:
         """Send every pool its mini-batch, and send the labels to the device that computes the loss."""
         host = self._topology.host
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
                 if operation.is_input:
                     to = device_of[operation.name]
-                    self._transfer(f"{pool} deal {operation.name}", host, to, operation.value_nbytes, (), "batch")
+                    self._transfer(f"{pool} batch {operation.name}", host, to, operation.value_nbytes, (), "batch")
             to = device_of[self._operations[-1].name]
-            self._transfer(f"{pool} deal labels", host, to, LABEL_NBYTES * batch_size, (), "batch")
+            self._transfer(f"{pool} batch labels", host, to, LABEL_NBYTES * batch_size, (), "batch")
 
     def run_forward(self) -> None:
         """Run every operation on its device, and send its result to every other device that reads it."""
@@ -202,8 +331,9 @@ class _Step:
                     for producer in operation.inputs
                 ]
                 if operation.is_input:
-                    after.append(f"{pool} deal {operation.name}")
-                self._compute(name, here, self._times.forward(operation, self._devices[here]), after)
+                    after.append(f"{pool} batch {operation.name}")
+                seconds = self._times.forward(operation, self._devices[here])
+                self.tasks.append(Task(name=name, seconds=seconds, uses=(here,), after=tuple(after)))
                 for there in dict.fromkeys(device_of[reader.name] for reader in self._readers[operation.name]):
                     if there != here:
                         self._transfer(f"{name} to {there}", here, there, operation.value_nbytes, (name,), "values")
@@ -221,15 +351,17 @@ class _Step:
                     after.append(f"{name} from {reader.name}")
                     self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
             if not readers:  # the last operation: its gradient comes from the loss
-                after += [f"{pool} forward {operation.name}", f"{pool} deal labels"]
-            self._compute(name, here, self._times.backward(operation, self._devices[here]), after)
+                after += [f"{pool} forward {operation.name}", f"{pool} batch labels"]
+            seconds = self._times.backward(operation, self._devices[here])
+            self.tasks.append(Task(name=name, seconds=seconds, uses=(here,), after=tuple(after)))
             if operation.parameters:
                 self._gradients_done[here].append(name)
 
     def sum_gradients(self) -> None:
-        """Add the replicas' gradients in the first host's memory: each writes its own, adds a chunk, and reads the sum.
+        """Add the replicas' gradients in the host's memory.
 
-        With n replicas of N bytes of gradient, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
+        Each replica writes its gradients there, adds up one n-th of all n replicas' gradients, and reads the sums of
+        the others. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
         """
         host = self._topology.host
         for owners, parameters in self._replicas():
@@ -246,23 +378,21 @@ class _Step:
                 self._gradients_done[owner] = [f"take {owner}"]
 
     def update(self) -> None:
-        """Update the parameters on every device that holds some."""
+        """Update the parameters on every device that holds parameters."""
         for owners, parameters in self._replicas():
             for owner in owners:
                 seconds = self._times.update(parameters, self._devices[owner])
-                self._compute(f"update {owner}", owner, seconds, self._gradients_done[owner])
+                after = tuple(self._gradients_done[owner])
+                self.tasks.append(Task(name=f"update {owner}", seconds=seconds, uses=(owner,), after=after))
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return the devices that hold the same parameters, one in each pool, and these parameters' bytes."""
+        """Return each group of devices that hold the same parameters, one of each pool, and those parameters' bytes."""
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:
                 owners = tuple(device_of[operation.name] for device_of in self._device_of)
                 held.setdefault(owners, {}).update(operation.parameters)
         return [(owners, list(parameters.values())) for owners, parameters in held.items()]
-
-    def _compute(self, name: str, device: str, seconds: float, after: Iterable[str]) -> None:
-        self.tasks.append(Task(name=name, seconds=seconds, uses=(device,), after=tuple(after)))
 
     def _transfer(
         self, name: str, source: str, to: str, nbytes: int, after: Iterable[str], purpose: TaskPurpose
@@ -281,7 +411,10 @@ class _Step:
 
 
 def directions(route: Sequence[Link], source: str) -> list[str]:
-    """Return the directions of a route's links that a transfer uses; links carry both directions at the same time."""
+    """Return the directions in which a transfer from `source` uses the links of a route, each like "gpu0 to host".
+
+    A link carries its two directions at the same time, so only transfers in the same direction wait for each other.
+    """
     used = []
     position = source
     for link in route:

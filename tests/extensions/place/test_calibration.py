@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bench.core.topology import Device, Link, Topology
-from bench.extensions.place.operations import Operation, network_of, operations_of
+from bench.extensions.place.step import Operation, network_of, operations_of
 from bench.strategies.placed.assignment import assign, trace
 from benchmarks.placed_calibration import UPDATE, CalibratedTimes, NodeByNode, PlacedNetwork, Sample, measure
 

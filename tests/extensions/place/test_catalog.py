@@ -10,15 +10,13 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.core.topology import ROLES, Device, Host, Link, Topology
-from bench.extensions.place.catalog import Catalog, Efficiency, LinkKind
-from bench.extensions.place.operations import Operation
-from bench.extensions.place.step import CatalogTimes
+from bench.extensions.place.catalog import Catalog, Efficiency
+from bench.extensions.place.step import CatalogTimes, Operation
 from bench.strategies.placed.assignment import Work
 from bench.strategies.placed.catalog import SHIPPED, SHM, check_kinds, folders, read_tables
 
 LINK = '[link.mine]\ngbytes_per_s = 40\nlatency_us = 0.5\nsource = "a sheet"\n'
 DEVICE = '[device.mine]\ntflops = 10\ngbytes_per_s = 900\nlaunch_us = 5\nsource = "a sheet"\n'
-MEASURED = LinkKind(bytes_per_s=1, latency_s=1, figures="measured", source="here")
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +53,6 @@ def test_a_users_entry_replaces_the_shipped_one_and_the_named_folder_wins(home: 
     assert found.links["mine"].bytes_per_s == pytest.approx(41e9)
     assert found.links["qpi"].bytes_per_s == pytest.approx(19e9)
     assert found.devices["mine"].efficiency == Efficiency(matrix=0.9)
-
-
-def test_a_measured_link_gives_way_to_the_users() -> None:
-    shipped = Catalog.read([SHIPPED])
-    assert shipped.with_link("shm", MEASURED).links["shm"] == MEASURED
-    assert shipped.with_link("upi", MEASURED).links["upi"].figures == "nominal"
 
 
 @pytest.mark.parametrize(

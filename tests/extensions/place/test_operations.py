@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bench.core.errors import UsageError
-from bench.extensions.place.operations import Operation, operations_of
+from bench.extensions.place.step import Operation, operations_of
 from bench.strategies.placed.assignment import trace
 
 BATCH = 4

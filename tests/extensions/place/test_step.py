@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from bench.core.topology import Device, Host, Link, Topology
 from bench.extensions.place.catalog import Catalog, DeviceKind, Efficiency, LinkKind
-from bench.extensions.place.operations import Operation, network_of
 from bench.extensions.place.placements import Cost
-from bench.extensions.place.step import CatalogTimes, Task, end_times, step_tasks
+from bench.extensions.place.step import CatalogTimes, Operation, Task, end_times, network_of, step_tasks
 from bench.strategies.placed.assignment import Work, assign
 
 ROLES = ("gpu", "fpga", "asic")
@@ -69,8 +68,8 @@ def test_three_nodes_by_hand() -> None:
     tasks = three_nodes(catalog())
     assert end_times(tasks) == pytest.approx(
         {
-            "0 deal x": 11,  # one link: 1 s and 100 bytes
-            "0 deal labels": 1.8,  # one label of 8 bytes
+            "0 batch x": 11,  # one link: 1 s and 100 bytes
+            "0 batch labels": 1.8,  # one label of 8 bytes
             "0 forward x": 11,
             "0 forward conv": 15,
             "0 forward conv to asic0": 22,
@@ -228,8 +227,8 @@ def test_what_goes_to_another_hosts_pool_passes_the_link_between_the_hosts() -> 
     device_of = [BY_TYPE, {name: device.replace("0", "1") for name, device in BY_TYPE.items()}]
     tasks = step_tasks(THREE, device_of, there, CatalogTimes(catalog()), batch_size=1)
     passed = {task.name: task.nbytes for task in tasks if {"left to right", "right to left"} & set(task.uses)}
-    assert passed["1 deal x"] == 100
+    assert passed["1 batch x"] == 100
     assert not any(name.startswith("0 ") for name in passed)
     assert sum(nbytes for name, nbytes in passed.items() if name.startswith("publish")) == 20 + 40
     ends = end_times(tasks)
-    assert ends["1 deal x"] > ends["0 deal x"]  # one more link
+    assert ends["1 batch x"] > ends["0 batch x"]  # one more link
