@@ -1,49 +1,45 @@
-"""Answer `bench predict`: predict one step, a ranking, a curve over link rates or a map, or compare with runs."""
+"""Answer `bench predict` for one job: its step, its time to a target accuracy, and a comparison with real runs.
+
+The time to a target comes from the number of steps that measured runs needed. Hosts may fail at a constant rate,
+independently of each other. The expected time then has a closed form: with T seconds of training between two
+checkpoints, restarts of R seconds, and a mean of M seconds between losses among all hosts, each T takes
+(e^(T / M) - 1) e^(R / M) M seconds.
+
+Source: J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
+Computer Systems 22 (2006).
+Differs: a dump takes no time, because training waits only for a copy in memory.
+"""
 
 import dataclasses
 import itertools
 import math
 import statistics
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from rich.markup import escape
 
-from bench.cli.console import plain_table, print_json, stdout_console
+from bench.cli.console import print_json
 from bench.cli.sweep import run_all, say_plan
 from bench.core import spec
 from bench.core.errors import UsageError
 from bench.core.files import check_writable
-from bench.core.units import format_bytes, format_rate, format_seconds
+from bench.core.units import format_bytes, format_seconds
 from bench.extensions.predict.asynchronous import AsyncPrediction
 from bench.extensions.predict.calibration import Calibration
 from bench.extensions.predict.options import TABLE, Losses, PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.ranking import (
-    MOST_TRIED,
-    Curve,
     dense_on_each_collective,
     fastest,
+    heading,
     on_each_collective,
-    parse_sweep,
-    parse_world_sizes,
-    ranked,
-    regimes,
-    sweep,
+    print_table,
 )
-from bench.extensions.predict.request import (
-    BASELINE,
-    PredictionRequest,
-    check,
-    columns,
-    request_columns,
-    request_from_options,
-)
-from bench.extensions.predict.time_to_target import needed_steps, with_losses
+from bench.extensions.predict.request import BASELINE, PredictionRequest, columns, request_from_options
 from bench.extensions.predict.validation import (
-    NOT_CHECKED,
     ValidationCell,
     as_rows,
     cells_of,
@@ -52,7 +48,6 @@ from bench.extensions.predict.validation import (
     finished_runs,
     latency_note,
     notes,
-    range_notes,
     with_validated,
     write_table,
 )
@@ -60,23 +55,35 @@ from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweep_file import plan_runs, read_sweep
 from bench.launch.sweep_state import SweepState
 from bench.report import store
+from bench.report.store import Row, Run, collect_runs, one_per_seed
 from compressors.base import Compressor
 
-MAP_POINTS_PER_DECADE = 3
-# Columns that a sweep over link rates sets.
-SWEPT = ("uplink_bps", "downlink_bps")
+# Columns in which measured runs must agree with the calibration.
+_CALIBRATED = ("model", "dataset", "optimizer", "batch_size")
+# Columns in which runs with the same number of ranks must not differ.
+_SAME_SETTINGS = ("lr", "lr_scaling", "schedule", "warmup_epochs", "augment", "amp", "train_size", "holdout_size")
+# Times as long with losses as without, from which on training practically never ends.
+_HOPELESS = 1e4
+SECONDS_PER_HOUR = 3600.0
 
 
 def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Path], *, as_json: bool) -> None:
-    """Print the prediction for one compressor at one link rate, with its fastest collective unless one is given."""
-    ways = on_each_collective(known, request_from_options(options))
-    best = fastest(known, ways)
+    """Print the prediction for one compressor on given links, with its fastest collective unless one is given.
+
+    Args:
+        known: the calibration.
+        options: the options of `bench predict`.
+        steps_from: folders or CSV files of runs whose numbers of steps give the time to their target; may be empty.
+        as_json: True to print JSON for programs; False to print lines for people.
+    """
+    requests = on_each_collective(known, request_from_options(options))
+    best = fastest(known, requests)
     checked, prediction = best.request, best.prediction
     said = [*notes(known, checked), *latency_note(options, checked)]
-    if checked != ways[0]:
+    if checked != requests[0]:
         said.append(
-            f"The fastest of {len(ways)} collectives is shown; bench run takes {ways[0].collective} unless you add "
-            f"--collective {checked.collective}"
+            f"The fastest of {len(requests)} collectives is shown; bench run takes {requests[0].collective} unless you "
+            f"add --collective {checked.collective}"
         )
     row = columns(checked, prediction, known)
     if steps_from:
@@ -87,14 +94,20 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     if as_json:
         print_json(row | {"notes": said})
         return
-    print(_heading(checked))
+    print(heading(checked))
     for name, text in _lines(checked, prediction, row).items():
         print(f"  {name:<20} {text}")
     print(*said, sep="\n")
 
 
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
-    """Add the time to the target to the row; return a sentence on its basis, or on why the time is unknown."""
+    """Add the time to the target to the row; return a sentence that says what this time is based on.
+
+    If the time is unknown, it is None, and the sentence says why.
+
+    Raises:
+        UsageError: ranks do not wait for each other, or see `needed_steps`.
+    """
     if not checked.waits:
         raise UsageError("--steps-from needs a strategy whose ranks wait for each other; leave out --strategy")
     needed = needed_steps(store.read(paths), known, checked.compressor, checked.world_size)
@@ -168,176 +181,169 @@ def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, An
     return lines
 
 
-def _heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
-    """Return one line that describes the predicted job; with `of_all`, without the compressor."""
-    where = checked.collective if checked.waits else checked.strategy
-    pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
-    rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
-    if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
-        rate += " on the slowest link"
-    latency = max(host.latency_s for host in checked.hosts)
-    parts = [
-        pair,
-        f"{checked.world_size} ranks",
-        f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
-        f"latency {format_seconds(latency)}" if latency else "",
-        f"a straggler ({checked.straggler_text})" if checked.straggler_text else "",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NeededSteps:
+    """The number of steps that a configuration needs to its target.
+
+    Attributes:
+        steps: median over seeds, with those that missed the target or diverged counted as infinite; None if unknown.
+        said: one sentence that says what the number is based on, or why it is unknown.
+        of_epochs: True if a run's length was given in epochs, so its compressor may have sent more in early epochs.
+    """
+
+    steps: float | None
+    said: str
+    of_epochs: bool = False
+
+
+def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str, world_size: int) -> NeededSteps:
+    """Return the number of steps that a compressor needs to reach the target accuracy with ``world_size`` ranks.
+
+    The number of steps depends on the global batch, so it is known for the numbers of ranks that were measured. Between
+    two of these it is interpolated linearly in the logarithms; outside them it is unknown.
+
+    Args:
+        rows: every evaluation of the measured runs, as in `metrics.csv`.
+        calibration: gives model, data set, optimizer and batch size.
+        compressor: the compressor's shortest text.
+        world_size: number of ranks of the predicted job.
+
+    Raises:
+        UsageError: the runs have several targets, or those with the same number of ranks differ in their settings.
+    """
+    wanted = {name: getattr(calibration, name) for name in _CALIBRATED}
+    wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
+    counted = [
+        run
+        for run in collect_runs(rows)
+        if all(run[name] == value for name, value in wanted.items())
+        and (run.ended_well or run.diverged)
+        and run["target_accuracy"] is not None
+        # A run that was resumed with another number of ranks starts a new count of its steps, so it is left out.
+        and len({row["world_size"] for row in run.rows}) <= 1
     ]
-    return ", ".join(filter(None, parts))
-
-
-def _print_table(rows: Sequence[Mapping[str, str]], *, left: Collection[str]) -> None:
-    """Print rows (cells by heading) as a table; the columns in `left` are aligned left, the others right."""
-    table = plain_table()
-    for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading in left else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    stdout_console().print(table)
-
-
-def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: bool) -> None:
-    """Print the predictions for all calibrated compressors at one link rate, the fastest first."""
-    job = request_from_options(options)
-    ways, left_out = ranked(known, job)
-    dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
-    rows = [
-        columns(way.request, way.prediction, known)
-        | ({"times_as_fast": way.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
-        for way in ways
-    ]
-    said = [*dict.fromkeys(note for way in ways for note in notes(known, way.request, range_too=False))]
-    said += [*range_notes(known, [way.request for way in ways]), *latency_note(options, ways[0].request)]
-    if not job.collective and job.waits and job.world_size > MOST_TRIED:
-        said.append(f"With more than {MOST_TRIED} ranks, each compressor uses the collective that a run would choose")
-    said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
-    if as_json:
-        print_json({"ranking": rows, "notes": said})
-        return
-    print(_heading(ways[0].request, of_all=True))
-    cells = [
-        {
-            "compressor": escape(row["compressor"]),
-            "collective": escape(row["collective"]),
-            "step": format_seconds(row["step_time_s"]),
-            **({"vs bf16": f"{row['times_as_fast']:.2f}x"} if dense else {}),
-            "sent per rank": format_bytes(row["payload_bytes_per_step"]),
-            "bound by": row["bound_by"],
-        }
-        for row in rows
-    ]
-    _print_table(cells, left=("compressor", "collective", "bound by"))
-    print(*said, sep="\n")
-
-
-def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Print the predictions for one compressor, and for dense 16-bit gradients, over a range of link rates."""
-    rates = parse_sweep(text)
-    checked = check(options, known)
-    curve = sweep(known, request_from_options(options), rates)
-    said = list(dict.fromkeys(said for way in (curve.pair[0], curve.pair[-1]) for said in notes(known, way.request)))
-    said += [*latency_note(options, checked), *_verdict(checked, curve)]
-    points = list(zip(curve.rates_bps, curve.pair, curve.dense, strict=True))
-    if as_json:
-        rows = [
-            {
-                "bandwidth_bps": rate,
-                "step_time_s": pair.prediction.step_time_s,
-                "exposed_s": pair.prediction.exposed_s,
-                "payload_bytes_per_step": pair.prediction.payload_bytes_per_step,
-                "bound_by": pair.prediction.bound_by,
-                "collective": pair.request.collective,
-                "dense_step_time_s": dense.prediction.step_time_s,
-                "dense_collective": dense.request.collective,
-            }
-            for rate, pair, dense in points
-        ]
-        same = request_columns(checked, known, without=SWEPT)
-        print_json({**same, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
-        return
-    where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
-    print(f"{checked.compressor}, {checked.world_size} ranks, compared with dense bf16 on {where}")
-    cells = [
-        {
-            "bandwidth": format_rate(rate),
-            "step": format_seconds(pair.prediction.step_time_s),
-            "collective": pair.request.collective,
-            "bound by": pair.prediction.bound_by,
-            "dense bf16": format_seconds(dense.prediction.step_time_s),
-            "vs bf16": f"{dense.prediction.step_time_s / pair.prediction.step_time_s:.2f}x",
-        }
-        for rate, pair, dense in points
-    ]
-    _print_table(cells, left=("collective", "bound by"))
-    print(*said, sep="\n")
-
-
-def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
-    """Return a sentence that says at which rates the pair is faster than dense 16-bit gradients."""
-    if checked.compressor == BASELINE:
-        return []
-    it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
-    if all(curve.pays):
-        return [f"{it} over the whole range"]
-    if not any(curve.pays):
-        return [
-            "16 bits are faster over the whole range"
-            if checked.compressor == "none"
-            else "compression does not pay anywhere in the range"
-        ]
-    first, *others = map(format_rate, curve.break_even_bps)
-    between = [f"between {low} and {high}" for low, high in itertools.pairwise((first, *others))]
-    stretches = [f"below {first}", *between, f"above {(first, *others)[-1]}"]
-    return [f"{it} {', and '.join(stretches[0 if curve.pays[0] else 1 :: 2])}"]
-
-
-def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Print the fastest pair of compressor and collective at each link rate, and at each number of ranks in `text`."""
-    rates_text, comma, sizes_text = text.partition(",")
-    if comma:
-        _check_map(options, text)
-    if options.collective:
-        raise UsageError(
-            f"--sweep tries all collectives; name a --compressor, or leave out --collective {options.collective}"
+    runs, _ = one_per_seed(counted)
+    if not runs:
+        return NeededSteps(
+            steps=None,
+            said=f"no time to target: no run with {compressor} on {calibration.model}, {calibration.dataset}, "
+            f"{calibration.optimizer} and batches of {calibration.batch_size} had a target and ended",
         )
-    checked = check(dataclasses.replace(options, compressor=BASELINE), known)
-    jobs = [checked]
-    if comma:
-        sizes = parse_world_sizes(sizes_text.partition("=")[2])
-        jobs = [dataclasses.replace(checked, hosts=checked.hosts[:1] * size) for size in sizes]
-    found = regimes(known, jobs, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE))
-    beyond = sum(each.outside is not None for each in found)
-    said = [*notes(known, checked, range_too=False), *latency_note(options, checked)]
-    if beyond:
-        said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
-    if as_json:
-        same = request_columns(checked, known, without=(*SWEPT, "compressor", "collective", "world_size", "hosts"))
-        cells = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]
-        print_json({**same, "regimes": cells, "notes": said})
-        return
-    rows: dict[float, dict[str, str]] = {}
-    for each in found:
-        row = rows.setdefault(each.bandwidth_bps, {"bandwidth": format_rate(each.bandwidth_bps)})
-        row[f"{each.world_size} ranks"] = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
-    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
-    _print_table(list(rows.values()), left=[f"{each.world_size} ranks" for each in found])
-    print(*said, sep="\n")
+    target, *others = sorted({run["target_accuracy"] for run in runs})
+    if others:
+        listed = ", ".join(map(str, (target, *others)))
+        raise UsageError(f"the runs have the targets {listed}; give only runs with one target")
+    by_size: dict[int, list[Run]] = {}
+    for run in runs:
+        by_size.setdefault(run["world_size"], []).append(run)
+    for (ranks, of_size), name in itertools.product(by_size.items(), _SAME_SETTINGS):
+        if len(values := list(dict.fromkeys(run[name] for run in of_size))) > 1:
+            raise UsageError(
+                f"the runs with {ranks} ranks differ in {name} ({', '.join(map(str, values))}); give only runs with "
+                f"the same {name}"
+            )
+    medians = {
+        ranks: statistics.median(
+            min((row["step"] for row in run.rows if row["time_to_target_s"] is not None), default=math.inf)
+            for run in of_size
+        )
+        for ranks, of_size in sorted(by_size.items())
+    }
+    sizes = list(medians)
+    around = [size for size in sizes if size < world_size][-1:] + [size for size in sizes if size > world_size][:1]
+    steps: float | None = None
+    if world_size in medians and math.isinf(medians[world_size]):
+        said = f"no time to target: most of {len(by_size[world_size])} run(s) missed {target:.1%}"
+    elif world_size in medians:
+        steps = medians[world_size]
+        said = f"steps to {target:.1%}: median of {len(by_size[world_size])} run(s) with {world_size} ranks"
+    elif len(around) < 2 or any(math.isinf(medians[size]) for size in around):
+        said = (
+            f"no time to target: steps to {target:.1%} were measured with {', '.join(map(str, sizes))} ranks, which "
+            f"does not tell what {world_size} would need"
+        )
+    else:
+        low, high = around
+        share = math.log(world_size / low) / math.log(high / low)
+        steps = medians[low] * (medians[high] / medians[low]) ** share
+        said = f"steps to {target:.1%}: interpolated between {low} and {high} ranks"
+    return NeededSteps(steps=steps, said=said, of_epochs=any(run["steps"] is None for run in runs))
 
 
-def _check_map(options: PredictConfig, text: str) -> None:
-    if text.partition(",")[2].partition("=")[0].strip() != "world_size":
-        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
-    set_by_map = (
-        "compressor", "collective", "strategy", "straggler", "world_size", "hosts", "ranks_per_host", "cluster_file",
-    )  # fmt: skip
-    plain = PredictConfig()
-    if given := [option.flag_name for option in PredictConfig.options() if option.name in set_by_map and
-                 getattr(options, option.name) != getattr(plain, option.name)]:  # fmt: skip
-        raise UsageError(f"a map tries all pairs on equal hosts with one rank each; leave out {', '.join(given)}")
+def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> float:
+    """Return the expected training time with losses of hosts / the training time without losses.
+
+    Args:
+        losses_per_s: number of losses per second among all hosts together.
+        checkpoint_s: seconds of training from one checkpoint to the next; a loss discards the training since the last
+            checkpoint.
+        restart_s: seconds from a loss until training continues; another loss in this time starts the restart again.
+
+    Returns:
+        At least 1; infinite if it is too large for a float.
+    """
+    per_checkpoint = losses_per_s * checkpoint_s
+    try:
+        return math.expm1(per_checkpoint) / per_checkpoint * math.exp(losses_per_s * restart_s)
+    except OverflowError:
+        return math.inf
+
+
+def with_losses(
+    losses: Losses, request: PredictionRequest, prediction: Prediction, time_to_target_s: float | None
+) -> dict[str, Any]:
+    """Return columns with the expected times if hosts fail at random.
+
+    Args:
+        losses: how often each host fails, how long a restart takes, and how often checkpoints are written.
+        request: the request that was predicted.
+        prediction: the prediction without losses.
+        time_to_target_s: time to the target without losses; None if unknown.
+
+    Returns:
+        Values by column: the losses, the factor by which training takes longer, restarts per hour, and seconds to the
+        target with losses, which is None if `time_to_target_s` is None.
+
+    Raises:
+        UsageError: ranks do not wait for each other, or training would practically never end.
+    """
+    if not request.waits:
+        raise UsageError("--losses needs a strategy whose ranks wait for each other; leave out --strategy")
+    losses_per_s = len(request.hosts) / losses.every_s
+    checkpoint_s = losses.checkpoint_steps * prediction.step_time_s
+    times = stretch(losses_per_s=losses_per_s, checkpoint_s=checkpoint_s, restart_s=losses.restart_s)
+    if times > _HOPELESS:
+        raise UsageError(
+            f"with a loss every {format_seconds(1 / losses_per_s)} among {len(request.hosts)} hosts, checkpoints that "
+            f"are {format_seconds(checkpoint_s)} apart are hardly ever reached; give fewer steps or a shorter restart"
+        )
+    to_target_s = time_to_target_s
+    if time_to_target_s:
+        rest_s = time_to_target_s % checkpoint_s  # since the last checkpoint
+        to_target_s = (time_to_target_s - rest_s) * times
+        if rest_s:
+            to_target_s += rest_s * stretch(losses_per_s=losses_per_s, checkpoint_s=rest_s, restart_s=losses.restart_s)
+    return {
+        "losses": str(losses),
+        "times_as_long_with_losses": times,
+        "restarts_per_hour": losses_per_s * SECONDS_PER_HOUR,
+        "time_to_target_with_losses_s": to_target_s,
+    }
 
 
 def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path | None, *, as_json: bool) -> None:
-    """Predict all configurations of a sweep file, then run those that have no result yet, and compare both."""
+    """Predict all configurations of a sweep file, run those that have no result yet, and print a comparison.
+
+    The comparison is also added to the calibration file and written to a CSV file.
+
+    Args:
+        known: the calibration of this machine.
+        path: file of the calibration.
+        file: the sweep file.
+        runs: folder of its runs.
+        table: the CSV file; None for a file in the folder of runs.
+        as_json: True to print JSON for programs; False to print a table for people.
+    """
     check_machine(known)
     again = f"to run them again, remove their folders from {runs}"
     with ForkServer(TRAIN) as server:
@@ -354,7 +360,7 @@ def validate(known: Calibration, path: Path, file: Path, runs: Path, table: Path
 
 
 def compare_with_finished(known: Calibration, path: Path, folder: Path, table: Path | None, *, as_json: bool) -> None:
-    """Predict the configurations of finished runs, and compare predictions and measurements."""
+    """Predict the configurations of the finished runs in a folder, and compare them as `validate` does."""
     table = table or folder / TABLE
     for kept in (path, table):
         check_writable(kept)
@@ -391,6 +397,6 @@ def _keep_compared(
         }
         for row in rows
     ]
-    _print_table(shown, left=("configuration", "bound by"))
+    print_table(shown, left=("configuration", "bound by"))
     if middle is not None and most is not None:
         print(f"error of the step time: median {middle:.1%}, 90th percentile {most:.1%}, {len(errors)} configurations")

@@ -256,11 +256,6 @@ class Calibration:
             raise ValueError("the buckets and the measurements of the buckets do not match")
 
     @property
-    def was_disturbed(self) -> bool:
-        """Return whether the single rank waited for its core for more than a tenth of its compute time."""
-        return self.threads == 1 and self.crowds[0].computed_s > 1.1 * self.computed_s
-
-    @property
     def computed_s(self) -> float:
         """Return the seconds from the start of a step to the end of backward."""
         return self.batch_s + self.forward_s + self.backward_s

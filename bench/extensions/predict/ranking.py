@@ -1,39 +1,63 @@
-"""Search for the fastest pair of compressor and collective: on given links, by link rate, and by number of ranks."""
+"""Search for the fastest pair of compressor and collective, and print it: on given links, by link rate, and by ranks.
+
+`bench predict` ranks all compressors on given links, compares one compressor with dense gradients over a range of link
+rates (a curve), or shows the fastest pair at each rate and number of ranks (a map).
+"""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
+from rich.markup import escape
 
+from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core import registry, spec
 from bench.core.errors import UsageError
-from bench.core.units import parse_rate
+from bench.core.units import format_bytes, format_rate, format_seconds, parse_rate
 from bench.extensions.predict.calibration import Calibration
+from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.request import BASELINE, PredictionRequest, check_predictable, check_request, predicted
-from bench.extensions.predict.validation import outside
+from bench.extensions.predict.request import (
+    BASELINE,
+    PredictionRequest,
+    check,
+    check_predictable,
+    check_request,
+    columns,
+    predicted,
+    request_columns,
+    request_from_options,
+)
+from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
 
 # Largest number of ranks for which all collectives are tried; with more, only the one that a run would choose.
 MOST_TRIED = 64
+POINTS_PER_DECADE, MAP_POINTS_PER_DECADE = 6, 3
+# Largest number of ranks in a map, which needs hundreds of predictions.
+MOST_RANKS = 1024
+# Columns that a sweep over link rates sets.
+SWEPT = ("uplink_bps", "downlink_bps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedPair:
-    """One pair and its predicted step."""
+    """A pair of compressor and collective, named by a request, and the step that is predicted with it."""
 
     request: PredictionRequest
     prediction: Prediction
 
 
 def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return requests for the compressor on each collective that it can use; the default collective of a run is first.
+    """Return a request for each collective that the compressor can use; that of a run's default collective is first.
 
-    If `request` names a collective, only that one is used.
+    If `request` names a collective, or ranks do not wait for each other, or there are more than `MOST_TRIED` ranks, the
+    list has one request only.
 
     Raises:
         UsageError: see `check_request`.
@@ -45,7 +69,7 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
 
 
 def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return `on_each_collective` for dense 16-bit gradients.
+    """Return the requests of `on_each_collective` for dense 16-bit gradients on the same ranks and links.
 
     Raises:
         UsageError: dense 16-bit gradients are not calibrated.
@@ -53,37 +77,17 @@ def dense_on_each_collective(calibration: Calibration, request: PredictionReques
     return on_each_collective(calibration, dataclasses.replace(request, compressor=BASELINE, collective=""))
 
 
-def fastest(calibration: Calibration, ways: Sequence[PredictionRequest]) -> PredictedPair:
-    """Return the fastest of the requests from `on_each_collective`; the first one if several are equally fast."""
-    each = [PredictedPair(request=way, prediction=predicted(calibration, way)) for way in ways]
-    return max(each, key=lambda way: way.prediction.samples_per_s)
-
-
-def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[PredictedPair], dict[str, str]]:
-    """Return each calibrated compressor on its fastest collective, and the reasons why others are left out.
-
-    The fastest compressor is first.
-
-    Raises:
-        UsageError: no compressor can be predicted.
-    """
-    found, refused = [], {}
-    for name in calibration.encoded:
-        try:
-            ways = on_each_collective(calibration, dataclasses.replace(request, compressor=name))
-        except UsageError as reason:
-            refused[name] = str(reason)
-        else:
-            found.append(fastest(calibration, ways))
-    if not found:
-        raise UsageError(next(iter(refused.values())))
-    return sorted(found, key=lambda way: -way.prediction.samples_per_s), refused
+def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
+    """Predict all requests, and return the one with the most samples per second; the first of several equally fast."""
+    each = [PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests]
+    return max(each, key=lambda pair: pair.prediction.samples_per_s)
 
 
 def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[PredictionRequest]:
-    """Yield all possible pairs for this number of ranks, including a collective with a hierarchy of hosts.
+    """Yield a request for every possible pair of these compressors and all collectives, on the same ranks and links.
 
-    `native` is left out; `ring` represents it.
+    If hosts have several ranks, a collective with a hierarchy of hosts is included. `native` is left out, because
+    `ring` sends the same messages.
     """
     names = [*registry.entries("collectives")]
     if 1 < request.ranks_per_host < request.world_size:
@@ -103,48 +107,130 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
                 yield dataclasses.replace(request, compressor=name_of_compressor, collective=name)
 
 
-POINTS_PER_DECADE = 6
+def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[PredictedPair], dict[str, str]]:
+    """Return each calibrated compressor on its fastest collective, the fastest pair first.
+
+    The second value has the reasons why compressors are left out, by compressor.
+
+    Raises:
+        UsageError: no compressor can be predicted.
+    """
+    found, refused = [], {}
+    for name in calibration.encoded:
+        try:
+            requests = on_each_collective(calibration, dataclasses.replace(request, compressor=name))
+        except UsageError as reason:
+            refused[name] = str(reason)
+        else:
+            found.append(fastest(calibration, requests))
+    if not found:
+        raise UsageError(next(iter(refused.values())))
+    return sorted(found, key=lambda pair: -pair.prediction.samples_per_s), refused
+
+
+def heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
+    """Return one line that describes the predicted job; with `of_all`, without the compressor."""
+    where = checked.collective if checked.waits else checked.strategy
+    pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
+    rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
+    if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
+        rate += " on the slowest link"
+    latency = max(host.latency_s for host in checked.hosts)
+    parts = [
+        pair,
+        f"{checked.world_size} ranks",
+        f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
+        f"latency {format_seconds(latency)}" if latency else "",
+        f"a straggler ({checked.straggler_text})" if checked.straggler_text else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def print_table(rows: Sequence[Mapping[str, str]], *, left: Collection[str]) -> None:
+    """Print rows (cells by heading) as a table; the columns in `left` are aligned left, the others right."""
+    table = plain_table()
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in left else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    stdout_console().print(table)
+
+
+def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: bool) -> None:
+    """Print the predictions for all calibrated compressors on the same links, the fastest first."""
+    job = request_from_options(options)
+    found, left_out = ranked(known, job)
+    dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
+    rows = [
+        columns(pair.request, pair.prediction, known)
+        | ({"times_as_fast": pair.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
+        for pair in found
+    ]
+    said = [*dict.fromkeys(note for pair in found for note in notes(known, pair.request, range_too=False))]
+    said += [*range_notes(known, [pair.request for pair in found]), *latency_note(options, found[0].request)]
+    if not job.collective and job.waits and job.world_size > MOST_TRIED:
+        said.append(f"With more than {MOST_TRIED} ranks, each compressor uses the collective that a run would choose")
+    said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    if as_json:
+        print_json({"ranking": rows, "notes": said})
+        return
+    print(heading(found[0].request, of_all=True))
+    cells = [
+        {
+            "compressor": escape(row["compressor"]),
+            "collective": escape(row["collective"]),
+            "step": format_seconds(row["step_time_s"]),
+            **({"vs bf16": f"{row['times_as_fast']:.2f}x"} if dense else {}),
+            "sent per rank": format_bytes(row["payload_bytes_per_step"]),
+            "bound by": row["bound_by"],
+        }
+        for row in rows
+    ]
+    print_table(cells, left=("compressor", "collective", "bound by"))
+    print(*said, sep="\n")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Steps of a pair and of dense gradients at several link rates.
+    """Steps of one compressor and of dense gradients at several link rates.
 
     Attributes:
         rates_bps: rates of all links in bits per second, ascending.
         pair: at each rate, the step of the requested compressor, on the named collective or on the fastest one.
         dense: at each rate, the step of dense 16-bit gradients on the fastest collective.
+        pays: at each rate, True if the step of the compressor is shorter than that of dense gradients.
         break_even_bps: interpolated rates at which both steps take equally long.
     """
 
     rates_bps: list[float]
     pair: list[PredictedPair]
     dense: list[PredictedPair]
+    pays: list[bool]
     break_even_bps: list[float]
-
-    @property
-    def pays(self) -> list[bool]:
-        """Return for each rate whether the pair is faster than dense gradients."""
-        both = zip(self.pair, self.dense, strict=True)
-        return [pair.prediction.step_time_s < dense.prediction.step_time_s for pair, dense in both]
 
 
 def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Sequence[float]) -> Curve:
-    """Predict the steps of a compressor and of dense gradients at every rate.
+    """Predict the steps of a compressor and of dense gradients at every rate of all links, in bits per second.
 
     Raises:
         UsageError: see `check_request` and `PredictionRequest.at_rate`; or dense 16-bit gradients are not calibrated.
     """
     pair, dense = (
-        [fastest(calibration, [way.at_rate(rate) for way in ways]) for rate in rates_bps]
-        for ways in (on_each_collective(calibration, request), dense_on_each_collective(calibration, request))
+        [fastest(calibration, [each.at_rate(rate) for each in requests]) for rate in rates_bps]
+        for requests in (on_each_collective(calibration, request), dense_on_each_collective(calibration, request))
     )
-    times_s = ([each.prediction.step_time_s for each in ways] for ways in (pair, dense))
-    ratios = np.log([of_pair / of_dense for of_pair, of_dense in zip(*times_s, strict=True)])
-    logs = np.log(rates_bps)
+    times_s, dense_s = ([each.prediction.step_time_s for each in of_all] for of_all in (pair, dense))
+    both = list(zip(times_s, dense_s, strict=True))
+    ratios, logs = np.log([of_pair / of_dense for of_pair, of_dense in both]), np.log(rates_bps)
     crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))
     at = [logs[i] + (logs[i + 1] - logs[i]) * ratios[i] / (ratios[i] - ratios[i + 1]) for i in crossings]
-    return Curve(rates_bps=list(rates_bps), pair=pair, dense=dense, break_even_bps=np.exp(at).tolist())
+    return Curve(
+        rates_bps=list(rates_bps),
+        pair=pair,
+        dense=dense,
+        pays=[of_pair < of_dense for of_pair, of_dense in both],
+        break_even_bps=np.exp(at).tolist(),
+    )
 
 
 def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
@@ -164,8 +250,65 @@ def parse_sweep(text: str, per_decade: int = POINTS_PER_DECADE) -> list[float]:
     return [float(rate) for rate in np.geomspace(low, high, points)]
 
 
-# Largest number of ranks in a map, which needs hundreds of predictions.
-MOST_RANKS = 1024
+def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
+    """Print the predictions for one compressor, and for dense 16-bit gradients, over a range of link rates."""
+    rates = parse_sweep(text)
+    checked = check(options, known)
+    curve = sweep(known, request_from_options(options), rates)
+    said = list(dict.fromkeys(said for pair in (curve.pair[0], curve.pair[-1]) for said in notes(known, pair.request)))
+    said += [*latency_note(options, checked), *_verdict(checked, curve)]
+    points = list(zip(curve.rates_bps, curve.pair, curve.dense, strict=True))
+    if as_json:
+        rows = [
+            {
+                "bandwidth_bps": rate,
+                "step_time_s": pair.prediction.step_time_s,
+                "exposed_s": pair.prediction.exposed_s,
+                "payload_bytes_per_step": pair.prediction.payload_bytes_per_step,
+                "bound_by": pair.prediction.bound_by,
+                "collective": pair.request.collective,
+                "dense_step_time_s": dense.prediction.step_time_s,
+                "dense_collective": dense.request.collective,
+            }
+            for rate, pair, dense in points
+        ]
+        same = request_columns(checked, known, without=SWEPT)
+        print_json({**same, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        return
+    where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
+    print(f"{checked.compressor}, {checked.world_size} ranks, compared with dense bf16 on {where}")
+    cells = [
+        {
+            "bandwidth": format_rate(rate),
+            "step": format_seconds(pair.prediction.step_time_s),
+            "collective": pair.request.collective,
+            "bound by": pair.prediction.bound_by,
+            "dense bf16": format_seconds(dense.prediction.step_time_s),
+            "vs bf16": f"{dense.prediction.step_time_s / pair.prediction.step_time_s:.2f}x",
+        }
+        for rate, pair, dense in points
+    ]
+    print_table(cells, left=("collective", "bound by"))
+    print(*said, sep="\n")
+
+
+def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
+    """Return a sentence that says at which rates the pair is faster than dense 16-bit gradients."""
+    if checked.compressor == BASELINE:
+        return []
+    it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
+    if all(curve.pays):
+        return [f"{it} over the whole range"]
+    if not any(curve.pays):
+        return [
+            "16 bits are faster over the whole range"
+            if checked.compressor == "none"
+            else "compression does not pay anywhere in the range"
+        ]
+    first, *others = map(format_rate, curve.break_even_bps)
+    between = [f"between {low} and {high}" for low, high in itertools.pairwise((first, *others))]
+    stretches = [f"below {first}", *between, f"above {(first, *others)[-1]}"]
+    return [f"{it} {', and '.join(stretches[0 if curve.pays[0] else 1 :: 2])}"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,6 +319,7 @@ class Regime:
         bandwidth_bps: the rate of all links in bits per second.
         dense_step_time_s: seconds of a step with dense 16-bit gradients on their fastest collective.
         outside: reason why the prediction is outside the validated range; None if it is inside.
+        speedup: dense_step_time_s / step_time_s.
     """
 
     bandwidth_bps: float
@@ -185,11 +329,7 @@ class Regime:
     step_time_s: float
     dense_step_time_s: float
     outside: str | None
-
-    @property
-    def speedup(self) -> float:
-        """Return the speed-up over dense gradients."""
-        return self.dense_step_time_s / self.step_time_s
+    speedup: float
 
 
 def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_bps: Sequence[float]) -> list[Regime]:
@@ -209,6 +349,7 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
         for rate in rates_bps:
             times_s = {pair: predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried}
             best = min(times_s, key=times_s.__getitem__)  # the first of equals, which is dense
+            dense_s = min(times_s[pair] for pair in tried if pair.compressor == BASELINE)
             found.append(
                 Regime(
                     bandwidth_bps=rate,
@@ -216,8 +357,9 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
                     compressor=best.compressor,
                     collective=best.collective,
                     step_time_s=times_s[best],
-                    dense_step_time_s=min(times_s[pair] for pair in tried if pair.compressor == BASELINE),
+                    dense_step_time_s=dense_s,
                     outside=outside(calibration, best.at_rate(rate)),
+                    speedup=dense_s / times_s[best],
                 )
             )
     return found
@@ -236,3 +378,45 @@ def parse_world_sizes(text: str) -> list[int]:
     while 2 * sizes[-1] < int(last):
         sizes.append(2 * sizes[-1])
     return [*sizes, int(last)]
+
+
+def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
+    """Print the fastest pair of compressor and collective at each link rate, and at each number of ranks in `text`."""
+    rates_text, comma, sizes_text = text.partition(",")
+    variable, _, sizes = sizes_text.partition("=")
+    if comma and variable.strip() != "world_size":
+        raise UsageError(f"--sweep '{text}' is not possible; write it like bandwidth=1mbit..10gbit,world_size=2..64")
+    set_by_map = (
+        "compressor", "collective", "strategy", "straggler", "world_size", "hosts", "ranks_per_host", "cluster_file",
+    )  # fmt: skip
+    given = [
+        option.flag_name
+        for option in PredictConfig.options()
+        if option.name in set_by_map and getattr(options, option.name) != option.default
+    ]
+    if comma and given:
+        raise UsageError(f"a map tries all pairs on equal hosts with one rank each; leave out {', '.join(given)}")
+    if options.collective:
+        raise UsageError(
+            f"--sweep tries all collectives; name a --compressor, or leave out --collective {options.collective}"
+        )
+    checked = check(dataclasses.replace(options, compressor=BASELINE), known)
+    jobs = [checked]
+    if comma:
+        jobs = [dataclasses.replace(checked, hosts=checked.hosts[:1] * size) for size in parse_world_sizes(sizes)]
+    found = regimes(known, jobs, parse_sweep(rates_text, per_decade=MAP_POINTS_PER_DECADE))
+    beyond = sum(each.outside is not None for each in found)
+    said = [*notes(known, checked, range_too=False), *latency_note(options, checked)]
+    if beyond:
+        said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
+    if as_json:
+        same = request_columns(checked, known, without=(*SWEPT, "compressor", "collective", "world_size", "hosts"))
+        print_json({**same, "regimes": list(map(dataclasses.asdict, found)), "notes": said})
+        return
+    rows: dict[float, dict[str, str]] = {}
+    for each in found:
+        row = rows.setdefault(each.bandwidth_bps, {"bandwidth": format_rate(each.bandwidth_bps)})
+        row[f"{each.world_size} ranks"] = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
+    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
+    print_table(list(rows.values()), left=[f"{each.world_size} ranks" for each in found])
+    print(*said, sep="\n")

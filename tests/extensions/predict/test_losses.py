@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from bench.extensions.predict.time_to_target import stretch
+from bench.extensions.predict.answers import stretch
 
 
 def drawn(losses_per_s: float, checkpoint_s: float, restart_s: float, checkpoints: int = 200_000) -> float:

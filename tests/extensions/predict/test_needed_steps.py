@@ -8,7 +8,7 @@ import pytest
 
 from bench.core.errors import UsageError
 from bench.core.schema import METRICS
-from bench.extensions.predict.time_to_target import NeededSteps, needed_steps
+from bench.extensions.predict.answers import NeededSteps, needed_steps
 from tests.extensions.predict.calibrations import calibration
 
 

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
-from bench.extensions.predict.answers import _verdict
 from bench.extensions.predict.calibrating import _measurable
 from bench.extensions.predict.calibration import (
     FRAMES,
@@ -34,7 +33,7 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.contention import crowd_at
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction, lengths_of
-from bench.extensions.predict.ranking import dense_on_each_collective, parse_sweep, sweep
+from bench.extensions.predict.ranking import _verdict, dense_on_each_collective, parse_sweep, sweep
 from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, check_request, predicted
 from bench.extensions.predict.validation import notes
 from bench.hosts.cluster import HostLink

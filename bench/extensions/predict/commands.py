@@ -1,7 +1,12 @@
-"""The command `bench predict`: predict a training step on links and with numbers of ranks that are not at hand."""
+"""The commands `bench calibrate` and `bench predict`.
+
+`bench calibrate` measures the parts of a training step on this machine. From these parts, `bench predict` computes a
+training step on links and with numbers of ranks that are not at hand.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +14,10 @@ import typer
 
 from bench.cli.commands import MODEL, Command
 from bench.cli.options import AsJson, takes
+from bench.core.config.run import OUTPUT
 from bench.core.errors import UsageError
-from bench.extensions.predict.options import TABLE, VALIDATION, WHAT, PredictConfig
+from bench.core.files import check_writable
+from bench.extensions.predict.options import TABLE, VALIDATION, WHAT, CalibrateConfig, PredictConfig
 
 if TYPE_CHECKING:
     from bench.extensions.predict.calibration import Calibration
@@ -18,7 +25,26 @@ if TYPE_CHECKING:
 CALIBRATION = Path("calibration.json")
 RUNS = Path("results/runs/predict")
 
-EXAMPLES = """[bold]Examples[/bold]
+EXAMPLES_OF_CALIBRATE = """[bold]Examples[/bold]
+
+  bench calibrate --model resnet20 --dataset synthetic --out resnet20.json
+
+  bench calibrate --model resnet18 --dataset synthetic --compressors none,bf16,topk:ratio=0.001 --out resnet18.json
+
+[bold]What is measured[/bold]
+
+  First, two processes exchange messages, which gives the cost of a message and of a byte. Then one rank runs alone. Its
+  batch, forward and update are timed, and when each of DDP's buckets is ready during backward. For every compressor,
+  the encoding and decoding of each bucket are timed, and its bytes are counted, also after entries of several ranks are
+  merged. With one thread, all these times are CPU time, which other work on the machine affects least.
+
+  Then several ranks run steps at the same time, as many ranks as cores and twice as many. This wall-clock time shows
+  how much they slow each other down. If the machine supports virtual hosts, the cost of messages between two of them is
+  measured too, including the kernel's work. Nothing else should run on the machine during these two measurements.
+
+  Finished parts are kept in FILE.parts until all are measured; after an interruption, the same command continues."""
+
+EXAMPLES_OF_PREDICT = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --compressor topk --world-size 64 --bandwidth 100mbit --latency 10ms
 
@@ -57,6 +83,43 @@ EXAMPLES = """[bold]Examples[/bold]
   least 16 steps; the step time is the mean over all steps. If steps are shorter than a 500th of the trace, one step is
   simulated for each such interval. The intervals are longer if many ranks send many messages; with thousands of ranks,
   a prediction takes minutes."""
+
+
+@takes(CalibrateConfig)
+def calibrate(
+    options: CalibrateConfig,
+    out: Annotated[Path, typer.Option(help="The file to write.", metavar="FILE", rich_help_panel=OUTPUT)] = CALIBRATION,
+) -> None:
+    """Measure the parts of a training step on this machine and write them to a file for `bench predict`."""
+    check_writable(out)
+    from bench.extensions.predict.calibrating import WORKER, KeptParts, check, execute, resolve
+    from bench.launch.jobs.fork_server import ForkServer
+    from bench.launch.refusals import without_torch
+
+    with ForkServer(WORKER) as server:
+        without_torch(check, options)
+        server.warm_up(options.threads)
+        config = server.call(resolve, options)
+        kept = KeptParts(out, config)
+        if kept.parts:
+            print(f"continuing with {len(kept.parts)} finished part(s) from {kept.path}", file=sys.stderr)
+        found = execute(config, lambda text: print(text, file=sys.stderr, flush=True), server, kept)
+    found.write(out)
+    kept.path.unlink(missing_ok=True)
+    print(f"wrote {out}", file=sys.stderr)
+    if found.cut:
+        print(
+            f"note: --budget {options.budget} was too short to repeat everything as often as planned: "
+            f"{', '.join(found.cut)}; a longer one makes predictions more precise",
+            file=sys.stderr,
+        )
+    # The single rank waited for its core for more than a tenth of its compute time.
+    if found.threads == 1 and found.crowds[0].computed_s > 1.1 * found.computed_s:
+        print(
+            "warning: other processes used the cores during the calibration, so step times of ranks that share cores "
+            "will be predicted too long; calibrate again when nothing else is running",
+            file=sys.stderr,
+        )
 
 
 @takes(PredictConfig)
@@ -111,31 +174,49 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
-    _check_together(options, sweep, steps_from, validate, runs, table)
+    if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
+        raise UsageError(f"{validate} sets what is predicted; leave out the other options that set it")
+    if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
+        raise UsageError("--sweep sets the rate of all links; leave out the other options that set it")
+    if steps_from or options.losses:
+        one = "--steps-from" if steps_from else "--losses"
+        if sweep is not None:
+            raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
+        if not options.compressor:
+            raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
+    if validate is None and (table is not None or runs != RUNS):
+        raise UsageError(f"--{'runs' if table is None else 'table'} belongs to --validate; leave it out")
+    if validate is not None and validate.is_dir() and runs != RUNS:
+        raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
+
     known = _known(options, calibration)
     calibration = calibration or CALIBRATION
     if validate is None and options.compressor and "," not in (sweep or ""):
         from bench.launch.refusals import without_torch
 
         without_torch(_check, options, known)
-    from bench.extensions.predict import answers  # imports torch
+    from bench.extensions.predict import answers, ranking  # import torch
 
     if validate is not None and validate.is_dir():
         answers.compare_with_finished(known, calibration, validate, table, as_json=as_json)
     elif validate is not None:
         answers.validate(known, calibration, validate, runs, table, as_json=as_json)
     elif sweep is None and not options.compressor:
-        answers.rank_compressors(known, options, as_json=as_json)
+        ranking.rank_compressors(known, options, as_json=as_json)
     elif sweep is None:
         answers.predict_one(known, options, steps_from or [], as_json=as_json)
     elif "," in sweep or not options.compressor:
-        answers.predict_map(known, options, sweep, as_json=as_json)
+        ranking.predict_map(known, options, sweep, as_json=as_json)
     else:
-        answers.predict_curve(known, options, sweep, as_json=as_json)
+        ranking.predict_curve(known, options, sweep, as_json=as_json)
 
 
 def _known(options: PredictConfig, path: Path | None) -> Calibration:
-    """Return the calibration, or an estimate if the time of a step is given.
+    """Return the calibration from a file, or an estimate of it if --step-time is given.
+
+    Args:
+        options: the options of `bench predict`.
+        path: the file that --calibration names; None if the option is not given.
 
     Raises:
         UsageError: there is no calibration, or it is of another model, data set or batch size than the options name.
@@ -173,34 +254,11 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
     return known
 
 
-def _check_together(
-    options: PredictConfig,
-    sweep: str | None,
-    steps_from: list[Path] | None,
-    validate: Path | None,
-    runs: Path,
-    table: Path | None,
-) -> None:
-    if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
-        raise UsageError(f"{validate} sets what is predicted; leave out the other options that set it")
-    if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
-        raise UsageError("--sweep sets the rate of all links; leave out the other options that set it")
-    if steps_from or options.losses:
-        one = "--steps-from" if steps_from else "--losses"
-        if sweep is not None:
-            raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
-        if not options.compressor:
-            raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
-    if validate is None and (table is not None or runs != RUNS):
-        raise UsageError(f"--{'runs' if table is None else 'table'} belongs to --validate; leave it out")
-    if validate is not None and validate.is_dir() and runs != RUNS:
-        raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
-
-
 def _check(options: PredictConfig, known: Calibration) -> None:
     from bench.extensions.predict.request import check
 
     check(options, known)
 
 
-COMMAND = Command(function=predict, epilog=EXAMPLES, panel=MODEL)
+CALIBRATE = Command(function=calibrate, epilog=EXAMPLES_OF_CALIBRATE, panel=MODEL)
+PREDICT = Command(function=predict, epilog=EXAMPLES_OF_PREDICT, panel=MODEL)
