@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Return the reason, as a sentence, why a compressor's work cannot be measured on one rank; None if it can."""
+    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can be."""
     from compressors.base import MultiRound, TorchHook
     from compressors.ddp.hook import OwnHook
 
@@ -90,7 +90,7 @@ _OF_A_RUN = ("model", "dataset", "data_dir", "optimizer", "batch_size", "augment
 
 
 def check(options: CalibrateConfig) -> RunConfig:
-    """Check the options and return the configuration of a run with the model to be measured.
+    """Check the options of `bench calibrate`, and return the configuration of a run that trains the same model.
 
     Raises:
         UsageError: an option is unknown, or names something that cannot be measured.
@@ -110,7 +110,7 @@ def check(options: CalibrateConfig) -> RunConfig:
 
 
 def resolve(options: CalibrateConfig) -> CalibrateConfig:
-    """Return the measurement with all defaults filled in; download the data set if it is missing.
+    """Return the options of `bench calibrate` with all defaults filled in; download the data set if it is missing.
 
     Raises:
         UsageError: an option is unknown, or names something that cannot be measured.
@@ -126,17 +126,17 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
 
 
 def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> Calibration:
-    """Measure all parts that are not in `kept` and return the calibration.
+    """Measure all parts that are not in `kept`, and return the calibration.
 
     Args:
         config: the result of `resolve`.
-        tell: called with a sentence before each part.
+        tell: called with a line of text before each part.
         server: starts the processes; must have been created with `WORKER`.
-        kept: parts measured before; each new part is added to it.
+        kept: parts that were measured before; each new part is added.
 
     Raises:
         RunFailed: a process failed or hung; the message names its log.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the measurement.
     """
     try:
         with processes.interruptible():
@@ -194,12 +194,12 @@ class KeptParts:
     """Finished parts of a measurement, kept in a file next to the calibration so that the measurement can be resumed.
 
     Args:
-        out: file of the calibration.
-        config: the result of `resolve`; parts of a measurement with other options are ignored.
+        out: file to which the calibration will be written.
+        config: the result of `resolve`; parts that were measured with other options are ignored.
 
     Attributes:
-        path: the file of the parts.
-        parts: reports of the parts, by name.
+        path: the file of the parts, `out` with ".parts" appended.
+        parts: what the worker reported of each part, by the part's name.
     """
 
     def __init__(self, out: Path, config: CalibrateConfig) -> None:
@@ -219,7 +219,7 @@ class KeptParts:
         return f"{len(written)} part(s) are kept in {self.path}; run the same command again to continue from there"
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Add a part and write the file."""
+        """Add the report of a part, with the seconds since the previous part, and write the file."""
         now = time.monotonic()
         self.parts[report["part"]] = {**report, "seconds": now - self._since}
         self._since = now
@@ -230,28 +230,26 @@ class KeptParts:
         return kept.get("parts", {}) if kept.get("of") == self._of else {}
 
     def calibration(self, config: CalibrateConfig) -> Calibration:
-        """Combine all parts into a calibration.
+        """Return the calibration that consists of all parts.
 
-        `cut` has a text for each measurement that the budget cut short: "12 of 36 steps of several ranks at once".
+        Its field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement that the budget
+        cut short.
         """
-        found = [part["found"] for part in self.parts.values()]
-
-        def each(name: str) -> list[Any]:
-            return [values[name] for values in found if name in values]
-
-        def merged(name: str) -> dict[str, Any]:
-            return {key: value for values in each(name) for key, value in values.items()}
-
-        times = itertools.chain.from_iterable(each("times"))
-        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
-        (buckets,), (among_steps_s,), (later_s,) = each("buckets"), each("among_steps_s"), each("later_s")
-        rounds = itertools.chain.from_iterable(each("crowds"))
-        messages, encoded = merged("messages"), merged("encoded")
+        found: dict[str, list[Any]] = collections.defaultdict(list)
         made, full = collections.Counter[str](), collections.Counter[str]()
         for part in self.parts.values():
+            for name, value in part["found"].items():
+                found[name].append(value)
             for name, repetitions, planned in part.get("counts", []):
                 made[name] += repetitions
                 full[name] += planned
+        times = itertools.chain.from_iterable(found["times"])
+        batch_s, forward_s, backward_s, update_s, *ready = map(statistics.median, zip(*times, strict=True))
+        (buckets,), (among_steps_s,), (later_s,) = found["buckets"], found["among_steps_s"], found["later_s"]
+        messages, encoded = (
+            {key: value for of_part in found[name] for key, value in of_part.items()}
+            for name in ("messages", "encoded")
+        )
         return Calibration.of(
             {
                 **_origin(),
@@ -271,7 +269,7 @@ class KeptParts:
                         "computed_s": statistics.fmean(each["computed_s"] for each in crowds),
                         "cpu_s": statistics.fmean(each["cpu_s"] for each in crowds),
                     }
-                    for crowds in zip(*rounds, strict=True)
+                    for crowds in zip(*itertools.chain.from_iterable(found["crowds"]), strict=True)
                 ],
                 "messages": messages,
                 "around_message_s": max(0.0, among_steps_s - messages[LOCAL]["message_s"]),

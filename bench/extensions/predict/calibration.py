@@ -1,6 +1,6 @@
-"""Calibration: the measured parts of a step on one machine, from which steps on other links are predicted.
+"""Calibration: the measured parts of a training step on one machine, from which steps on other links are predicted.
 
-`bench calibrate` writes it as JSON, and `bench predict` reads it.
+`bench calibrate` writes a calibration as JSON, and `bench predict` reads it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeafSize:
-    """One payload of a message; see `collectives.schedule.rounds.Leaf`.
+    """The size of one payload in a message.
 
     Attributes:
         nbytes: bytes of one rank's payload in packed form.
+        numel, alignment, addable, splits_blocks: as in `collectives.schedule.rounds.Leaf`.
+        wire_numel, wire_dtype: number of elements and dtype of the tensor that is sent instead of the packed form; None
+            if the payload is always packed.
     """
 
     numel: Annotated[int, Ge(0)]
@@ -47,7 +50,7 @@ class LeafSize:
 
     @classmethod
     def of(cls, leaf: Any) -> LeafSize:
-        """Return the size of a `collectives.payloads.base.Payload`."""
+        """Return the size of `leaf`, a `collectives.payloads.base.Payload`."""
         wire = leaf.wire if leaf.elementwise else None
         return cls(
             numel=leaf.numel,
@@ -62,7 +65,7 @@ class LeafSize:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearCost:
-    """CPU time of an operation on a payload or on a part of one, as a linear function of its length.
+    """CPU time of an operation on a payload or on a part of it, as a linear function of the length in bytes.
 
     Attributes:
         fixed_s: seconds that do not depend on the length.
@@ -75,17 +78,17 @@ class LinearCost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageProfile:
-    """A message as one rank passes it to a collective.
+    """Sizes and costs of one message, as a rank passes it to a collective.
 
     Attributes:
-        leaves: its payloads.
-        layers: ids of its layers, in their order in the message, which may differ from their order in the bucket.
+        leaves: sizes of the payloads in the message.
+        layers: ids of the layers in the message, in their order there, which may differ from that in the bucket.
         growth: measured pairs (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
             largest number of ranks that was measured.
-        merge: cost of adding a received payload to this rank's on the way.
-        pack_s: seconds to pack the payload into bytes.
+        merge: cost of adding a received payload to this rank's payload before it is sent on.
+        pack_s: seconds to pack the whole message into bytes.
         unpack: cost of reading a payload from bytes.
-        decode_s: seconds to add one rank's payload to a dense tensor.
+        decode_s: seconds to add one rank's payloads to a dense tensor.
     """
 
     leaves: tuple[LeafSize, ...]
@@ -104,11 +107,11 @@ class MessageProfile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedBucket:
-    """The messages that a compressor produces from a bucket, and the time that this takes.
+    """The messages that a compressor produces from a bucket of gradients, and the time that this takes.
 
     Attributes:
         work_s: seconds of work before each message, and after the last one.
-        offers: the messages.
+        offers: the messages, in the order in which they are sent.
     """
 
     work_s: tuple[Seconds, ...]
@@ -117,11 +120,11 @@ class EncodedBucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BucketParts:
-    """A bucket of gradients.
+    """A bucket of gradients, which DDP sends together.
 
     Attributes:
-        ready_s: seconds from the start of backward until the bucket is ready.
-        layers: ids of its layers, in their order in the bucket.
+        ready_s: seconds from the start of backward until all gradients of the bucket are computed.
+        layers: ids of the layers in the bucket, in their order there.
         numels: number of elements of each layer.
     """
 
@@ -132,7 +135,7 @@ class BucketParts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CpuContention:
-    """Times of a step's compute when several ranks start a step together on the same cores.
+    """Times of forward and backward when several ranks start a step together on the same cores.
 
     Attributes:
         load: number of computing threads / number of cores.
@@ -149,7 +152,7 @@ class CpuContention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCosts:
-    """Costs of messages in addition to the time on their links.
+    """Costs of messages, in addition to the time that they travel on links.
 
     Attributes:
         message_s, per_byte_s: CPU seconds of a rank for one message and for one byte, sent or received.
@@ -166,9 +169,13 @@ class MessageCosts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Validated:
-    """A configuration that was predicted and measured on the calibrated machine, whose cores all ranks shared.
+    """Predicted and measured step time of one configuration; all ranks shared the cores of the calibrated machine.
 
     Attributes:
+        compressor, collective: spec texts in their shortest form.
+        bandwidth_bps: slowest rate of any link in bits per second; None if no link is limited.
+        latency_s: longest one-way delay of any host in seconds.
+        predicted_s, measured_s: seconds of a step.
         strategy, trigger, straggler, link_trace, ranks_per_host: as in `metrics.csv`.
         error: predicted / measured - 1 of the step time.
     """
@@ -193,16 +200,17 @@ class Calibration:
     """The measured parts of a training step of one model on one machine.
 
     Attributes:
+        version: version of the file format.
         cpu, torch_version, kernels: as in `metrics.csv`.
         cores: number of cores that the ranks could use.
         model, dataset, optimizer, batch_size, augment, threads, bucket_mb: options of the run that was measured.
-        batch_s, forward_s, backward_s, update_s: seconds of one rank that has the machine to itself; CPU time with one
-            thread, wall-clock time with several.
+        batch_s, forward_s, backward_s, update_s: seconds to load a batch, to compute, and to update the parameters, for
+            one rank that has the machine to itself; CPU time with one thread, wall-clock time with several.
         buckets: the buckets in the order in which they are ready.
         encoded: the messages of each bucket, by compressor.
         crowds: times of the same step when several ranks compute at once, by ascending load. The first is of a single
             rank, and shows whether other processes disturbed the measurement.
-        messages: costs of messages, by the way that they travel.
+        messages: costs of messages, by how they travel: `LOCAL`, `FRAMES`, `SEGMENTS` or `FORWARDED`.
         around_message_s: CPU seconds of a rank for one message, sent or received, in addition to those in `messages`:
             for the work of the collective, and because all work is slower right after compute.
         crowded_wake_s: extra seconds from a message's arrival until the waiting rank continues, while the ranks of the
@@ -257,7 +265,7 @@ class Calibration:
 
     @property
     def computed_s(self) -> float:
-        """Return the seconds from the start of a step to the end of backward."""
+        """Return the seconds from the start of a step until backward has ended, for a rank alone on the machine."""
         return self.batch_s + self.forward_s + self.backward_s
 
     @property
@@ -278,7 +286,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> Calibration:
-        """Read a file that `write` wrote.
+        """Return the calibration from a file that `write` wrote.
 
         Raises:
             UsageError: the file does not exist, is not a calibration, or is of another version.
@@ -299,7 +307,11 @@ class Calibration:
 
     @classmethod
     def of(cls, values: Any, where: str = "what was measured") -> Calibration:
-        """Build a calibration from plain values, as JSON contains them.
+        """Return a calibration from plain values, as JSON contains them.
+
+        Args:
+            values: values of the fields, by name.
+            where: text that names the origin of the values in an error message.
 
         Raises:
             UsageError: the values are not those of a calibration.

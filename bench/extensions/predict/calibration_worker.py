@@ -1,8 +1,8 @@
 """Worker of `bench calibrate`: each process runs `python -m bench.extensions.predict.calibration_worker FOLDER`.
 
-The worker reads the folder's `config.json` and appends each part to `progress.jsonl` when it is measured. First two
-processes exchange messages, then rank 0 computes and encodes alone, and then all ranks run steps at the same time. The
-parts share a budget of seconds.
+The worker reads the folder's `config.json` and appends each part of the measurement to `progress.jsonl` as soon as the
+part is measured. First two processes exchange messages, then rank 0 computes and encodes alone, and then all ranks run
+steps at the same time. The parts share a budget of seconds.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -32,40 +32,26 @@ from collectives.transport.sockets import open_transport
 PRIOR_S = 3.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Allotment:
-    """The repetitions that a part may make, and the seconds it may take if a repetition's length is unknown."""
-
-    repetitions: int
-    seconds: float = math.inf
-
-
-class Measured(NamedTuple):
-    """The results of a part, as plain values.
-
-    Attributes:
-        values: fields of the calibration or parts of them, by name.
-        counts: (name of the repetitions, number made, number planned).
-    """
-
-    values: dict[str, Any]
-    counts: tuple[tuple[str, int, int], ...] = ()
+# The results of a part as plain values: fields of the calibration or parts of them, by name; and for each kind of
+# repetition (its name, number made, number planned).
+Measured: TypeAlias = tuple[dict[str, Any], list[tuple[str, int, int]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredPart:
-    """One part of the measurement and the time that it is expected to take.
+    """One part of the measurement, and the time that it is expected to take.
 
     Attributes:
         text: name of the part, shown to the user and written to the file of parts.
-        measure: measures the part; every rank must call it, or only rank 0 if `is_alone`. None: the launcher does it.
+        measure: measures the part, from the number of repetitions and the seconds that are allowed; every rank must
+            call it, or only rank 0 if `is_alone`. None if the launcher measures the part.
         once_s: seconds that do not depend on the number of repetitions.
         fixed_s: seconds of one repetition.
         full, least: number of repetitions if there is enough time, and the smallest number.
     """
 
     text: str
-    measure: Callable[[Allotment], Measured] | None = None
+    measure: Callable[[int, float], Measured] | None = None
     is_alone: bool = False
     once_s: float = 0.0
     fixed_s: float = 0.0
@@ -78,21 +64,22 @@ class MeasuredPart:
 
     @property
     def extra_s(self) -> float:
-        """Return the expected seconds of all repetitions above the least."""
+        """Return the expected seconds of all repetitions above the smallest number."""
         return self.fixed_s * (self.full - self.least)
 
 
 class Budget:
-    """Shares a limited time among the parts. Each part gets its full number of repetitions if the time is enough.
+    """Share a limited time among the parts of a measurement.
 
-    Otherwise, each part gets the same number of seconds for repetitions above the least number, but a short part never
-    more than it needs. So short measurements keep all their repetitions, and long ones, each of which averages over
-    more time already, are repeated less often. Expected times of the remaining parts are corrected by the times of the
-    finished ones, because all parts take longer while other processes use the machine.
+    Each part gets its full number of repetitions if the time is enough. Otherwise, each part gets the same number of
+    seconds for repetitions above its smallest number, but a short part never more than it needs. So short measurements
+    keep all their repetitions, and long ones, each of which averages over more time already, are repeated less often.
+    Expected times of the remaining parts are corrected by the times of the finished ones, because all parts take longer
+    while other processes use the machine.
 
     Args:
         parts: the parts in the order in which they are measured.
-        left_s: seconds for all of them.
+        left_s: seconds for all parts together.
         clock: returns the current time in seconds.
     """
 
@@ -104,14 +91,17 @@ class Budget:
         self._ends = clock() + left_s
         self._expected_s, self._took_s = 0.0, 0.0
 
-    def allot(self) -> Allotment:
-        """Return the repetitions and the seconds that the next part may take."""
+    def allot(self) -> tuple[int, float]:
+        """Return the number of repetitions that the next part may make, and the seconds that it may take.
+
+        The seconds are for a part whose repetitions are timed only while it runs.
+        """
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
             repetitions = part.full
         else:
             repetitions = part.least + int(extra_s / (self._pace * part.fixed_s))
-        return Allotment(repetitions=repetitions, seconds=self._pace * part.takes_s(part.least) + extra_s)
+        return repetitions, self._pace * part.takes_s(part.least) + extra_s
 
     @property
     def left_s(self) -> float:
@@ -120,12 +110,12 @@ class Budget:
         return sum(pace * part.takes_s(part.least) + min(extra_s, pace * part.extra_s) for part in self._rest)
 
     def made(self, repetitions: int, seconds: float) -> None:
-        """Record the repetitions and the seconds of the next part, and remove it from the remaining ones."""
+        """Record the repetitions and the seconds of the next part, and remove that part from the remaining ones."""
         self._expected_s += self._rest.pop(0).takes_s(repetitions)
         self._took_s += seconds
 
     def _extra_s(self) -> float:
-        """Return the seconds that each part may take for repetitions above the least."""
+        """Return the seconds that each part may take for repetitions above its smallest number."""
         slack_s = self._ends - self._clock() - self._pace * sum(part.takes_s(part.least) for part in self._rest)
         wanted = sorted(self._pace * part.extra_s for part in self._rest)
         for index, seconds in enumerate(wanted):
@@ -136,7 +126,7 @@ class Budget:
 
     @property
     def _pace(self) -> float:
-        """Return the seconds that parts took / the seconds that were expected; near 1 while little was measured."""
+        """Return the seconds that parts took / the seconds that were expected; close to 1 at the beginning."""
         return (self._took_s + PRIOR_S) / (self._expected_s + PRIOR_S)
 
 
@@ -151,7 +141,7 @@ MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
-    """Measure all parts that were not measured before."""
+    """Measure all parts that are not in `config.done`; every process of the job must call."""
     device = set_up_device(config.device, config.threads)
     ends = time.monotonic() + config.left_s
     number = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
@@ -169,11 +159,11 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
 
 
 class _Measurements:
-    """Make measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
+    """Measure parts one after the other; rank 0 decides how often each is repeated, and reports the results.
 
     Args:
         config: the complete configuration.
-        folder: the job's folder.
+        folder: the job's folder, to whose `progress.jsonl` rank 0 writes.
         number: number of parts that these processes measure.
     """
 
@@ -191,42 +181,39 @@ class _Measurements:
             later: the parts that the launcher measures afterwards; empty if the remaining parts are not known yet.
             ends: the time at which the budget is spent.
         """
+        is_rank_0 = dist.get_rank() == 0
         left = [part for part in (*parts, *later) if part.text not in self._config.done]
         budget = Budget(left, ends - time.monotonic())
         for part in parts:
             self._number += 1
             if part.measure is None or part.text in self._config.done:
                 continue
-            allotted = budget.allot()
-            of_rank_0 = torch.tensor([allotted.repetitions, allotted.seconds], dtype=torch.float64)
+            of_rank_0 = torch.tensor(budget.allot(), dtype=torch.float64)
             dist.broadcast(of_rank_0, 0, self._patient)
-            repetitions, seconds = of_rank_0.tolist()
-            left_s = budget.left_s if len(parts) > 1 else None  # unknown before the first part is measured
-            self._tell({"measuring": part.text, "number": self._number, "of": self._of, "left_s": left_s})
+            repetitions, seconds = int(of_rank_0[0]), float(of_rank_0[1])
+            if is_rank_0:
+                left_s = budget.left_s if len(parts) > 1 else None  # unknown before the first part is measured
+                report = {"measuring": part.text, "number": self._number, "of": self._of, "left_s": left_s}
+                append_json_line(self._folder.progress, report)
             started = time.monotonic()
-            measured = Measured({})
-            if dist.get_rank() == 0 or not part.is_alone:
-                measured = part.measure(Allotment(repetitions=int(repetitions), seconds=seconds))
-            budget.made(int(repetitions), time.monotonic() - started)
-            self._tell({"part": part.text, "found": measured.values, "counts": measured.counts})
-
-    def _tell(self, report: dict[str, Any]) -> None:
-        if dist.get_rank() == 0:
-            append_json_line(self._folder.progress, report)
+            found, counts = part.measure(repetitions, seconds) if is_rank_0 or not part.is_alone else ({}, [])
+            budget.made(repetitions, time.monotonic() - started)
+            if is_rank_0:
+                append_json_line(self._folder.progress, {"part": part.text, "found": found, "counts": counts})
 
 
-def _messages(config: CalibrateConfig, allotment: Allotment) -> Measured:
+def _messages(config: CalibrateConfig, _: int, __: float) -> Measured:
     costs = MessageCosts()
     group = dist.new_group([0, 1])
     if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
         with contextlib.closing(open_transport(group, timeout_s=config.timeout_s)) as transport:
             costs = message_costs(transport, LONG_MESSAGES)
     dist.barrier()
-    return Measured({"messages": {LOCAL: dataclasses.asdict(costs)}})
+    return {"messages": {LOCAL: dataclasses.asdict(costs)}}, []
 
 
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
-    """Return the measurements of rank 0's compute and of each compressor's work on its gradients.
+    """Return the parts that rank 0 measures alone: its compute, and each compressor's work on its gradients.
 
     Steps are timed before and after each compressor, because the machine's speed varies over time.
     """
@@ -234,33 +221,32 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
     steps_at_once = math.ceil(config.repeats / (1 + len(texts)))
     gradients = functools.cache(parts.gradients)
 
-    def steps(allotment: Allotment) -> Measured:
+    def steps(repetitions: int, _: float) -> Measured:
         buckets = [dataclasses.asdict(bucket_parts(0.0, layers)) for layers, _ in gradients()[0]]
-        times = parts.times(allotment.repetitions)
-        return Measured({"buckets": buckets, "times": times}, ((STEPS, len(times), RANKS + steps_at_once),))
+        times = parts.times(repetitions)
+        return {"buckets": buckets, "times": times}, [(STEPS, len(times), RANKS + steps_at_once)]
 
-    def encoding(text: str, allotment: Allotment) -> Measured:
-        count = steps_at_once * allotment.repetitions // config.turns
-        buckets, turns = encoded(text, gradients(), config, parts.stir, allotment.seconds - count * parts.step_s)
+    def encoding(text: str, repetitions: int, seconds: float) -> Measured:
+        count = steps_at_once * repetitions // config.turns
+        buckets, turns = encoded(text, gradients(), config, parts.stir, seconds - count * parts.step_s)
         times = parts.times(count)
         values = {"encoded": {text: [dataclasses.asdict(bucket) for bucket in buckets]}, "times": times}
-        return Measured(values, ((STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)))
+        return values, [(STEPS, len(times), steps_at_once), ("encodings", turns, config.turns)]
 
     step_s, encode_s = parts.step_s, ENCODE_S * parts.numel
     # A repetition encodes for every rank, and calls `stir` before each bucket of rank 0. The operations on messages
     # that follow take about as long as encoding, and call `stir` twice per bucket.
     turn_s = 2 * RANKS * encode_s + 3 * parts.num_buckets * parts.stir_s + steps_at_once / config.turns * step_s
-    computing = MeasuredPart(
-        text="one rank computing",
-        measure=steps,
-        is_alone=True,
-        once_s=RANKS * step_s,
-        fixed_s=step_s,
-        full=steps_at_once,
-        least=0,
-    )
     return [
-        computing,
+        MeasuredPart(
+            text="one rank computing",
+            measure=steps,
+            is_alone=True,
+            once_s=RANKS * step_s,
+            fixed_s=step_s,
+            full=steps_at_once,
+            least=0,
+        ),
         *(
             MeasuredPart(
                 text=f"encoding by {text}",
@@ -277,35 +263,36 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
 
 
 def _together(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
-    """Return the measurements of steps of one rank, of one rank per core, and of all ranks, and of their messages.
+    """Return the parts that all ranks measure together: steps of several ranks at once, and their messages.
 
-    The numbers of ranks alternate, because the machine's speed varies over time.
+    The steps are those of one rank, of one rank per core, and of all ranks. These numbers of ranks alternate, because
+    the machine's speed varies over time.
     """
     cores, most = environment.usable_cores(), dist.get_world_size()
     groups = {number: dist.new_group(list(range(number))) for number in sorted({1, min(cores, most), most})}
     everyone = cast(dist.ProcessGroup, dist.group.WORLD)
 
-    def crowds(allotment: Allotment) -> Measured:
+    def crowds(repetitions: int, _: float) -> Measured:
         found = []
-        for group in groups.values() if allotment.repetitions else ():
+        for group in groups.values() if repetitions else ():
             if isinstance(group, dist.ProcessGroup):  # on ranks outside the group, it is a number
-                found.append(dataclasses.asdict(parts.crowd(group, cores, allotment.repetitions)))
+                found.append(dataclasses.asdict(parts.crowd(group, cores, repetitions)))
             dist.barrier()
-        counts = ("steps of several ranks at once", allotment.repetitions, 1 + CROWDED_STEPS)
-        return Measured({"crowds": [found] if found else []}, (counts,))
+        counts = ("steps of several ranks at once", repetitions, 1 + CROWDED_STEPS)
+        return {"crowds": [found] if found else []}, [counts]
 
-    def messages(allotment: Allotment) -> Measured:
+    def messages(repetitions: int, _: float) -> Measured:
         with contextlib.closing(open_transport(timeout_s=config.timeout_s)) as transport:
-            message_s = parts.around_message_s(everyone, transport, allotment.repetitions)
-        return Measured({"among_steps_s": message_s}, (("messages among steps", allotment.repetitions, CROWDED_STEPS),))
+            message_s = parts.around_message_s(everyone, transport, repetitions)
+        return {"among_steps_s": message_s}, [("messages among steps", repetitions, CROWDED_STEPS)]
 
-    def waking(allotment: Allotment) -> Measured:
+    def waking(repetitions: int, _: float) -> Measured:
         later_s = []
         with contextlib.closing(open_transport(timeout_s=config.timeout_s)) as transport:
-            for _ in range(allotment.repetitions):
+            for _ in range(repetitions):
                 alone_s, beside_s = (parts.round_s(everyone, transport, computing=beside) for beside in (False, True))
                 later_s.append(beside_s - alone_s)
-        return Measured({"later_s": later_s}, (("rounds of messages", allotment.repetitions, WAKE_TURNS),))
+        return {"later_s": later_s}, [("rounds of messages", repetitions, WAKE_TURNS)]
 
     # Expected seconds of a step of each number of ranks at once.
     at_once_s = {number: parts.step_s * max(1.0, number * config.threads / cores) for number in groups}

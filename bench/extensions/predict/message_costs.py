@@ -1,4 +1,4 @@
-"""Measure the CPU time that messages cost: that of ranks, and that of carrying bytes between virtual hosts.
+"""Measure the CPU time that messages cost: the time of the ranks, and the time to carry bytes between virtual hosts.
 
 The kernel's accounting does not show how much time on the shared cores it takes to carry a byte between virtual hosts:
 kernels that sample at every timer tick what a core does miss the work of timers and frames between two ticks. So this
@@ -6,13 +6,13 @@ time is computed from how much more slowly the ranks compute while messages are 
 virtual host runs this module: `python -m bench.extensions.predict.message_costs FOLDER`.
 """
 
+import contextlib
 import dataclasses
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -28,17 +28,26 @@ from collectives.transport.base import Transport, wait_all
 from collectives.transport.sockets import open_transport
 
 SHORT_BYTES, LONG_BYTES = 1_000, 1_000_000
-SHORT_MESSAGES = 40
-SHORT_ROUNDS = 25
-LONG_ROUNDS = 7
+SHORT_MESSAGES, LONG_MESSAGES = 40, 5
+SHORT_ROUNDS, LONG_ROUNDS = 25, 7
+MESSAGE_BYTES = 300_000
+# Number of exchanges in which the time to carry a byte is measured.
+EXCHANGES = 40
+# Share of the smallest results, and share of the largest results, that do not count.
+STRAY_SHARE = 0.2
+REST_S = 0.1
+ROWS = 128
 
 
 def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
-    """Measure the costs of messages over a transport; the first two ranks must call.
+    """Measure the costs of messages between ranks 0 and 1; both must call.
 
     Args:
-        transport: connects these two ranks, and possibly others.
+        transport: connects ranks 0 and 1, and possibly others.
         long_messages: number of messages of 1 MB in each repetition.
+
+    Returns:
+        The costs of a rank, and the time until it wakes up; `carry_byte_s` is 0.
     """
     short = [_round_trips(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_ROUNDS)]
     long = [_round_trips(transport, LONG_BYTES, long_messages) for _ in range(LONG_ROUNDS)]
@@ -50,7 +59,7 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
 
 
 def _round_trips(transport: Transport, nbytes: int, messages: int) -> tuple[float, float]:
-    """Return the wall-clock seconds, and the CPU seconds of this process, for one message in each direction."""
+    """Exchange messages with the other rank; return the wall-clock and this process's CPU seconds of each exchange."""
     other = 1 - transport.rank
     mine, theirs = torch.zeros(2, nbytes, dtype=torch.uint8)
     started, cpu = time.perf_counter(), time.process_time()
@@ -60,55 +69,55 @@ def _round_trips(transport: Transport, nbytes: int, messages: int) -> tuple[floa
     return wall_s / messages, cpu_s / messages
 
 
-MESSAGE_BYTES = 300_000
-TURNS = 40
-# Share of the smallest results, and share of the largest results, that do not count.
-STRAY_SHARE = 0.2
-REST_S = 0.1
-ROWS = 128
+# Calls a function; returns (products per second that the thread computed meanwhile, seconds that the function took).
+PerSecond = Callable[[Callable[[], object]], tuple[float, float]]
 
 
-class _Computing:
-    """A context in which a thread multiplies small matrices and counts the products."""
+@contextlib.contextmanager
+def computing() -> Iterator[PerSecond]:
+    """Multiply small matrices in a thread until the context ends; yield a function that measures the thread's speed."""
+    count, goes_on = 0, True
 
-    def __enter__(self) -> Self:
-        self._count, self._goes_on = 0, True
-        self._thread = threading.Thread(target=self._compute, name="computing")
-        self._thread.start()
-        return self
+    def compute() -> None:
+        nonlocal count
+        matrix, product = torch.ones(ROWS, ROWS), torch.empty(ROWS, ROWS)
+        while goes_on:
+            torch.mm(matrix, matrix, out=product)
+            count += 1
 
-    def __exit__(self, *_: object) -> None:
-        self._goes_on = False
-        self._thread.join()
-
-    def per_s(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Return (products per second while `work` runs, seconds that `work` takes)."""
-        before, started = self._count, time.perf_counter()
+    def per_s(work: Callable[[], object]) -> tuple[float, float]:
+        before, started = count, time.perf_counter()
         work()
         seconds = time.perf_counter() - started
-        return (self._count - before) / seconds, seconds
+        return (count - before) / seconds, seconds
 
-    def _compute(self) -> None:
-        matrix, product = torch.ones(ROWS, ROWS), torch.empty(ROWS, ROWS)
-        while self._goes_on:
-            torch.mm(matrix, matrix, out=product)
-            self._count += 1
+    thread = threading.Thread(target=compute, name="computing")
+    thread.start()
+    try:
+        yield per_s
+    finally:
+        goes_on = False
+        thread.join()
 
 
 def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
-    """Return the CPU seconds of carrying a byte, without those of the ranks in `costs`; every rank must call.
+    """Return the CPU seconds in which the kernel carries a byte between virtual hosts; every rank must call.
 
-    Each repetition is compared with a rest before it, because the speed of the cores varies over time. The result is a
-    mean, not a median, because the same frames take several times as long if processes run on other cores.
+    Each exchange of messages is compared with a rest before it, because the speed of the cores varies over time. The
+    result is a mean, not a median, because the same frames take several times as long if processes run on other cores.
+
+    Args:
+        transport: connects the ranks, each of which has its own virtual host.
+        costs: the CPU time of the ranks themselves for messages, which is subtracted.
     """
     n, cores, found = transport.world_size, environment.usable_cores(), []
     own_s = 2 * (costs.message_s + costs.per_byte_s * MESSAGE_BYTES)
-    with _Computing() as computing:
-        for _ in range(TURNS):
+    with computing() as per_s:
+        for _ in range(EXCHANGES):
             transport.barrier()
-            at_rest, _ = computing.per_s(lambda: time.sleep(REST_S))
+            at_rest, _ = per_s(lambda: time.sleep(REST_S))
             transport.barrier()
-            beside, seconds = computing.per_s(lambda: _exchange(transport))
+            beside, seconds = per_s(lambda: _exchange(transport))
             at_rest, beside, seconds = transport.all_reduce_scalars([at_rest, beside, seconds], "sum")
             taken_s = cores * seconds / n * (1 - beside / at_rest)
             found.append((taken_s / (n * (n - 1)) - own_s) / MESSAGE_BYTES)
@@ -123,14 +132,14 @@ def forwarded_byte_s(transport: Transport) -> float:
     frames that it holds.
     """
     n, use = transport.world_size, ForwarderUse()
-    for _ in range(TURNS):
+    for _ in range(EXCHANGES):
         transport.barrier()
         use.start()
         _exchange(transport)
         transport.barrier()
         use.stop()
     (cpu_s,) = transport.all_reduce_scalars([use.cpu_s], "sum")
-    return cpu_s / n / (TURNS * n * (n - 1) * MESSAGE_BYTES)
+    return cpu_s / n / (EXCHANGES * n * (n - 1) * MESSAGE_BYTES)
 
 
 def _exchange(transport: Transport) -> None:
@@ -141,11 +150,8 @@ def _exchange(transport: Transport) -> None:
     wait_all(transport.post(sends, receives))
 
 
-LONG_MESSAGES = 5
-
-
 def run(config: RanksConfig, folder: RunFolder) -> None:
-    """Measure the costs, and write them to `progress.jsonl`."""
+    """Measure the costs of messages between virtual hosts, and write them to `progress.jsonl` in the folder."""
     with process_group(set_up_device("cpu", 1), config.timeout_s):
         transport = open_transport(timeout_s=config.timeout_s)
         costs = message_costs(transport, LONG_MESSAGES) if dist.get_rank() < 2 else MessageCosts()

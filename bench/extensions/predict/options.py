@@ -19,10 +19,10 @@ _FORM = re.compile(r"every=([^,]+),restart=([^,]+),checkpoint=([1-9][0-9]{0,8})"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Random failures of hosts, after each of which the job restarts from its last checkpoint.
+    """Random failures of hosts; after each failure, the job restarts from its last checkpoint.
 
     Attributes:
-        every_s: mean seconds until a given host fails, the same for all hosts.
+        every_s: mean seconds until any one host fails, the same for all hosts.
         restart_s: seconds from a failure until training resumes.
         checkpoint_steps: steps between two checkpoints.
     """
@@ -33,7 +33,7 @@ class Losses:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``every=6h,restart=30s,checkpoint=100``.
+        """Parse a text like ``every=6h,restart=30s,checkpoint=100``.
 
         Raises:
             UsageError: the text has another form, or the mean time between losses is 0.
@@ -52,12 +52,9 @@ class Losses:
         return losses
 
     def __str__(self) -> str:
-        return f"every={_text(self.every_s)},restart={_text(self.restart_s)},checkpoint={self.checkpoint_steps}"
-
-
-def _text(seconds: float) -> str:
-    """Return seconds as text that `parse_duration` reads, rounded to microseconds."""
-    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+        # In a form that `parse_duration` reads, rounded to microseconds.
+        every, restart = (f"{seconds:.6f}".rstrip("0").rstrip(".") for seconds in (self.every_s, self.restart_s))
+        return f"every={every}s,restart={restart}s,checkpoint={self.checkpoint_steps}"
 
 
 MEASURED_RUN = "What to measure"
@@ -66,7 +63,7 @@ DEFAULT_COMPRESSORS = "none,bf16,topk,group_topk,powersgd,qsgd,sign"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(JobConfig):
-    """The training step that a calibration measures, and how it does; `calibrating.resolve` fills in the defaults."""
+    """Options of `bench calibrate`: the step to measure, and how; `calibrating.resolve` fills in the defaults."""
 
     panels: ClassVar[tuple[str, ...]] = (MEASURED_RUN, MEASUREMENT, PROCESSES, OUTPUT)
 
@@ -116,7 +113,7 @@ LinkText = Annotated[str | None, Flag(RANKS)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictConfig(Configuration):
-    """Compressor, collective, ranks and links to predict; the calibration sets the model, data set and optimizer."""
+    """Options of `bench predict`: compressor, collective, ranks and links; the calibration sets everything else."""
 
     panels: ClassVar[tuple[str, ...]] = (WHAT, RANKS, VALIDATION, OUTPUT)
 

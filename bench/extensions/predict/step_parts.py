@@ -1,8 +1,8 @@
-"""Measurement of the parts of a training step in this process: compute up to each bucket, and the bucket's compression.
+"""Measure the parts of a training step in this process: compute up to each bucket, and the bucket's compression.
 
 Work that occurs once per step is timed right after other compute, which has replaced the contents of the caches, as in
-a real step. If it were timed in a loop of its own, encoding would take half as long, and reading a short message a
-fifth.
+a real step. If this work were timed in a loop of its own, encoding would take half as long, and reading a short message
+a fifth.
 """
 
 import itertools
@@ -70,10 +70,6 @@ SHORT_NUMEL = 64
 SentMessage = tuple[Key, Payload]
 
 
-def _differences(marks: Sequence[float]) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(marks)]
-
-
 def clock() -> float:
     """Return the CPU time in seconds if this process computes on one thread, otherwise the wall-clock time.
 
@@ -83,7 +79,9 @@ def clock() -> float:
 
 
 class StepParts:
-    """A model that this rank trains alone; every rank of the process group must create one.
+    """Train a model on this rank, without any exchange, and time the parts of its steps.
+
+    Every rank of the process group must create an object of this class.
 
     Args:
         config: the complete configuration.
@@ -92,6 +90,7 @@ class StepParts:
         numel: number of elements of the gradient.
         num_buckets: number of buckets into which DDP cuts the gradient.
         step_s, stir_s: seconds of a step and of a call of `stir`.
+        is_slow: True if a step takes so long that measurements use fewer or smaller steps.
     """
 
     def __init__(self, config: CalibrateConfig) -> None:
@@ -118,22 +117,18 @@ class StepParts:
             marks, arrived = self._step()
             self.num_buckets = len(arrived)
             self.step_s = marks[-1] - marks[0]
+            self.is_slow = self.step_s > SLOW_S
             if number + 1 >= LEAST_WARMUP and self.is_slow:
                 break
         started = clock()
         self.stir()
         self.stir_s = clock() - started
 
-    @property
-    def is_slow(self) -> bool:
-        """Return whether a step takes so long that measurements use fewer or smaller steps."""
-        return self.step_s > SLOW_S
-
     def times(self, count: int) -> list[list[float]]:
         """Run and time `count` more steps; return the times of all steps that were timed since the last call.
 
-        Each list has the seconds of batch, forward, backward and update, and then for each bucket the seconds from the
-        start of backward until it is ready.
+        The list of each step has the seconds of batch, forward, backward and update, and then, for each bucket, the
+        seconds from the start of backward until the bucket is ready.
         """
         for _ in range(count):
             self._time_step()
@@ -142,10 +137,11 @@ class StepParts:
 
     def _time_step(self) -> None:
         marks, arrived = self._step()
-        self._times.append(_differences(marks) + [at - marks[2] for at in arrived])
+        durations = [after - before for before, after in itertools.pairwise(marks)]
+        self._times.append(durations + [at - marks[2] for at in arrived])
 
     def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
-        """Measure steps that all ranks of a group begin together, in wall-clock time; every rank must call.
+        """Measure the wall-clock time of steps that all ranks of a group begin together; each of these ranks must call.
 
         Args:
             group: this rank and the others.
@@ -175,12 +171,12 @@ class StepParts:
         )
 
     def around_message_s(self, group: dist.ProcessGroup, transport: Transport, steps: int) -> float:
-        """Return a rank's CPU seconds per message, sent or received, right after compute; every rank must call.
+        """Return a rank's CPU seconds for one message, sent or received, right after compute; every rank must call.
 
         Args:
             group: this rank and the others.
             transport: connects the ranks of the group.
-            steps: number of steps; a short sum follows each.
+            steps: number of steps; after each, the ranks sum a short tensor, whose messages are timed.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
         taken = []
@@ -193,12 +189,12 @@ class StepParts:
         return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
 
     def round_s(self, group: dist.ProcessGroup, transport: Transport, *, computing: bool) -> float:
-        """Return the mean seconds of a round of short messages; every rank of the group must call.
+        """Return the mean seconds of a round, in which each rank sends a short message; every rank must call.
 
         Args:
             group: this rank and the others.
             transport: connects the ranks of the group.
-            computing: all ranks compute at the same time: steps, or calls of `stir` if steps are slow.
+            computing: True if all ranks shall compute at the same time: steps, or calls of `stir` if steps are slow.
         """
         n, ring = dist.get_world_size(group), Ring().bind(transport)
 
@@ -226,11 +222,11 @@ class StepParts:
         self._optimizer.zero_grad()
 
     def _step(self) -> tuple[list[float], list[float]]:
-        """Run one step.
+        """Run one step, and return readings of `_now` in seconds.
 
         Returns:
-            The seconds of `_now` before batch, forward, backward and update and after update, and when each bucket was
-            ready.
+            The times before batch, forward, backward and update and after update, and the time at which each bucket
+            was ready.
         """
         self._arrived = []
         marks = [self._now()]
@@ -246,7 +242,11 @@ class StepParts:
         return marks, [arrived for arrived, _, _ in self._arrived]
 
     def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
-        """Return each bucket's layers and gradients on `RANKS` ranks with the same weights; also time the steps."""
+        """Run and time a step for each of `RANKS` simulated ranks; return the gradients, as [rank][bucket].
+
+        All these steps use the same weights, each with the next batch. A bucket is a pair of its layers and, for each
+        layer, the gradient.
+        """
         self._keeps = True
         ranks = []
         for _ in range(RANKS):
@@ -273,7 +273,12 @@ class StepParts:
 
 
 def bucket_parts(ready_s: float, layers: Sequence[Layer]) -> BucketParts:
-    """Return a bucket without its layers that have no elements, because nothing is sent for those."""
+    """Return a bucket of the layers that have elements; layers without elements send nothing.
+
+    Args:
+        ready_s: seconds from the start of backward until the bucket is ready.
+        layers: the layers, in their order in the bucket.
+    """
     filled = [layer for layer in layers if layer.numel]
     ids, numels = tuple(layer.id for layer in filled), tuple(layer.numel for layer in filled)
     return BucketParts(ready_s=ready_s, layers=ids, numels=numels)
@@ -292,14 +297,14 @@ def encoded(
     stir: Callable[[], object],
     seconds: float = math.inf,
 ) -> tuple[tuple[EncodedBucket, ...], int]:
-    """Return the messages that a compressor produces from every bucket, and the number of timed repetitions.
+    """Measure a compressor's work; return the messages that it makes of each bucket, and the number of repetitions.
 
     Args:
         text: spec text of the compressor.
         gradients: the result of `StepParts.gradients`; not changed.
         config: the complete configuration.
         stir: computes something else, to replace the contents of the caches.
-        seconds: time limit; with less time there are fewer repetitions, but at least `LEAST_TURNS`.
+        seconds: time limit; if it is short, there are fewer repetitions, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
     momentum = MOMENTUM if compressor.traits.owns_momentum else 0.0
@@ -338,7 +343,7 @@ def encoded(
 
 
 def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMessage]]:
-    """Return the seconds before each message and after the last one, and the messages."""
+    """Compress one bucket; return the seconds before each message and after the last one, and the messages."""
     marks, messages = [clock()], []
 
     def travel(payload: Payload, key: Key) -> Payload:
@@ -353,7 +358,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMe
 
 
 def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats: int) -> MessageProfile:
-    """Describe a message from the payloads of several ranks."""
+    """Return the sizes and costs of a message, of which `messages` has that of each rank."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
     growth = [(1, 1.0)]
@@ -379,9 +384,9 @@ def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats:
 
 
 def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> list[float]:
-    """Return the median seconds to pack, to unpack, to merge and to decode a payload, with a call of `stir` before.
+    """Return the median seconds to pack `first`, to unpack it, to merge it with `second`, and to decode it.
 
-    Merging includes packing the merged payload if it is not element-wise.
+    `stir` is called before each repetition. Merging includes packing the merged payload if it is not element-wise.
     """
     dense, times = torch.zeros(first.numel), []
     for _ in range(repeats):
@@ -398,12 +403,15 @@ def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeat
         marks.append(clock())
         first.add_to_(dense)
         marks.append(clock())
-        times.append(_differences(marks))
+        times.append([after - before for before, after in itertools.pairwise(marks)])
     return [statistics.median(of_operation) for of_operation in zip(*times, strict=True)]
 
 
 def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
-    """Fit a linear cost to (bytes, seconds) of a whole payload and of a part; without a part, the cost is fixed."""
+    """Return the linear cost that fits (bytes, seconds) of a whole payload and of a part of it.
+
+    Without a part, or if the part is as long as the whole, the cost does not depend on the length.
+    """
     if part is None or part[0] == whole[0]:
         return LinearCost(fixed_s=whole[1])
     per_byte_s = max(0.0, whole[1] - part[1]) / (whole[0] - part[0])

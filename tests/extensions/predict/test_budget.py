@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bench.extensions.predict.calibration_worker import Allotment, Budget, MeasuredPart
+from bench.extensions.predict.calibration_worker import Budget, MeasuredPart
 
 CROWDS = [MeasuredPart(text=f"round {number}", once_s=1.0, fixed_s=2.0, full=10, least=1) for number in range(4)]
 
@@ -20,11 +20,11 @@ def go_through(budget: Budget, clock: Clock, *, slower: float = 1.0) -> list[int
     """Return the repetitions of each part if everything takes `slower` times as long as expected."""
     made = []
     for part in CROWDS:
-        allotment = budget.allot()
-        seconds = slower * part.takes_s(allotment.repetitions)
+        repetitions, _ = budget.allot()
+        seconds = slower * part.takes_s(repetitions)
         clock.now += seconds
-        budget.made(allotment.repetitions, seconds)
-        made.append(allotment.repetitions)
+        budget.made(repetitions, seconds)
+        made.append(repetitions)
     return made
 
 
@@ -32,14 +32,14 @@ def test_nothing_is_cut_where_there_is_time_for_all() -> None:
     clock = Clock()
     budget = Budget(CROWDS, 84.0, clock)
     assert budget.left_s == 84.0
-    assert budget.allot() == Allotment(repetitions=10, seconds=math.inf)
+    assert budget.allot() == (10, math.inf)
     assert go_through(budget, clock) == [10] * 4
 
 
 def test_equal_parts_get_equal_time_where_it_is_short() -> None:
     clock = Clock()
     budget = Budget(CROWDS, 48.0, clock)  # half of the time beyond the minimum of 12 s
-    assert budget.allot() == Allotment(repetitions=5, seconds=12.0)
+    assert budget.allot() == (5, 12.0)
     made = go_through(budget, clock)
     assert made == [5, 5, 6, 6]  # the time left by rounding down
     assert clock.now <= 48.0
@@ -49,10 +49,10 @@ def test_short_measurements_are_repeated_in_full_where_long_ones_are_not() -> No
     clock = Clock()
     short = MeasuredPart(text="short", fixed_s=0.1, full=10)
     budget = Budget([short, *CROWDS, short], 30.0, clock)
-    assert budget.allot().repetitions == 10
+    assert budget.allot()[0] == 10
     budget.made(10, 1.0)
     assert go_through(budget, clock)[0] < 10
-    assert budget.allot().repetitions == 10
+    assert budget.allot()[0] == 10
 
 
 def test_what_is_least_is_made_however_late_it_is() -> None:
