@@ -203,7 +203,15 @@ def sum_s(collective: str, nbytes: float, gbit: int, num_nodes: int) -> float:
         return np.ones_like(start), FP32_BYTES * (stop - start)
 
     rate = np.full(num_nodes, gbit * 1e9 / 8 / FRAME_PER_PAYLOAD)
-    flows = Flows(Links.of_hosts(rate, rate, np.zeros(num_nodes), ack_share=ACK_SHARE))
+    flows = Flows(
+        Links(
+            host_of=np.arange(num_nodes),
+            up_rate=rate,
+            down_rate=rate,
+            latency_s=np.zeros(num_nodes),
+            ack_share=ACK_SHARE,
+        )
+    )
     built = options.build("collectives", Collective, collective)
     layout = Layout.dense(round(nbytes / FP32_BYTES), key=(0,))
     waves = waves_of(built, num_nodes, layout, Lengths(packed))

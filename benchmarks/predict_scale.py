@@ -67,7 +67,9 @@ def simulated(collective: str, nodes: int) -> dict[str, object]:
     """Simulate dense fp32 gradients over uplinks around 50 Mbit/s, downlinks three times as fast, and 10 to 30 ms."""
     rng = np.random.default_rng(0)
     up = rng.lognormal(np.log(50e6 / 8), 0.7, nodes)
-    flows = Flows(Links.of_hosts(up, 3 * up, rng.uniform(0.01, 0.03, nodes)))
+    flows = Flows(
+        Links(host_of=np.arange(nodes), up_rate=up, down_rate=3 * up, latency_s=rng.uniform(0.01, 0.03, nodes))
+    )
     with torch.device("meta"):
         layers = layers_of(ResNet50().build(1000))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

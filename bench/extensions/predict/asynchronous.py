@@ -51,12 +51,12 @@ class StepWork:
     Attributes:
         computing: compute times of the ranks.
         encode_s: time to encode each bucket.
-        nbytes, message_s: bytes of each bucket's messages, and time for them on each end; those of the last bucket
-            include the control message that ends the clock.
-        answer_nbytes, answer_s: bytes of the parameters and of the control message before them, and time for both on
-            each end.
-        apply_s: time to decode one push and to update the parameters.
-        add_s: time for every further push of the same update.
+        nbytes, message_s: bytes of each bucket's messages, and the time that sending or receiving them takes; those of
+            the last bucket include the control message that tells the server that the push is complete.
+        answer_nbytes, answer_s: bytes of the parameters and of the control message before them, and the time that
+            sending or receiving both takes.
+        apply_s: time to decode one push (a rank's gradients of one step) and to update the parameters.
+        add_s: time for every further push that belongs to the same update.
         num_layers: number of layers, which are sent one by one.
     """
 
@@ -72,7 +72,7 @@ class StepWork:
 
     @classmethod
     def of(cls, calibration: Calibration, job: Job) -> Self:
-        """Compute the work from the calibration, which has lengths of single layers, but no times of them."""
+        """Return the work that follows from a calibration, which has lengths of single layers, but no times of them."""
         links, encoded = job.links, job.encoded
         offers = [bucket.offers[0] for bucket in encoded]
         messages = [len(bucket.numels) for bucket in calibration.buckets]
@@ -104,7 +104,7 @@ class StepWork:
 
 
 class _NumbersOfPushes(list[int]):
-    """Empty parameters, as a list of the number of pushes in each update."""
+    """Parameters without any elements for the server class, recorded as the number of pushes in each update."""
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
         self.append(len(pushes))
@@ -114,15 +114,21 @@ class _NumbersOfPushes(list[int]):
 
 
 class Simulation:
-    """All ranks and their server, with start times that are drawn once, until all ranks together have made their steps.
+    """Simulate all ranks and their server until all ranks together have made `WARMUP_STEPS` + `STEPS` steps per rank.
+
+    Args:
+        job: the ranks, their links and their work.
+        strategy: gives the rules of the server.
+        work: the work of a step.
+        draw: generator of the random times at which ranks begin.
 
     Attributes:
         begun, ended: simulated times in seconds of the last push of the warm-up and of the last one of all. All other
             attributes are observations between these two.
         updates: number of updates of the parameters.
         serving_s: seconds for which the server was busy.
-        step_s, exposed_s: seconds of the steps that each rank ended, and seconds for which it waited in them for the
-            exchange; one list per rank.
+        step_s, exposed_s: seconds of each step, and seconds for which the rank waited for the exchange in that step;
+            one list per rank.
         staleness: staleness of each push, in versions of the parameters.
     """
 
@@ -180,7 +186,7 @@ class Simulation:
         return self._env.now
 
     def _push(self, rank: int, number: int) -> Life:
-        """Send a bucket to the server, until the server has received it."""
+        """Send a bucket to the server, and end when the server has received it."""
         yield self._star.send(rank, self._work.nbytes[number], to_server=True)
         yield self._env.timeout(self._star.latency_s(rank, to_server=True) + self._job.links.wake_s)
         yield from self._serve(self._job.slower[self._root] * self._work.message_s[number])
@@ -199,7 +205,9 @@ class Simulation:
             session.clock += 1
             seconds = sum(work.apply_s + (terms - 1) * work.add_s for terms in self._applied)
             self._applied.clear()
-            yield from self._be_busy(1 / self._cores.rate_with(self._root) * seconds)
+            busy_s = 1 / self._cores.rate_with(self._root) * seconds
+            yield self._env.timeout(busy_s)
+            self.serving_s += busy_s
             self._changed.succeed()
             self._changed = self._env.event()
             pushes = sum(each.clock for each in self._sessions)
@@ -226,11 +234,8 @@ class Simulation:
     def _serve(self, seconds: float) -> Life:
         with self._serving.request() as request:
             yield request
-            yield from self._be_busy(seconds)
-
-    def _be_busy(self, seconds: float) -> Life:
-        yield self._env.timeout(seconds)
-        self.serving_s += seconds
+            yield self._env.timeout(seconds)
+            self.serving_s += seconds
 
 
 # Number of random start times, one per rank, over all simulations together: the fewer ranks, the more simulations.
@@ -239,10 +244,11 @@ STARTS = 12
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsyncPrediction(Prediction):
-    """A step, with the column names of `metrics.csv`: times are rank 0's, other values cover all ranks' steps.
+    """A predicted step, with the column names of `metrics.csv`: times of rank 0, and other values of all ranks' steps.
 
     Attributes:
-        staleness_mean, staleness_max: number of versions by which gradients were behind the parameters when applied.
+        staleness_mean, staleness_max: number of updates of the parameters between the start of a step and the moment
+            when the step's gradients are applied.
         updates_per_s: updates of the server's parameters per second.
         bound_by: as in `Prediction`, or server if the server is nearly always busy.
         step_times_s: median step time of each rank, in seconds; for a rank that ended no step while steps were
@@ -256,7 +262,7 @@ class AsyncPrediction(Prediction):
 
 
 def predict_async(calibration: Calibration, job: Job, strategy: AsyncServer, seed: int = 0) -> AsyncPrediction:
-    """Predict a step from simulations; with few ranks, from several simulations with different start times.
+    """Predict a step of `async_server`; with few ranks, from several simulations with different start times.
 
     Args:
         calibration: the measured parts of a step.

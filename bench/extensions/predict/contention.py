@@ -1,8 +1,9 @@
 """Contention: how ranks on the same cores slow each other down, and how messages share the links of a server.
 
-A rank that computes works at share / slowdown(load) of the speed that it has alone on the machine. The load is the load
-of one rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds
-nothing. If all ranks have the same share and begin at once, the times are those of `crowd_at`.
+A rank's share is the part of the time in which its host may run. A rank that computes has share / slowdown(load) of the
+speed that it has alone on the machine. The load is the load of one rank times the sum of the shares of all ranks that
+compute at that moment; a rank that waits for messages adds nothing. If all ranks have the same share and begin at once,
+the times are those of `crowd_at`.
 
 Messages to and from a server share links max-min fairly: the rate of a message can increase only if that of another
 message, which is no faster, decreases. The ranks of a host share its link in equal parts, and the part of the server's
@@ -30,12 +31,12 @@ Rates = Callable[[npt.NDArray[np.bool_]], Floats]
 
 
 class FairShareQueue:
-    """Workers that share a resource, so that their rates change whenever one of them begins or ends.
+    """Simulate workers that share a resource, so that their rates change whenever one of them begins or ends.
 
     Args:
         env: the simulation, whose clock is used.
         count: number of workers.
-        rates: returns the rates of all workers.
+        rates: returns the rates of all workers, from which of them are busy.
     """
 
     def __init__(self, env: simpy.Environment, count: int, rates: Rates) -> None:
@@ -48,25 +49,22 @@ class FairShareQueue:
         self._alarms = 0
 
     def begin(self, index: int, amount: float) -> simpy.Event:
-        """Start an amount of work of a worker that is not busy; the event happens when it is done."""
+        """Start an amount of work of a worker that is not busy; return an event that happens when the work is done."""
         done = self._done[index] = self._env.event()
-        self._move_on()
+        self._left -= self._rates * (self._env.now - self._now)
         self._busy[index], self._left[index] = True, amount
         self._share()
         return done
 
     def rate_with(self, index: int) -> float:
-        """Return the current rate of a worker; if it is not busy, the rate that it would have."""
+        """Return the current rate of a worker; if the worker is not busy, the rate that it would have."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
 
-    def _move_on(self) -> None:
-        self._left -= self._rates * (self._env.now - self._now)
-        self._now = self._env.now
-
     def _share(self) -> None:
-        """Recompute all rates, and schedule a wake-up for the next completion."""
+        """Recompute all rates from now on, and schedule a wake-up for the next completion."""
+        self._now = self._env.now
         busy, self._rates = self._busy, self._rates_of(self._busy)
         self._ends = np.full(len(busy), np.inf)
         self._ends[busy] = self._now + np.maximum(0.0, self._left[busy]) / self._rates[busy]
@@ -77,11 +75,11 @@ class FairShareQueue:
             alarm.callbacks.append(lambda event: self._end(event.value))
 
     def _end(self, alarm: int) -> None:
-        """End the workers that complete next, unless rates have changed since the alarm was set."""
+        """End the work that is completed now, unless rates have changed since this alarm was set."""
         if alarm != self._alarms:
             return
         ended = np.flatnonzero(self._ends == self._ends.min())
-        self._move_on()
+        self._left -= self._rates * (self._env.now - self._now)
         self._busy[ended] = False
         self._share()
         for index in ended.tolist():
@@ -93,12 +91,12 @@ FASTEST = 1e15
 
 
 class Star:
-    """Messages between the ranks and one of them, which is the server.
+    """Simulate messages between the ranks and one of them, which is the server.
 
     Args:
         env: the simulation, whose clock is used.
         links: the links between the ranks.
-        root: the rank that is the server; ranks send messages only to it, and it sends messages to them.
+        root: the rank that is the server; all messages are sent from it or to it.
     """
 
     def __init__(self, env: simpy.Environment, links: Links, root: int) -> None:
@@ -109,13 +107,19 @@ class Star:
         self._wires = FairShareQueue(env, 2 * n, self._fair_rates)
 
     def send(self, rank: int, nbytes: float, *, to_server: bool) -> simpy.Event:
-        """Send `nbytes` after this rank's earlier messages that way; the event happens when the last byte is sent."""
+        """Send bytes from a rank to the server, or from the server to the rank.
+
+        The message waits for earlier messages between this rank and the server in the same direction.
+
+        Returns:
+            An event that happens when the last byte is sent; at once if the rank is on the server's host.
+        """
         if self._links.host_of[rank] == self._links.host_of[self._root]:
             return self._env.event().succeed()
         return self._env.process(self._carry(rank if to_server else self._links.num_ranks + rank, nbytes))
 
     def latency_s(self, rank: int, *, to_server: bool) -> float:
-        """Return the one-way delay in seconds; 0 within a host."""
+        """Return the one-way delay in seconds of messages between a rank and the server; 0 within a host."""
         host, server = self._links.host_of[[rank, self._root]]
         return 0.0 if host == server else float(self._links.latency_s[host if to_server else server])
 
@@ -146,6 +150,8 @@ class Star:
 def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
     """Return the rate of each single flow of every host, float [hosts], if the flows of all hosts share one link.
 
+    Rates are max-min fair, and in the unit of `own` and `shared`.
+
     Args:
         count: number of flows of each host, int [hosts].
         own: rate of each host's own link, float [hosts].
@@ -166,7 +172,7 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
 
 
 def crowd_at(calibration: Calibration, load: float) -> CpuContention:
-    """Return a step's times at any load (threads that compute / cores).
+    """Return the times of forward and backward at any load (threads that compute / cores), from the measured ones.
 
     Up to the smallest measured load, the times are the CPU time of a rank alone, which other work on the machine did
     not lengthen. Between two measured loads, times are interpolated. Beyond the largest measured load, times grow in
@@ -178,11 +184,11 @@ def crowd_at(calibration: Calibration, load: float) -> CpuContention:
         [work_alone(calibration), *((*crowd.handed_over_s, crowd.computed_s) for crowd in calibration.crowds[1:])]
     )
     *handed_over, computed_s = (float(np.interp(load, loads, of_crowds)) for of_crowds in times.T)
-    turns = max(1.0, load / max(1.0, loads[-1]))
+    factor = max(1.0, load / max(1.0, loads[-1]))
     return CpuContention(
         load=load,
-        handed_over_s=tuple(turns * at for at in handed_over),
-        computed_s=turns * computed_s,
+        handed_over_s=tuple(factor * at for at in handed_over),
+        computed_s=factor * computed_s,
         cpu_s=float(np.interp(load, loads, [crowd.cpu_s for crowd in calibration.crowds])),
     )
 
@@ -195,11 +201,11 @@ def work_alone(calibration: Calibration) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedCores:
-    """Cores and the ranks that share them.
+    """Cores, and the ranks that share them.
 
     Attributes:
-        calibration: tells how much ranks slow each other down.
-        shares: share of the time in which each rank's host runs, float [ranks].
+        calibration: the calibration, which tells how much ranks slow each other down.
+        shares: share of the time in which each rank's host runs, 0 to 1, float [ranks].
         load: the load of one rank that always runs: its threads / cores.
     """
 
@@ -208,11 +214,11 @@ class SharedCores:
     load: float
 
     def reached(self, starts: Floats, marks: Floats) -> Floats:
-        """Return the times at which ranks reach marks of their work, float [marks, ranks].
+        """Return the times in seconds at which ranks reach given points of their work, float [marks, ranks].
 
         Args:
             starts: the time at which each rank begins, float [ranks].
-            marks: seconds of work until each mark, for a rank alone on the machine, ascending, float [marks].
+            marks: seconds of work until each point, for a rank alone on the machine, ascending, float [marks].
         """
         env, first = simpy.Environment(), float(starts.min())
         cores = FairShareQueue(env, len(starts), self.rates)
@@ -230,7 +236,7 @@ class SharedCores:
         return times
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """Return each rank's speed relative to a rank that is alone, float [ranks]; 0 if it does not compute.
+        """Return each rank's speed / the speed of a rank alone on the machine, float [ranks]; 0 if it does not compute.
 
         Args:
             computes: which ranks compute, bool [ranks].
@@ -245,7 +251,7 @@ class Job:
     """Ranks, their links and their work in a step.
 
     Attributes:
-        encoded: the messages and the work that the compressor makes of each bucket.
+        encoded: for each bucket, the messages that the compressor produces, and its work.
         links: the links between the ranks.
         slower: factor by which each rank computes more slowly because of its host, float [ranks].
         load: threads that compute at once / cores, for ranks that share cores.
@@ -263,7 +269,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computing:
-    """Times of a step's compute on every rank.
+    """Times of a step's forward and backward on every rank.
 
     Attributes:
         handed_over_s: seconds from the start of the step until each bucket is ready, if all ranks begin at once; for
@@ -276,9 +282,9 @@ class Computing:
         cores: the cores that all ranks share; None if hosts have their own.
         marks: seconds of work until each bucket is ready and until backward has ended, for a rank alone on the machine,
             float [buckets + 1].
-        marks_of_last: the same for the slowest of several ranks that begin at once. Cores are not shared evenly, so it
-            reaches the marks later than with equal shares. It still ends when it would with equal shares, because the
-            other ranks end earlier and free their cores.
+        marks_of_last: the same for the slowest of several ranks that begin at once. Cores are not shared evenly, so
+            this rank has each bucket ready later than with equal shares. Its backward still ends when it would with
+            equal shares, because the other ranks end earlier and free their cores.
     """
 
     handed_over_s: tuple[Floats, ...]
@@ -292,7 +298,7 @@ class Computing:
 
     @classmethod
     def of_ranks(cls, calibration: Calibration, job: Job) -> Self:
-        """Compute the times from measurements of one rank alone and of several ranks on the same cores.
+        """Return the times that follow from measurements of one rank alone and of several ranks on the same cores.
 
         A straggler sleeps at the end of backward, before it hands over the last bucket, so that forward and backward
         take `slowdown` times as long. The sleep takes no CPU time.
@@ -319,13 +325,13 @@ class Computing:
         )
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """Return the rates of `SharedCores`; constant rates if hosts have their own cores."""
+        """Return each rank's speed as `SharedCores.rates` does; a constant one if hosts have their own cores."""
         return np.where(computes, 1 / self.factor, 0.0) if self.cores is None else self.cores.rates(computes)
 
     def reached(self, starts: Floats) -> Floats:
-        """Return when each bucket is ready and when backward has ended, float [buckets + 1, ranks].
+        """Return the times at which each bucket is ready and backward has ended, float [buckets + 1, ranks].
 
-        On shared cores, the slowest rank's marks are used for all ranks, because sums wait for that rank.
+        On shared cores, the times of the slowest rank are used for all ranks, because sums wait for that rank.
 
         Args:
             starts: the time at which each rank begins its step, float [ranks].

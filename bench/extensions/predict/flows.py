@@ -76,7 +76,11 @@ def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alon
 
 
 class WavePaths:
-    """Links that the messages of a wave use, cached because waves between the same ranks often repeat.
+    """The links that the messages of a wave use, which are kept because waves between the same ranks often repeat.
+
+    Args:
+        sources, targets: sending and receiving rank of each message, int [messages].
+        links: the links between the ranks.
 
     Attributes:
         alone: True if every rank sends and receives at most one message, and no two ranks share a host.
@@ -103,9 +107,9 @@ class WavePaths:
         self.up_s, self.down_s = 1 / links.up_rate[self.from_hosts], 1 / links.down_rate[self.to_hosts]
 
     def with_acknowledgements(self, nbytes: Ints, share: float) -> tuple[Floats, Floats]:
-        """Return the bytes of each message on its uplink and on its downlink, float [messages] each.
+        """Return the bytes that each message adds to its uplink and to its downlink, float [messages] each.
 
-        Both include a part of the acknowledgements of the messages in the opposite direction.
+        Both numbers include a part of the acknowledgements of the messages in the opposite direction.
 
         Args:
             nbytes: bytes of each message, int [messages].
@@ -137,15 +141,16 @@ class Flows:
 
     Args:
         links: the links between the ranks.
-        slower: factor on the time that each rank needs for messages, float [ranks] or one for all.
+        slower: factor on the time that each rank needs for messages, float [ranks] or one number for all.
 
     Attributes:
-        ready: the time at which each rank has finished its work so far, in seconds, float [ranks].
+        ready: the time in seconds at which each rank has finished its work so far, float [ranks]; set to a later time
+            to let a rank wait or do other work.
         busy_s: CPU seconds of each rank for messages, without the factor `slower`, float [ranks].
         sent: bytes that each rank has sent, float [ranks].
-        sent_over_links: the bytes of these that left the rank's host, float [ranks].
+        sent_over_links: those of the sent bytes that left the rank's host, float [ranks].
         messages: number of messages that each rank has sent, float [ranks].
-        windows: TCP windows of connections that are silent at times; None if only links limit what they send.
+        windows: TCP windows of connections that are silent at times; None if only links limit what ranks send.
         crowded_until: the time until which the cores that ranks share are busy, so that waiting ranks wake up late.
     """
 
@@ -153,30 +158,18 @@ class Flows:
         self.links = links
         self._slower = slower
         self.ready = np.zeros(links.num_ranks)
-        self.busy_s = np.zeros(links.num_ranks)
-        self.sent = np.zeros(links.num_ranks)
-        self.sent_over_links = np.zeros(links.num_ranks)
-        self.messages = np.zeros(links.num_ranks)
+        self.busy_s, self.sent, self.sent_over_links, self.messages = np.zeros((4, links.num_ranks))
         self.windows: Windows | None = None
         self.crowded_until = -math.inf
         self._hosts = np.arange(len(links.up_rate))
         self._up, self._down = Paces(links.up_paces), Paces(links.down_paces)
         self._constant = links.period_s is None
-        self._up_free = np.zeros(len(self._hosts))  # in readings of the links' clocks, like `_down_free`
-        self._down_free = np.zeros(len(self._hosts))
+        self._up_free, self._down_free = np.zeros((2, len(self._hosts)))  # readings of the links' clocks
         self._carried = 0.0
         self._paths: WavePaths | None = None
 
-    def wait_until(self, times: Floats) -> None:
-        """Delay each rank until at least its time, float [ranks]."""
-        self.ready = np.maximum(self.ready, times)
-
-    def work(self, seconds: Floats | float) -> None:
-        """Keep every rank busy for some seconds, float [ranks] or one number for all."""
-        self.ready = self.ready + seconds
-
     def run(self, waves: Iterable[Wave], *, unpack: LinearCost = NOTHING, merge: LinearCost = NOTHING) -> None:
-        """Simulate one sum.
+        """Simulate one sum, which begins on each rank at its time in `ready`, and set `ready` to when it ends there.
 
         Args:
             waves: the messages of all ranks.
@@ -192,20 +185,17 @@ class Flows:
                     f"{len(wave.sources)} ranks that send to {len(wave.targets)} each have more messages than can be "
                     "simulated at once; choose fewer ranks"
                 )
+            added = np.asarray(wave.merged, dtype=np.float64)
+            message_s = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
+            per_byte_s = self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
             if wave.each_to_each and self.links.one_per_host:
-                self._run_each_to_each(wave, *self._work_on(unpack, merge, np.asarray(wave.merged)))
+                self._run_each_to_each(wave, message_s, per_byte_s)
             else:
-                sources, targets, nbytes = wave.messages()
-                merged = np.broadcast_to(wave.merged, nbytes.shape)
-                self._run_messages(sources, targets, nbytes, *self._work_on(unpack, merge, merged))
-
-    def _work_on(self, unpack: LinearCost, merge: LinearCost, merged: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Return the receiver's CPU seconds per message and per byte, in the shape of `merged` each."""
-        added = merged.astype(np.float64)
-        message_s = self.links.message_s + unpack.fixed_s + merge.fixed_s * added
-        return message_s, self.links.per_byte_s + unpack.per_byte_s + merge.per_byte_s * added
+                self._run_messages(*wave.messages(), message_s, per_byte_s)
 
     def _run_messages(self, sources: Ints, targets: Ints, nbytes: Ints, message_s: Floats, per_byte_s: Floats) -> None:
+        """Simulate messages, for which the receiver needs CPU seconds per message and per byte."""
+        message_s, per_byte_s = np.broadcast_to(message_s, nbytes.shape), np.broadcast_to(per_byte_s, nbytes.shape)
         if not nbytes.all():
             there = nbytes > 0
             sources, targets, nbytes = sources[there], targets[there], nbytes[there]
@@ -251,7 +241,10 @@ class Flows:
         else:
             np.maximum.at(self.ready, targets, arrive)
         self.ready += self._slower * receive_s
-        self._count(send_s + receive_s, paths.leaving, leaving_bytes, over_link_bytes)
+        self.busy_s += send_s + receive_s
+        self.messages += paths.leaving
+        self.sent += leaving_bytes
+        self.sent_over_links += over_link_bytes
 
     def _run_each_to_each(self, wave: Wave, message_s: Floats, per_byte_s: Floats) -> None:
         links, (sources, targets) = self.links, (wave.sources, wave.targets)
@@ -297,12 +290,15 @@ class Flows:
         if self.windows is not None:
             self.windows.end_wave(sources[:, None], targets, leave_s + latency.max() + links.wake_s)
         self.ready += self._slower * receive_s
-        self._count(send_s + receive_s, leaving, leaving_bytes, leaving_bytes)
+        self.busy_s += send_s + receive_s
+        self.messages += leaving
+        self.sent += leaving_bytes
+        self.sent_over_links += leaving_bytes
 
     def _take_down(
         self, hosts: Ints, parts: Floats, order: Ints, service: Floats, is_sent: npt.NDArray[np.bool_]
     ) -> Floats:
-        """Return when the downlinks of some hosts have carried all messages, float [hosts]; all have the same sources.
+        """Return when the downlinks of some hosts have carried all messages from the same sources, float [hosts].
 
         Args:
             hosts: the receiving hosts, int [hosts].
@@ -338,19 +334,13 @@ class Flows:
         return np.maximum(begin, self._up.time_of(hosts, first + shares * (last - first)))
 
     def _woken(self, arrived: Floats) -> Floats:
-        """Return when ranks that wait for messages continue after the messages have arrived."""
-        in_turn = np.minimum(arrived + self.links.crowded_wake_s, self.crowded_until)
-        return np.maximum(arrived + self.links.wake_s, in_turn)
+        """Return the times at which ranks that wait for messages continue, in the shape of `arrived`."""
+        on_busy_cores = np.minimum(arrived + self.links.crowded_wake_s, self.crowded_until)
+        return np.maximum(arrived + self.links.wake_s, on_busy_cores)
 
     def _carry(self, begin: float, nbytes: float) -> float:
-        """Return when the cores that carry messages between virtual hosts have carried a wave; 0 if there are none."""
+        """Return when cores have carried a wave's bytes between virtual hosts; 0 if no cores carry messages."""
         if not self.links.carry_byte_s:
             return 0.0
         self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes / self.links.carriers
         return self._carried
-
-    def _count(self, busy_s: Floats, messages: Floats, nbytes: Floats, over_links: Floats) -> None:
-        self.busy_s += busy_s
-        self.messages += messages
-        self.sent += nbytes
-        self.sent_over_links += over_links

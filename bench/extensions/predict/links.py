@@ -38,7 +38,6 @@ minimum of the deviation.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,38 +56,34 @@ _PART = 1e-6
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TraceClock:
-    """Clock of a link whose rate follows a trace.
+    """The clock of a link whose rate follows a trace; its speed is the current rate / the mean rate.
 
     Attributes:
-        moments_s: times of the opportunities, ascending, float [opportunities]; the last is the period, above 0.
+        moments_s: times in seconds at which the trace gives an opportunity to send, ascending, float [opportunities].
+            The last one is above 0, and is the period after which the trace repeats.
     """
 
     moments_s: Floats
 
-    @property
-    def period_s(self) -> float:
-        """Return the seconds after which the trace repeats."""
-        return float(self.moments_s[-1])
-
     def clock_at(self, times: Floats) -> Floats:
         """Return the clock's reading just before each time: an opportunity at exactly this time is not counted yet."""
-        times = times - _INSTANT_S
-        rounds = np.maximum(0.0, np.ceil(times / self.period_s) - 1)  # a time at the end of a period belongs to it
-        passed = np.searchsorted(self.moments_s, times - rounds * self.period_s)
-        shown: Floats = rounds * self.period_s + passed * (self.period_s / len(self.moments_s))
+        times, period_s = times - _INSTANT_S, self.moments_s[-1]
+        rounds = np.maximum(0.0, np.ceil(times / period_s) - 1)  # a time at the end of a period belongs to it
+        passed = np.searchsorted(self.moments_s, times - rounds * period_s)
+        shown: Floats = rounds * period_s + passed * (period_s / len(self.moments_s))
         return shown
 
     def time_of(self, clock: Floats) -> Floats:
         """Return the time of the opportunity at which the clock reaches each reading."""
-        number = len(self.moments_s)
-        index = np.maximum(0.0, np.ceil(clock * (number / self.period_s) - _PART) - 1)
+        number, period_s = len(self.moments_s), self.moments_s[-1]
+        index = np.maximum(0.0, np.ceil(clock * (number / period_s) - _PART) - 1)
         rounds, within = np.divmod(index, number)
-        moments: Floats = rounds * self.period_s + self.moments_s[within.astype(np.int64)]
+        moments: Floats = rounds * period_s + self.moments_s[within.astype(np.int64)]
         return moments
 
 
 class Paces:
-    """Clocks of one direction of all hosts' links.
+    """The clocks of all hosts' links in one direction.
 
     Args:
         of_hosts: the clock of each host's link; None if its rate is constant, so that its clock shows the time.
@@ -98,25 +93,25 @@ class Paces:
     def __init__(self, of_hosts: Sequence[TraceClock | None]) -> None:
         self._paces = [pace for pace in dict.fromkeys(of_hosts) if pace is not None]
         self._of_host = np.array([-1 if pace is None else self._paces.index(pace) for pace in of_hosts], dtype=np.int64)
-        self._all_alike = set(of_hosts) == set(self._paces[:1])
+        self._all_equal = set(of_hosts) == set(self._paces[:1])
 
     def clock_at(self, hosts: Ints, times: Floats) -> Floats:
-        """Return the readings of the clocks of these hosts at times of shape [..., hosts] or [..., 1]."""
-        return self._of_each(hosts, times, TraceClock.clock_at)
+        """Return the readings of these hosts' clocks at times of shape [..., hosts] or [..., 1], in the same shape."""
+        return self._converted(hosts, times, TraceClock.clock_at)
 
     def time_of(self, hosts: Ints, clock: Floats) -> Floats:
-        """Return when the clocks of these hosts reach the readings, float [..., hosts]."""
-        return self._of_each(hosts, clock, TraceClock.time_of)
+        """Return the times at which these hosts' clocks reach the readings, float [..., hosts]."""
+        return self._converted(hosts, clock, TraceClock.time_of)
 
-    def _of_each(self, hosts: Ints, values: Floats, way: Callable[[TraceClock, Floats], Floats]) -> Floats:
+    def _converted(self, hosts: Ints, values: Floats, convert: Callable[[TraceClock, Floats], Floats]) -> Floats:
         if not self._paces:
             return values
-        if self._all_alike:
-            return way(self._paces[0], values)
+        if self._all_equal:
+            return convert(self._paces[0], values)
         found = np.broadcast_to(values, (*values.shape[:-1], len(hosts))).copy()
         for index, pace in enumerate(self._paces):
             here = np.flatnonzero(self._of_host[hosts] == index)
-            found[..., here] = way(pace, found[..., here])
+            found[..., here] = convert(pace, found[..., here])
         return found
 
 
@@ -125,10 +120,10 @@ class Links:
     """The links between the ranks, and the cost of messages on them.
 
     Attributes:
-        host_of: the host of each rank, int [ranks]; messages within a host use no link.
+        host_of: the index of each rank's host, int [ranks]; messages within a host use no link.
         up_rate: bytes per second that each host can send, float [hosts]; inf if not limited. If the rate changes over
             time, its mean.
-        down_rate: bytes per second that each host can receive, in the same form.
+        down_rate: bytes per second that each host can receive, float [hosts]; inf or the mean as in `up_rate`.
         up_paces, down_paces: the clock of each host's link in each direction; None for a host whose rate is constant.
             Empty if all rates are constant.
         latency_s: one-way delay of the messages that each host sends, in seconds, float [hosts].
@@ -136,7 +131,7 @@ class Links:
         per_byte_s: CPU seconds of a rank for each byte that it sends or receives.
         wake_s: seconds from the arrival of a message until the rank that waits for it continues.
         crowded_wake_s: the same while more threads compute than there are cores.
-        ack_share: bytes of acknowledgements in one direction per byte of messages in the other.
+        ack_share: bytes of acknowledgements that travel in one direction per byte of messages in the other.
         carry_byte_s: CPU seconds per byte if cores carry messages between virtual hosts; 0 if no cores do.
         carriers: number of cores that carry messages at once.
     """
@@ -155,14 +150,9 @@ class Links:
     up_paces: Sequence[TraceClock | None] = ()
     down_paces: Sequence[TraceClock | None] = ()
 
-    @classmethod
-    def of_hosts(cls, up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Self:
-        """Return links with one rank per host; `more` has the other fields by name."""
-        return cls(host_of=np.arange(len(up_rate)), up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
-
     @functools.cached_property
     def one_per_host(self) -> bool:
-        """Return whether every rank has its own host."""
+        """True if every rank has its own host."""
         return np.array_equal(self.host_of, np.arange(len(self.up_rate)))
 
     @property
@@ -173,7 +163,8 @@ class Links:
     @property
     def period_s(self) -> float | None:
         """Return the longest period of the traces in seconds; None if all rates are constant."""
-        return max((pace.period_s for pace in (*self.up_paces, *self.down_paces) if pace), default=None)
+        paces = filter(None, (*self.up_paces, *self.down_paces))
+        return max((float(pace.moments_s[-1]) for pace in paces), default=None)
 
 
 # Linux's minimum timeout, without the round trip.
@@ -187,10 +178,10 @@ TIE_S = 1e-6
 
 
 class Windows:
-    """TCP windows of all connections between ranks, which are silent only between steps.
+    """TCP windows of all connections between ranks, if connections are silent only between steps.
 
     Args:
-        num_ranks: number of connected ranks.
+        num_ranks: number of ranks, each of which is connected to each other.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -200,20 +191,22 @@ class Windows:
         self._is_grown = np.zeros((num_ranks, num_ranks), dtype=np.bool_)
 
     def begin_step(self, silence_s: float) -> None:
-        """Begin a step after `silence_s` seconds in which nothing was sent."""
+        """Begin a step after `silence_s` seconds in which no connection sent anything."""
         self._silence_s = silence_s
         self._is_grown = (self._sent > 0) & (self._sent >= 2 * self._longest)
         self._longest[:] = self._sent[:] = 0
 
     def leaves_in_s(
         self,
-        sources: npt.NDArray[np.int64],
-        targets: npt.NDArray[np.int64],
+        sources: Ints,
+        targets: Ints,
         nbytes: Ints,
         per_byte_s: Floats,
         round_trip_s: Floats,
     ) -> Floats:
-        """Return the seconds in which messages leave if their links carry nothing else; all arguments broadcast.
+        """Return the seconds in which each message leaves its sender if the links carry nothing else.
+
+        All arguments are broadcast to one shape, which is also that of the result.
 
         Args:
             sources: sending rank of each message.
@@ -236,24 +229,24 @@ class Windows:
                 break
         return leaves
 
-    def _before(
-        self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], nbytes: Ints
-    ) -> tuple[Floats, Floats]:
+    def _before(self, sources: Ints, targets: Ints, nbytes: Ints) -> tuple[Floats, Floats]:
         """Return (seconds of silence since the window was as long as the message, bytes sent at once since then)."""
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
-    def end_wave(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], seconds: float) -> None:
-        """Record that all messages of a wave have arrived.
+    def end_wave(self, sources: Ints, targets: Ints, seconds: float) -> None:
+        """Record that all messages of a wave have arrived; does nothing here, because steps have no silences.
 
         Args:
             sources: sending rank of each message.
             targets: receiving rank of each message.
-            seconds: how long the wave took, until its last message arrived.
+            seconds: seconds from the beginning of the wave until its last message arrived.
         """
 
 
 class SettlingWindows(Windows):
-    """TCP windows of new connections, which are silent within steps too; used until the windows no longer change.
+    """TCP windows of new connections, if connections are silent within steps too.
+
+    Steps are simulated until these windows no longer change from step to step.
 
     Silences add up until a message is at least half as long as the longest one of the previous step, because such a
     message lets the window grow again.
@@ -275,9 +268,7 @@ class SettlingWindows(Windows):
         self._clock_s += silence_s
 
     @override
-    def _before(
-        self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], nbytes: Ints
-    ) -> tuple[Floats, Floats]:
+    def _before(self, sources: Ints, targets: Ints, nbytes: Ints) -> tuple[Floats, Floats]:
         silence_s = self._clock_s - self._came_at_s[sources, targets]
         is_silent = silence_s > LEAST_TIMEOUT_S + TIE_S
         silences_s = self._silences_s[sources, targets] + is_silent * silence_s
@@ -289,7 +280,7 @@ class SettlingWindows(Windows):
         return silences_s, window
 
     @override
-    def end_wave(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64], seconds: float) -> None:
+    def end_wave(self, sources: Ints, targets: Ints, seconds: float) -> None:
         self._clock_s += seconds
         self._came_at_s[sources, targets] = self._clock_s
 

@@ -46,7 +46,7 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """Return the layout of a message, which is the same on all ranks."""
+    """Return the layout of a message from a bucket: the sizes of its payloads, and those of its layers."""
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
     leaves = []
     for size in offer.leaves:
@@ -58,7 +58,7 @@ def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
 
 
 def lengths_of(offer: MessageProfile) -> Lengths:
-    """Return the lengths of a message's pieces.
+    """Return the rule that computes the bytes of any piece of a message.
 
     The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of merged ranks.
     Beyond the measured numbers of ranks, they grow at the last measured rate, until the dense form in fp32 is shorter.
@@ -94,7 +94,7 @@ SETTLING_STEPS, SETTLING_WINDOWS = 2, 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """A part of a trace.
+    """A part of a bandwidth trace.
 
     Attributes:
         begin_s, end_s: seconds since the trace began.
@@ -108,12 +108,14 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A step, with the column names of `metrics.csv`.
+    """A predicted step, with the column names of `metrics.csv`.
 
     Attributes:
         bound_by: what limits the step: compute, network, exchange (each rank's own work for the exchange: encoding,
             messages, decoding) or cpu (the cores that ranks share).
-        step_time_p95_s, slowest_window, fastest_window: values over a trace; None if rates are constant.
+        step_time_p95_s: 95th percentile of the step times over a trace; None if rates are constant.
+        slowest_window, fastest_window: the tenths of the trace with the slowest and fastest steps; None if rates are
+            constant, or if a step takes longer than the trace.
     """
 
     step_time_s: float
@@ -140,7 +142,7 @@ def predict(
     in_hook: bool = True,
     starts_early: bool = True,
 ) -> Prediction:
-    """Predict a step.
+    """Predict a step in which all ranks wait for each other.
 
     Args:
         calibration: the measured parts of a step.
@@ -193,14 +195,18 @@ def predict(
 class _Step:
     """Simulate the exchange threads of all ranks, one step after the other.
 
+    Args: see `predict`.
+
     Attributes:
         settles_in: number of steps until a step is like all later ones.
         computing: compute times of the ranks.
-        computed_s, exposed_s, late_work_s: of the last step, seconds from its start until backward ended, seconds that
-            each rank then waited for the exchange, and seconds that the exchange thread then worked, float [ranks].
+        computed_s: seconds from the start of the last step until backward ended, float [ranks].
+        exposed_s: seconds for which each rank then waited for the exchange, float [ranks].
+        late_work_s: seconds for which each rank's exchange thread then worked, float [ranks].
         sent, sent_over_links, messages: bytes that each rank sent in the last step, those of them that left its host,
             and the number of its messages, float [ranks].
-        busy_s, worked_s: CPU seconds of the last step for messages, float [ranks], and of each rank for other work.
+        busy_s: CPU seconds of each rank for messages in the last step, float [ranks].
+        worked_s: CPU seconds of one rank for encoding, packing and decoding in the last step.
     """
 
     def __init__(
@@ -221,10 +227,11 @@ class _Step:
         self.computing = Computing.of_ranks(calibration, job)
 
     def run(self, starts: Floats) -> tuple[Floats, Floats]:
-        """Simulate a step that begins at `starts` on each rank.
+        """Simulate a step that begins on each rank at the time `starts`, float [ranks].
 
         Returns:
-            The time at which each rank ends the step, and the seconds that it waited for the exchange, float [ranks].
+            The time at which each rank ends the step, and the seconds for which it waited for the exchange, float
+            [ranks] each.
         """
         calibration, flows = self._calibration, self._flows
         ranks = np.arange(self._job.links.num_ranks)
@@ -238,7 +245,7 @@ class _Step:
         flows.ready, flows.crowded_until = starts, float(computed.max())
         if not self._starts_early:  # each rank tells rank 0 that its backward has ended, and then all begin
             rank_0, nbytes = np.zeros_like(ranks[1:]), np.full(len(ranks) - 1, COMMAND_BYTES)
-            flows.wait_until(last)
+            flows.ready = np.maximum(flows.ready, last)
             flows.run([Wave(ranks[1:], rank_0, nbytes), Wave(rank_0, ranks[1:], nbytes)])
         sent, messages = flows.sent.copy(), flows.messages.copy()
         under_way: list[tuple[Floats, float]] = []
@@ -255,7 +262,7 @@ class _Step:
             due = early[number] if number < num_early else last
             flows.crowded_until = float(computed.max())
             to_decode = np.maximum(0.0, to_decode - np.maximum(0.0, due - flows.ready))
-            flows.wait_until(due)
+            flows.ready = np.maximum(flows.ready, due)
             to_decode = to_decode + self._takes(self._exchange(bucket, encoded, under_way))
         self.sent, self.messages = flows.sent - sent, flows.messages - messages
         begun = flows.ready
@@ -263,10 +270,8 @@ class _Step:
             flows.run([Wave(ranks, ranks, np.full((1, 1), FLAG_BYTES), each_to_each=True)])
         all_told, flows.ready = flows.ready, begun
         for ended, decode_s in under_way:
-            flows.wait_until(ended)
-            flows.work(self._takes(decode_s))
-        flows.work(to_decode)
-        flows.wait_until(all_told)
+            flows.ready = np.maximum(flows.ready, ended) + self._takes(decode_s)
+        flows.ready = np.maximum(flows.ready + to_decode, all_told)
         self.busy_s, self.sent_over_links = flows.busy_s - busy_s, flows.sent_over_links - over_links
         exchanged = np.maximum(flows.ready, computed)
         self.exposed_s = exchanged - last
@@ -274,29 +279,33 @@ class _Step:
         return exchanged + self.computing.factor * calibration.update_s, self.exposed_s
 
     def _works_s(self, busy_before_s: Floats) -> Floats:
-        """Return the seconds that each rank's exchange thread has worked in this step, float [ranks]."""
+        """Return the seconds that each rank's exchange thread has worked in this step, float [ranks].
+
+        Args:
+            busy_before_s: `Flows.busy_s` at the start of the step.
+        """
         return self.computing.factor * self.worked_s + self._job.slower * (self._flows.busy_s - busy_before_s)
 
     def _takes(self, work_s: float) -> Floats:
-        """Return the seconds that each rank takes for `work_s` CPU seconds, float [ranks]; count these CPU seconds."""
+        """Add `work_s` CPU seconds to `worked_s`; return the seconds that each rank takes for them, float [ranks]."""
         self.worked_s += work_s
         return self.computing.factor * work_s
 
     def _exchange(self, bucket: BucketParts, encoded: EncodedBucket, under_way: list[tuple[Floats, float]]) -> float:
-        """Encode and sum one bucket; return the CPU seconds of decoding that remain.
+        """Simulate encoding and summing one bucket; return the CPU seconds of decoding that remain to be done.
 
-        If the thread does not wait for the sum, append (end of the sum, CPU seconds of decoding) to `under_way` and
-        return 0.
+        If the thread does not wait for the sum, append (end of the sum on each rank, CPU seconds of decoding) to
+        `under_way` and return 0.
         """
         flows, collective = self._flows, self._collective
         *before, after_s = encoded.work_s
         for work_s, offer in zip(before, encoded.offers, strict=True):
-            flows.work(self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s)))
+            flows.ready = flows.ready + self._takes(work_s + (0.0 if self._is_bare(offer) else offer.pack_s))
             begun = flows.ready
             self._sum(bucket, offer)
             more_s = (self._job.links.num_ranks - 1) * offer.decode_s if collective.leaves_terms else 0.0
             if len(encoded.offers) > 1:  # the terms of each message are added before the next one is encoded
-                flows.work(self._takes(more_s))
+                flows.ready = flows.ready + self._takes(more_s)
             elif isinstance(collective, Allgather | Native):
                 under_way.append((flows.ready, after_s + more_s))
                 flows.ready = begun
@@ -304,7 +313,7 @@ class _Step:
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
-        """Sum a message; if it has elements of several types, each type is summed after the previous one."""
+        """Simulate the sum of one message; elements of several types are summed one type after the other."""
         collective = self._collective
         everything = [tuple(range(len(offer.leaves)))]
         for group in layout_of(offer, bucket).by_type() if collective.carries_wires else everything:
@@ -317,7 +326,7 @@ class _Step:
             self._flows.run(waves, unpack=NOTHING if self._is_bare(part) else part.unpack, merge=merge)
 
     def _is_bare(self, offer: MessageProfile) -> bool:
-        """Return whether a message is sent as wire tensors, not in packed form."""
+        """Return True if the collective sends the message's tensors as they are, not packed into bytes."""
         return self._collective.carries_wires and all(leaf.wire_numel is not None for leaf in offer.leaves)
 
 
@@ -331,14 +340,7 @@ TENTHS = 10
 
 
 class StepDuration(NamedTuple):
-    """Times of a step, or means over all steps if rates change over time.
-
-    Attributes:
-        step_time_s, exposed_s: as in `Prediction`.
-        step_time_p95_s: 95th percentile of the step times over a trace; None if rates are constant.
-        slowest, fastest: the tenths of the trace with the slowest and fastest steps; None if a step takes longer than
-            the trace, or if rates are constant.
-    """
+    """Times of a step, or means over all steps if rates change over time; fields as in `Prediction`."""
 
     step_time_s: float
     exposed_s: float
@@ -355,19 +357,19 @@ def replay(
     at_least_s: float,
     most_steps: int,
 ) -> StepDuration:
-    """Simulate steps from the start of a trace through whole periods.
+    """Simulate steps from the start of a bandwidth trace through whole periods; return their mean times.
 
     A period is divided into equal shares. A simulated step that is shorter than a share stands for all steps that would
     be made in one share, and the next simulated step begins a share later. So a trace of an hour does not need ten
     thousand simulated steps.
 
     Args:
-        run_step: simulates a step that begins at given times; returns when it ends, and the seconds that each rank
-            waited for the exchange, float [ranks].
+        run_step: simulates a step that begins at given times; returns the times at which it ends, and the seconds for
+            which each rank waited for the exchange, float [ranks] each.
         starts: start times of the first step, float [ranks]; delayed until the trace repeats.
-        period_s: period of the trace.
-        at_least_s: shortest time of a step.
-        most_steps: number of shares of a period, which is the most steps that are simulated in it.
+        period_s: seconds after which the trace repeats.
+        at_least_s: shortest time of a step in seconds.
+        most_steps: number of shares of a period, which is the most steps that are simulated in a period.
     """
     share_s = period_s / most_steps
     begin = math.ceil(starts.max() / period_s) * period_s

@@ -225,7 +225,7 @@ def test_a_prediction_repeats_by_its_seed() -> None:
     strategy = cast(AsyncServer, spec.build("strategies", "async_server:mode=asp"))
     job = Job(
         encoded=known.encoded["bf16"],
-        links=Links.of_hosts(rates, rates, np.zeros(3)),
+        links=Links(host_of=np.arange(3), up_rate=rates, down_rate=rates, latency_s=np.zeros(3)),
         slower=np.array([1.0, 1.1, 1.3]),
         load=1.0,
     )

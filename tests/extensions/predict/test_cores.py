@@ -12,7 +12,7 @@ from bench.extensions.predict.links import Links
 from tests.extensions.predict.calibrations import calibration
 
 WORK_S = 0.35
-UNLIMITED = Links.of_hosts(np.full(2, np.inf), np.full(2, np.inf), np.zeros(2))
+UNLIMITED = Links(host_of=np.arange(2), up_rate=np.full(2, np.inf), down_rate=np.full(2, np.inf), latency_s=np.zeros(2))
 
 
 def cores(*shares: float, load: float = 1.0) -> SharedCores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from bench.core.errors import UsageError
 from bench.extensions.predict.calibration import LinearCost
 from bench.extensions.predict.flows import Flows
-from bench.extensions.predict.links import Links
+from bench.extensions.predict.links import Floats, Links
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.rounds import Layout
@@ -27,8 +28,13 @@ def dense(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
     return np.ones_like(start), 16 + 4 * (stop - start)
 
 
+def one_rank_per_host(up_rate: Floats, down_rate: Floats, latency_s: Floats, **more: Any) -> Links:
+    hosts = np.arange(len(up_rate))
+    return Links(host_of=hosts, up_rate=up_rate, down_rate=down_rate, latency_s=latency_s, **more)
+
+
 def links(n: int, rate: float = 1e6, latency_s: float = 0.0, **more: float) -> Links:
-    return Links.of_hosts(np.full(n, rate), np.full(n, rate), np.full(n, latency_s), **more)
+    return one_rank_per_host(np.full(n, rate), np.full(n, rate), np.full(n, latency_s), **more)
 
 
 def flows_of(name: str, joined: Links, numel: int = 6000) -> Flows:
@@ -68,7 +74,7 @@ def test_a_slow_uplink_holds_up_a_ring_and_an_allgather() -> None:
 def test_late_messages_queue_behind_those_that_came_before_them() -> None:
     """Three messages of 1 s each to one rank, sent at 0, 0 and 10 s: the last finds the link free."""
     flows = Flows(links(4))
-    flows.wait_until(np.array([0.0, 0.0, 0.0, 10.0]))
+    flows.ready = np.array([0.0, 0.0, 0.0, 10.0])
     flows.run([Wave(np.array([1, 2, 3]), np.array([0, 0, 0]), np.full(3, 1_000_000))])
     assert flows.ready.tolist() == [11.0, 0.0, 0.0, 10.0]
 
@@ -140,7 +146,7 @@ def test_more_messages_than_memory_holds_are_refused() -> None:
 @pytest.mark.parametrize("n", [2, 7])
 def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> None:
     rng = np.random.default_rng(n)
-    joined = Links.of_hosts(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), **COSTS)
+    joined = one_rank_per_host(*rng.uniform(1e5, 1e6, (2, n)), np.full(n, 0.01), **COSTS)
     collective = options.build("collectives", Collective, name)
     waves = list(waves_of(collective, n, Layout.dense(6000, key=(0,)), Lengths(dense)) or [])
     at_once, one_by_one = Flows(joined), Flows(joined)
@@ -160,7 +166,7 @@ def test_waves_in_one_go_are_the_same_messages_one_by_one(name: str, n: int) -> 
 )
 def test_nothing_faster_ends_later(name: str, n: int, seed: int, figure: str, factor: float) -> None:
     rng = np.random.default_rng(seed)
-    worse = Links.of_hosts(
+    worse = one_rank_per_host(
         *rng.lognormal(13, 1.0, (2, n)),
         rng.exponential(0.01, n),
         **COSTS | {"message_s": rng.exponential(1e-4), "carry_byte_s": rng.exponential(1e-7)},

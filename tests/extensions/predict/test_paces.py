@@ -17,7 +17,7 @@ from collectives import options
 from collectives.base import Collective
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Lengths, Wave, waves_of
-from tests.extensions.predict.test_flows import COSTS, NAMES, dense
+from tests.extensions.predict.test_flows import COSTS, NAMES, dense, one_rank_per_host
 
 PACKET = 1500
 TRACES = st.lists(st.integers(0, 40), min_size=1, max_size=30).map(lambda moments: [*sorted(moments), 41])
@@ -36,7 +36,7 @@ def following(n: int, up: Sequence[int], down: Sequence[int] | None = None, **mo
     """Return hosts with one rank each, which all send by one trace and receive by another, or without a limit."""
     rates = np.full(n, mean_rate(up)), np.full(n, mean_rate(down) if down else np.inf)
     paces = {"up_paces": [pace(up)] * n, "down_paces": [pace(down)] * n if down else ()}
-    return Links.of_hosts(*rates, np.full(n, more.pop("latency_s", 0.0)), **paces, **more)
+    return one_rank_per_host(*rates, np.full(n, more.pop("latency_s", 0.0)), **paces, **more)
 
 
 def opportunities(trace: Sequence[int]) -> Iterable[int]:
@@ -69,7 +69,7 @@ def arrivals(joined: Links, messages: Sequence[tuple[int, int]]) -> list[float]:
     """Return the arrivals in milliseconds of messages from the first rank to the second."""
     flows, ends = Flows(joined), []
     for at, nbytes in messages:
-        flows.wait_until(np.array([at / 1e3, 0.0]))
+        flows.ready = np.maximum(flows.ready, [at / 1e3, 0.0])
         flows.run([Wave(np.array([0]), np.array([1]), np.array([nbytes]))])
         ends.append(float(flows.ready[1]) * 1e3)
     return ends
@@ -97,7 +97,7 @@ def test_what_comes_late_finds_a_downlink_by_its_own_trace() -> None:
 
 def test_messages_within_a_host_arrive_when_they_are_sent() -> None:
     flows = Flows(dataclasses.replace(following(1, [1, 2, 3]), host_of=np.zeros(2, dtype=int)))
-    flows.wait_until(np.array([0.0105, 0.0]))
+    flows.ready = np.array([0.0105, 0.0])
     flows.run([Wave(np.array([0]), np.array([1]), np.array([50_000]))])
     assert flows.ready[1] == pytest.approx(0.0105, abs=1e-9)
 
@@ -117,7 +117,7 @@ def ends_of(name: str, joined: Links) -> list[float]:
     collective = options.build("collectives", Collective, name)
     for _ in range(2):
         flows.run(waves_of(collective, joined.num_ranks, Layout.dense(6000, key=(0,)), Lengths(dense)) or ())
-        flows.work(0.01)
+        flows.ready = flows.ready + 0.01
     return flows.ready.tolist()
 
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from bench.extensions.predict.contention import Star, fair_shares
 from bench.extensions.predict.links import Links
+from tests.extensions.predict.test_flows import one_rank_per_host
 
 HOSTS = st.lists(st.tuples(st.integers(0, 3), st.floats(1, 100)), min_size=1, max_size=6)
 
 
 def links(rates: Sequence[float], **more: float) -> Links:
-    return Links.of_hosts(np.array(rates), np.array(rates), np.zeros(len(rates)), **more)
+    return one_rank_per_host(np.array(rates), np.array(rates), np.zeros(len(rates)), **more)
 
 
 def come_at(joined: Links, messages: Sequence[tuple[float, str, int, float]]) -> list[float]:
