@@ -69,7 +69,7 @@ def test_a_calibration_that_was_interrupted_goes_on_and_one_in_a_hurry_says_so(t
             process.send_signal(signal.SIGINT)
             break
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 130, error
     kept = len(json.loads(Path(f"{out}.parts").read_text())["parts"])
     assert kept >= 3
     said = f"{kept} part(s) are kept in {out}.parts; run the same command again to continue from there"
