@@ -37,7 +37,7 @@ from bench.train.data import Batches
 from collectives.allreduce import Ring
 from collectives.base import Key
 from collectives.payloads.base import Dense, Payload, unpack
-from collectives.schedule.rounds import leaves
+from collectives.schedule.rounds import Layout, leaves
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
 from compressors.ddp.gradients import ZeroCopyGradients
@@ -369,7 +369,8 @@ def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats:
             growth.append((count, max(growth[-1][1], total.nbytes / first.nbytes)))
     sizes = [(first, second)]
     if first.addable:
-        sizes.append((first.split(PARTS)[0], second.split(PARTS)[0]))
+        start, stop = Layout.of(first).cuts(PARTS)[0]
+        sizes.append((first.slice(start, stop), second.slice(start, stop)))
     lengths = [own.nbytes for own, _ in sizes]
     pack_s, unpack_s, merge_s, decode_s = zip(*(_handled(*both, stir, repeats) for both in sizes), strict=True)
     return MessageProfile(
