@@ -31,14 +31,15 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective, Key
 from collectives.options import CountOrZero, OptionError
-from collectives.parameter_server.link import RemoteServer, serve
-from collectives.parameter_server.server import (
+from collectives.parameter_server import (
     Answer,
     ClockEnd,
     Parameters,
     ParameterServer,
     Push,
+    RemoteServer,
     Session,
+    serve,
 )
 from collectives.payloads import Dense, Payload, unpack
 from collectives.server import added

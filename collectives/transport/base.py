@@ -110,10 +110,6 @@ class Traffic:
         )
 
 
-def _no_traffic() -> dict[Purpose, Traffic]:
-    return {purpose: Traffic() for purpose in get_args(Purpose)}
-
-
 @dataclasses.dataclass
 class Ledger:
     """The traffic that one rank has sent, per purpose.
@@ -123,7 +119,9 @@ class Ledger:
         purpose: the purpose for which messages are counted from now on.
     """
 
-    traffic: dict[Purpose, Traffic] = dataclasses.field(default_factory=_no_traffic)
+    traffic: dict[Purpose, Traffic] = dataclasses.field(
+        default_factory=lambda: {purpose: Traffic() for purpose in get_args(Purpose)}
+    )
     purpose: Purpose = "gradient"
 
     def book(self, nbytes: int, *, messages: int = 1, from_formula: bool = False) -> None:

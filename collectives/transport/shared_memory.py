@@ -84,7 +84,7 @@ class ChannelEnd:
         """
         before = self._passed
         while self.messages:
-            # bytes that the other end has read beyond this sender, or written beyond this receiver
+            # bytes that the other end has transferred, less those that this end has: negative or 0 for a sender
             ahead = self._memory.announced(self._peer_line, 0) - self._passed
             available = len(self._bytes) + ahead if self._sends else ahead
             if not available:

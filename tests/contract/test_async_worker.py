@@ -13,7 +13,7 @@ from torch import nn
 from bench.core import registry, spec
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncWorker, ServerParameters
-from collectives.parameter_server.server import ParameterServer
+from collectives.parameter_server import ParameterServer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Nonfinite

@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from collectives.parameter_server.link import SERVER, WORKER, ControlMessage, RemoteServer, Request, _buffers, serve
-from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer
+from collectives.parameter_server import (
+    SERVER,
+    WORKER,
+    Answer,
+    ClockEnd,
+    ControlMessage,
+    ParameterServer,
+    RemoteServer,
+    Request,
+    _buffers,
+    serve,
+)
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.payloads.fields import PayloadError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from collectives.parameter_server.server import Push
+from collectives.parameter_server import Push
 from collectives.payloads.base import Dense
 
 

@@ -30,8 +30,7 @@ from bench.extensions.predict.contention import Computing, FairShareQueue, Job, 
 from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction
 from bench.strategies.async_server import AsyncServer
-from collectives.parameter_server.link import CONTROL_BYTES
-from collectives.parameter_server.server import ClockEnd, Push
+from collectives.parameter_server import CONTROL_BYTES, ClockEnd, Push
 from collectives.payloads.base import HEADER_BYTES
 
 # Number of steps per rank at the beginning that do not count.

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from collectives.parameter_server.server import Answer, ClockEnd, ParameterServer, Session
+from collectives.parameter_server import Answer, ClockEnd, ParameterServer, Session
 from collectives.payloads import Dense
 from collectives.payloads.base import unpack
 from collectives.transport.base import TransportError

@@ -8,7 +8,7 @@ from torch import nn
 
 from bench.core import spec
 from bench.strategies.async_server import ServerParameters
-from collectives.parameter_server.server import ClockEnd, Push
+from collectives.parameter_server import ClockEnd, Push
 from collectives.payloads import Dense
 from collectives.payloads.base import Payload, unpack
 from compressors.layer import layers_of

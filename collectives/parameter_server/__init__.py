@@ -1,1 +1,0 @@
-"""Parameter server: one rank holds the parameters; all ranks push gradients and pull parameters, each at its pace."""
