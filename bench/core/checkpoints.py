@@ -172,6 +172,7 @@ class Checkpoints:
         self.at(step).mkdir(parents=True, exist_ok=True)
         with replacing(self.file(step, rank)) as temporary:
             save(temporary)
+            temporary.chmod(self.at(step).stat().st_mode & 0o666)  # by the umask; safetensors writes for the owner only
             facts = FileFacts.of(temporary)
         sync_folder(self._folder.checkpoints)
         sync_folder(self._folder.path)

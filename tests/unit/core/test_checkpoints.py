@@ -42,6 +42,16 @@ def make(folder: RunFolder, config: RunConfig, step: int) -> Manifest:
     return manifest
 
 
+def test_a_file_gets_the_rights_that_the_umask_leaves(folder: RunFolder) -> None:
+    checkpoints = Checkpoints(folder)
+    before = os.umask(0o027)
+    try:
+        checkpoints.write(9, 0, lambda path: path.touch(0o600))  # as safetensors does
+    finally:
+        os.umask(before)
+    assert checkpoints.file(9, 0).stat().st_mode & 0o777 == 0o640
+
+
 def test_there_is_a_checkpoint_once_its_manifest_is_written_and_the_last_one_is_kept(
     folder: RunFolder, config: RunConfig
 ) -> None:
