@@ -1,8 +1,9 @@
 """Candidates: for each pair, the choice in which most layers use it, and the estimated cost of a step with that choice.
 
-A model of one step's exchange selects the pairs that are worth a trial, and the cheaper of two pairs for a layer;
-actual step times are measured. In the model, each wave of messages (`waves_of`) takes a latency plus the time of the
-bytes of the rank that sends most, at the rate of the link.
+A model of one step's exchange selects the pairs that are worth a trial (a few training steps with a pair, whose times
+are measured), and the cheaper of two pairs for a layer. In the model, each wave of messages (those that depend only on
+earlier waves, see `waves_of`) takes a latency plus the time of the bytes of the rank that sends most, at the rate of
+the link.
 """
 
 import dataclasses
@@ -33,12 +34,12 @@ _REPEATS = 3
 
 
 class Seen(NamedTuple):
-    """The cost and the error of encoding a layer's gradient; after `Candidates.agree`, the largest of all ranks.
+    """The cost and the error of encoding a layer's gradient x; after `Candidates.agree`, the largest of all ranks.
 
     Attributes:
         seconds: time of encoding.
         nbytes: bytes of the packed payload.
-        error: |x - C(x)| / |x|; 1 for a gradient of zeros, whose error is unknown.
+        error: |x - C(x)| / |x|, where C(x) is the decoded payload; 1 for a gradient of zeros, whose error is unknown.
     """
 
     seconds: float
@@ -47,7 +48,10 @@ class Seen(NamedTuple):
 
 
 def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
-    """Encode a gradient, fp32 [layer.numel], twice and take the shorter time; no state is changed."""
+    """Encode a gradient x, fp32 [layer.numel], twice, and return the shorter time, the bytes and the error.
+
+    The compressor's state is not changed.
+    """
     if not layer.numel or compressor.leaves_dense(layer):
         return Seen(seconds=0.0, nbytes=FP32_BYTES * layer.numel, error=0.0)
     seconds = []
@@ -65,7 +69,7 @@ def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> See
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCost:
-    """The time that messages take on the slowest rank.
+    """The time that the messages of a sum take on the slowest rank.
 
     Attributes:
         wave_s: seconds per wave of messages that do not depend on their length.
@@ -77,7 +81,10 @@ class MessageCost:
 
 
 def measure_link(collective: BoundCollective, transport: Transport) -> MessageCost:
-    """Time sums of a short and of a longer tensor; every rank must call. The traffic is counted as control."""
+    """Return the cost of messages on the current link, from timed sums of a short and of a longer tensor.
+
+    Every rank must call this function. The traffic counts under the purpose "control".
+    """
     with transport.counted_as("control"):
         short_s = _sum_s(collective, transport, _SHORT)
         for numel in _LONGER:
@@ -90,7 +97,15 @@ def measure_link(collective: BoundCollective, transport: Transport) -> MessageCo
 
 
 def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_size: int) -> float:
-    """Return the estimated seconds of the messages of a sum of payloads with `numel` elements in `nbytes` bytes."""
+    """Return the estimated seconds of the messages of one sum.
+
+    Args:
+        pair: the compressor that makes the payloads, and the collective that sums them.
+        nbytes: bytes of each rank's payload.
+        numel: number of elements that a payload stands for.
+        link: the cost of messages.
+        world_size: number of ranks.
+    """
     if not numel or world_size == 1:
         return 0.0
     waves, sent = _messages(pair, nbytes, numel, world_size)
@@ -99,7 +114,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """Return `_waves` of a pair; cached, because it is needed for every layer whenever the link may have changed."""
+    """Return the result of `_waves` for a pair; cached, because each layer needs it when the link may have changed."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.traits.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
@@ -121,7 +136,14 @@ def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> flo
 
 
 def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Lengths | None) -> tuple[int, float]:
-    """Return the number of waves of messages, and the bytes of each wave's busiest sender, summed over the waves."""
+    """Return the number of waves of messages, and the bytes of each wave's busiest sender, summed over the waves.
+
+    Args:
+        collective: the collective that sums.
+        world_size: number of ranks.
+        layout: elements of the payload.
+        lengths: bytes of partial sums; None: the messages are parts of a tensor, without headers.
+    """
     lengths = lengths or dataclasses.replace(
         _growing(FP32_BYTES * layout.numel, layout.numel), itemsize=layout.itemsize
     )
@@ -134,9 +156,13 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
 
 
 def _growing(nbytes: float, numel: int) -> Lengths:
-    """Return the lengths of partial sums of payloads whose entries differ between ranks.
+    """Return the bytes of partial sums of payloads whose entries differ between ranks.
 
-    They grow with the number of terms up to the dense length.
+    A sum of n payloads has n times the bytes of one, but at most those of a dense fp32 tensor.
+
+    Args:
+        nbytes: bytes of each rank's payload.
+        numel: number of elements that a payload stands for.
     """
 
     def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
@@ -147,23 +173,23 @@ def _growing(nbytes: float, numel: int) -> Lengths:
 
 
 SMALL = 1024  # layers of at most this many elements use the pair of most layers: their error and cost are small
-TRIED = "tried"  # the reason of a layer that uses the pair of most layers
+TRIED = "tried"  # the reason for the pair of a layer that uses the pair of most layers, in a trial
 
 
 class Candidates:
-    """The choices that can be tried, computed from gradients that every compressor has encoded.
+    """The choices that can be tried; they follow from gradients that every pair's compressor has encoded.
 
     Args:
         collective: the run's collective.
         layers: every trainable parameter.
         world_size: number of ranks.
-        error: the largest allowed error of a layer of more than `SMALL` elements.
+        error: the largest allowed `Seen.error` of a layer of more than `SMALL` elements.
 
     Attributes:
         pairs: the pairs, from dense to sparse.
-        dense: the pair that every layer may use.
+        dense: the pair that every layer may use, because its error is small.
         layers: the layers that have elements.
-        link: the current cost of messages.
+        link: the cost of messages as measured last; the caller sets it.
     """
 
     def __init__(self, collective: Collective, layers: Sequence[Layer], world_size: int, error: float) -> None:
@@ -179,7 +205,13 @@ class Candidates:
         self._looked_at: Step | None = None
 
     def have_changed(self, step: Step | None) -> bool:
-        """Return True if a compressor sends another share of the entries than at the last look, as during warm-up."""
+        """Return True if a compressor would send another share of the entries than in the last step of `look_at`.
+
+        Shares change during warm-up, in which sparse compressors start with more entries.
+
+        Args:
+            step: the current step; None before the first one.
+        """
         if step is None or self._looked_at is None:
             return False
         return any(
@@ -190,12 +222,12 @@ class Candidates:
         )
 
     def forget_gradients(self) -> None:
-        """Discard the results of the last look, before the next look at all buckets of a step."""
+        """Discard the results of `look_at`, before all buckets of another step are encoded."""
         self._seen = {pair: {} for pair in self.pairs}
         self._buckets = []
 
     def look_at(self, bucket: Bucket) -> None:
-        """Encode a bucket's gradients with every compressor; the results are not sent."""
+        """Encode a bucket's gradients with every pair's compressor and keep costs and errors; nothing is sent."""
         self._buckets.append(bucket.layers)
         self._looked_at = bucket.step
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
@@ -204,7 +236,7 @@ class Candidates:
                 self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
 
     def agree(self, transport: Transport) -> None:
-        """Replace this rank's costs and errors by the largest of all ranks; every rank must call."""
+        """Replace this rank's costs and errors by the largest of all ranks; every rank must call this method."""
         unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
         keys = [(pair, layer.id) for pair in self.pairs for layer in self.layers]
         own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
@@ -213,7 +245,7 @@ class Candidates:
             self._seen[pair][layer_id] = Seen(*values)
 
     def choices(self) -> dict[Pair, Choice]:
-        """Return the candidates by the pair of most layers, without duplicates."""
+        """Return the choices that can be tried, by the pair of most layers; of equal choices only the first."""
         choices: dict[Pair, Choice] = {}
         for pair in self.pairs:
             choice = self.choice(pair)
@@ -222,7 +254,10 @@ class Candidates:
         return choices
 
     def choice(self, pair: Pair) -> Choice:
-        """Return the choice of this pair, but of a denser pair for layers whose error or cost would be too high."""
+        """Return the choice of this pair for all layers, except those whose error or cost would be too high.
+
+        These layers get a denser pair: the next one whose error is allowed, or the dense pair if that is cheaper.
+        """
         ways: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
         for layer in self.layers:
@@ -235,13 +270,14 @@ class Candidates:
                 good = (other for other in denser if self._seen[other][layer.id].error <= self._largest_error)
                 chosen, why = next(good, self.dense), f"{pair.compressor} would lose {error:.1%} of it"
             ways.setdefault((chosen, why), []).append(layer.id)
-        parts = (Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items())
-        return Choice(step=0, parts=tuple(parts))
+        return Choice(step=0, parts=tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items()))
 
     def cost_s(self, choice: Choice, link: MessageCost | None = None) -> float:
-        """Return the seconds of encoding and of messages in a step on a link, by default the current one.
+        """Return the estimated seconds of encoding and of messages in a step, as if nothing overlapped.
 
-        Nothing overlaps.
+        Args:
+            choice: the pair of every layer.
+            link: the cost of messages; None for the current link.
         """
         total, link = 0.0, link or self.link
         for part, bucket in itertools.product(choice.parts, self._buckets):
@@ -253,13 +289,13 @@ class Candidates:
         return total
 
     def unlikeness(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
-        """Return the ratio of step costs on another link and on the current one, the larger divided by the smaller.
+        """Return the ratio, at least 1, by which the costs of a step differ between another link and the current one.
 
-        The ratio is computed for the dense pair and for `pair`, and the larger one is returned.
+        It is the larger cost divided by the smaller one, for the dense pair or for `pair`, whichever differs more.
 
         Args:
             link: the other link.
-            pair: the pair.
+            pair: a pair.
             negligible_s: differences up to this many seconds are ignored.
         """
         most = 1.0
@@ -270,9 +306,9 @@ class Candidates:
         return most
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
-        """Return the ids of the layers that cost less if they are sent dense than with `pair`.
+        """Return the ids of the layers that cost less with the dense pair than with `pair`.
 
-        The set is empty if these layers together save less than the additional message per bucket costs.
+        The set is empty if these layers together save less than the additional messages of two pairs per bucket cost.
         """
         if all(kind.elementwise for kind in self._compressors[pair].traits.emits):
             return set()

@@ -1,10 +1,10 @@
-"""Choices of compressor `auto`: the pair of compressor and collective for each layer, and the reducer that applies it.
+"""Choices of compressor `auto`: which pair of compressor and collective sends each layer, and the reducer that does so.
 
-Each pair has its own reducer. When a layer changes to another pair, its residual is added to its next gradient. So
-nothing is lost except the rounding to the gradient's type.
+Every pair has a reducer of its own, which keeps the residuals of its layers (the parts of gradients that were not
+sent). When a layer changes to another pair, its residual is added to the layer's next gradient, so nothing is lost
+except the rounding to the gradient's type.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -29,7 +29,7 @@ FIRST = "nothing is measured yet"
 
 
 class Pair(NamedTuple):
-    """A compressor and a collective, as spec texts."""
+    """A compressor and a collective, each as the text that users write, such as ``group_topk:ratio=0.1``."""
 
     compressor: str
     collective: str
@@ -38,18 +38,22 @@ class Pair(NamedTuple):
         return f"{self.compressor} on {self.collective}"
 
     def built(self) -> tuple[Compressor, Collective]:
-        """Build the compressor and the collective."""
+        """Return the compressor and the collective that the texts describe.
+
+        Raises:
+            OptionError: there is no such component, or an option is wrong.
+        """
         return build("compressors", Compressor, self.compressor), build("collectives", Collective, self.collective)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """Layers that use the same pair.
+    """Layers that are sent by the same pair.
 
     Attributes:
-        pair: their compressor and collective.
+        pair: the compressor and the collective of these layers.
         layers: the ids of the layers, ascending.
-        why: the reason for this pair, as a phrase.
+        why: the reason for this pair, as a phrase for the column `chosen_because`.
     """
 
     pair: Pair
@@ -59,10 +63,10 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The pairs of all layers from a given step on.
+    """The pair of every layer from a given step on; implements the protocol `Decision`.
 
     Attributes:
-        step: the first step with these pairs.
+        step: index of the first step with these pairs.
         parts: the layers by pair; each layer with elements is in exactly one part.
     """
 
@@ -71,7 +75,14 @@ class Choice:
 
     @classmethod
     def of_all(cls, step: int, pair: Pair, layers: Iterable[Layer], why: str) -> Self:
-        """Return the choice that uses one pair for all layers."""
+        """Return the choice that sends all layers by one pair.
+
+        Args:
+            step: index of the first step with this choice.
+            pair: the pair.
+            layers: the layers, without those that have no elements.
+            why: the reason, as a phrase.
+        """
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
     def of_layer(self, layer_id: int) -> Part | None:
@@ -80,25 +91,28 @@ class Choice:
 
     @functools.cached_property
     def ways(self) -> dict[int, Pair]:
-        """Return the pair of each layer, by layer id."""
+        """Return the pair of each layer that has elements, by layer id."""
         return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
     def columns(self, layers: Iterable[Layer]) -> dict[str, Any]:
-        """Return the columns of `metrics.csv`: the pairs, with their shares of the elements if there are several."""
+        """Return the column `chosen` of `metrics.csv`: the pairs, each with its share of the elements if it is not all.
+
+        Args:
+            layers: every layer of the model.
+        """
         numel = {layer.id: layer.numel for layer in layers}
         if len(self.parts) == 1:
             return {"chosen": str(self.parts[0].pair)}
-        shares = [sum(numel[layer_id] for layer_id in part.layers) / sum(numel.values()) for part in self.parts]
-        texts = [f"{part.pair} {share:.1%}" for part, share in zip(self.parts, shares, strict=True)]
-        return {"chosen": ", ".join(texts)}
+        shares = ((part, sum(map(numel.__getitem__, part.layers)) / sum(numel.values())) for part in self.parts)
+        return {"chosen": ", ".join(f"{part.pair} {share:.1%}" for part, share in shares)}
 
     def layer_columns(self, layer: Layer) -> dict[str, Any]:
-        """Return a layer's columns of `layers.csv`; none for a layer without elements."""
+        """Return a layer's columns `chosen` and `chosen_because` of `layers.csv`; {} for a layer without elements."""
         part = self.of_layer(layer.id)
         return {} if part is None else {"chosen": str(part.pair), "chosen_because": part.why}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the choice as values for JSON."""
+        """Return the choice as values that JSON can store, as in a line of `choices.jsonl`."""
         return {
             "step": self.step,
             "parts": [{**part.pair._asdict(), "layers": list(part.layers), "why": part.why} for part in self.parts],
@@ -106,7 +120,11 @@ class Choice:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Build a choice from the result of `to_dict`."""
+        """Return the choice from the values that `to_dict` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError or AttributeError: the values are not those of a choice.
+        """
         parts = tuple(
             Part(
                 pair=Pair(str(part["compressor"]), str(part["collective"])),
@@ -119,30 +137,32 @@ class Choice:
 
 
 def read_choices(path: Path) -> list[Choice]:
-    """Read choices from a file with one JSON object per line; an incomplete last line is ignored.
+    """Return the choices in a file such as `choices.jsonl`: one JSON object per line, in the order of their steps.
+
+    An incomplete last line, which a killed run may leave, is ignored.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not a choice.
+        ValueError: "'{"step": 3}' is not a choice: 'parts'".
     """
-    *whole, last = path.read_text(encoding="utf-8").split("\n")
-    choices = [_choice(line) for line in whole]
-    with contextlib.suppress(ValueError):
-        choices.append(_choice(last))
+    choices, lines = [], path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            choices.append(Choice.from_dict(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number < len(lines):
+                raise ValueError(f"'{line[:40]}' is not a choice: {error}") from None
     return choices
 
 
-def _choice(line: str) -> Choice:
-    try:
-        return Choice.from_dict(json.loads(line))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"'{line[:40]}' is not a choice: {error}") from None
-
-
 def pairs_on(collective: Collective) -> list[Pair]:
-    """Return the pairs that `auto` tries with this collective of the run, from dense to sparse.
+    """Return the pairs that `auto` tries, from dense to sparse.
 
-    `native` is used only if it is the run's collective, because its bytes are not counted.
+    Pairs whose compressor and collective do not work together are left out. `native` is in a pair only if it is the
+    run's collective, because the bytes that it sends are not counted.
+
+    Args:
+        collective: the run's collective, used by all pairs except those whose payloads need `allgather`.
     """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
     wanted = [
@@ -160,29 +180,29 @@ def pairs_on(collective: Collective) -> list[Pair]:
 
 
 def dense_pair(collective: Collective) -> Pair:
-    """Return the pair with almost no error, which is used if no other pair is faster."""
+    """Return the pair of compressor `bf16` and the run's collective, whose error is small enough for every layer."""
     return next(pair for pair in pairs_on(collective) if pair.compressor == "bf16")
 
 
 class BoundPair(NamedTuple):
-    """The reducer and the bound collective of a pair."""
+    """A pair on this rank: the reducer, which keeps its layers' residuals, and the bound collective."""
 
     reducer: Reducer
     collective: BoundCollective
 
 
 class ChosenPairs(Reducer):
-    """Sends each layer through its pair.
+    """Send each layer by the pair that the current choice names.
 
     Args:
         compressor: the compressor `auto`.
         choice: the first choice.
-        bind: binds a collective to the ranks.
+        bind: binds a collective to this rank's transport.
 
     Attributes:
         choice: the choice in use.
-        wire_s: seconds of the current step in which messages were sent or waited for.
-        look: called with every bucket before it is sent; or None.
+        wire_s: seconds in which messages were sent or waited for; the caller sets it to 0 before each step.
+        look: called with every bucket before the bucket is sent; None: nothing is called.
     """
 
     def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
@@ -195,14 +215,17 @@ class ChosenPairs(Reducer):
         self._added: set[int] = set()
 
     def bound(self, pair: Pair) -> BoundPair:
-        """Return the pair's reducer and bound collective; every rank must call."""
+        """Return the pair's reducer and bound collective, which are made at the first call; every rank must call it."""
         if pair not in self._bound_pairs:
             compressor, collective = pair.built()
             self._bound_pairs[pair] = BoundPair(reducer_for(compressor), self._bind(collective))
         return self._bound_pairs[pair]
 
     def switch(self, choice: Choice) -> None:
-        """Use another choice from the next step on; call this between steps, on all ranks."""
+        """Use another choice from the next step on; every rank must call this method, between two steps.
+
+        The residuals of layers that change to another pair are kept, and added to their next gradients.
+        """
         for pair, bound in self._bound_pairs.items():
             staying = {layer_id for part in choice.parts if part.pair == pair for layer_id in part.layers}
             state = bound.reducer.state_dict()
@@ -226,10 +249,9 @@ class ChosenPairs(Reducer):
                 bucket.gradients[index] = torch.add(bucket.gradients[index], residual.to(update.device), out=update)
                 self._added.add(layer.id)
         of_pair: dict[Pair, list[int]] = {}
-        pair_of = self.choice.ways
         for index, layer in enumerate(bucket.layers):
             if layer.numel:  # layers without elements have no pair
-                of_pair.setdefault(pair_of[layer.id], []).append(index)
+                of_pair.setdefault(self.choice.ways[layer.id], []).append(index)
         parts, pendings = [], []
         for pair, indices in sorted(of_pair.items()):
             bound = self.bound(pair)
@@ -295,7 +317,7 @@ class ChosenPairs(Reducer):
             self.bound(pair).reducer.load_state_dict(kept)
 
     def _timed(self, collective: BoundCollective) -> StartSum:
-        """Return the collective's `start`, with its time added to `wire_s`."""
+        """Return a function that does what the collective's `start` does, and adds its seconds to `wire_s`."""
 
         def start(payload: Payload, key: Key) -> PendingSum:
             started = time.perf_counter()

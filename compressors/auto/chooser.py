@@ -1,10 +1,11 @@
-"""Chooser: tries pairs during training, keeps the fastest, and watches whether the link changes.
+"""Chooser: tries pairs of compressor and collective during training, keeps the fastest, and watches the link's speed.
 
-A trial is a few consecutive steps with one pair. If the link returns to an earlier state, the pair that was the fastest
-in that state is used again without trials.
+A trial is a few consecutive training steps with one pair. A state of the link is a time in which messages take about as
+long as when the link was measured. If the link returns to an earlier state, the pair that was the fastest in that state
+is used again without trials.
 
-`Chooser.decisions` is a generator: every `yield` lets one step pass and returns the times of the previous step. All
-ranks get the same times, so all of them make the same decisions.
+`Chooser.decisions` is a generator: every `yield` lets one step pass and returns the times of the step before. All ranks
+get the same times, so all of them make the same decisions.
 """
 
 import collections
@@ -37,44 +38,44 @@ from compressors.layer import Layer, Step
 ALIKE = 1.5
 # The link is measured again if steps take this many times as long as when it was measured.
 SLOWED = 1.25
-# A trial ends after its first step that counts if that takes this many times as long as a step of the trial before.
+# A trial ends after its first step that counts if this step takes this many times as long as one of the trial before.
 HOPELESS = 2.5
-# A trial is made up to this many times, until the link's speed does not jump during it.
+# A trial is repeated until the link's speed does not jump during it, but made at most this many times.
 ATTEMPTS = 3
 # A pair is tried if its step could take at most this many times as long as the best pair's.
 WORTH_A_TRIAL = 1.1
-# Limits for the second trial, the third, and so on: (step time / best step time, number of pairs). Single steps differ
-# by a fifth if ranks share cores, so a few of them exclude only pairs that are much slower.
+# Limits for a pair's second trial, its third, and so on: (step time / step time of the fastest pair, number of pairs).
+# Single steps differ by a fifth if ranks share cores, so a few of them exclude only pairs that are much slower.
 RACE = ((1.3, 5), (1.2, 3), *[(1.1, 2)] * 3)
-# Numbers of steps whose medians are compared: after the choice, and now. Medians of fewer steps are too noisy.
+# Numbers of steps whose medians are compared: the first ones after the choice, and the latest. Fewer are too noisy.
 USUAL, WINDOW = 32, 15
-# Pairs are tried again if the time of messages (DEPARTURE, longer or shorter) or of a step (SLOWER) is this many times
-# what it was after the choice; above FAR_SLOWER immediately, even if the budget for trials is spent.
+# The link is measured again if messages take DEPARTURE times as long as after the choice, or 1 / DEPARTURE times, or if
+# a step takes SLOWER times as long; above FAR_SLOWER at once, and pairs are tried even if the budget is spent.
 DEPARTURE, SLOWER, FAR_SLOWER = 2.0, 1.5, 2.5
 # A change of the time of messages by a smaller share of a step is ignored.
 NOTICEABLE = 0.05
 # Number of steps until pairs may be tried again; doubled each time that the same pair wins.
 REST = 64
-# After this many rests, pairs are tried again even if no change was noticed.
+# After PERIOD times that number of steps, pairs are tried again even if no change was noticed.
 PERIOD = 8
-# If pairs are tried more than this many steps after the last look at gradients, the compressors encode gradients again.
+# If pairs are tried more than this many steps after the compressors encoded gradients, they encode gradients again.
 LOOK_AGAIN = 500
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LinkKnowledge:
-    """The results of trials for one state of the link.
+    """The results of trials in one state of the link.
 
     Attributes:
         link: the measured cost of messages in this state.
-        holder: the pair that is used in this state.
-        why: the reason for this pair.
-        was_tried: True if trials in this state chose the pair; False if it was kept from the state before, or if the
-            link changed during the trials.
-        rivals: other pairs that may be better.
+        holder: the pair in use in this state.
+        why: the reason for this pair, as a phrase.
+        was_tried: True if trials in this state chose the pair; False if the pair was kept from the state before, or if
+            the link changed during the trials.
+        rivals: other pairs that may be faster, which are tried again while `holder` is in use.
         pairwise: results of single trials of rivals in this state.
-        usual: times of the first steps with the pair in use.
-        watched: number of steps in this state, without those of rivals.
+        usual: times of the first `USUAL` steps with the pair in use.
+        watched: number of steps with the pair in use, without trials.
     """
 
     link: MessageCost
@@ -88,28 +89,34 @@ class LinkKnowledge:
 
 
 class Occasion(NamedTuple):
-    """A reason to measure the link again; if it is urgent, pairs are tried even if the budget is spent."""
+    """A reason to measure the link again.
+
+    Attributes:
+        why: the reason, as a phrase.
+        is_urgent: True if pairs are tried even if the option `budget` allows no more trials.
+    """
 
     why: str
     is_urgent: bool = False
 
 
+# Every `yield` lets one step pass and returns the times of the step before.
 Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decides which pair each layer uses; all ranks decide the same.
+    """Decide which pair sends each layer, and switch the reducer to it; all ranks decide the same.
 
     Args:
-        reducer: sends each layer through its chosen pair.
+        reducer: sends each layer by the pair that was chosen for it.
         collective: the run's collective.
         layers: every trainable parameter.
         transport: connects the ranks; used between steps.
         error, budget, revise: the options of `Auto`.
 
     Attributes:
-        step: the last step that has ended; None before the first.
-        was_skipped: True if that step was skipped because a gradient was not finite.
+        step: the last step that has ended, set by the caller before it resumes the generator; None before the first.
+        was_skipped: True if that step was skipped because a gradient was not finite; set by the caller.
     """
 
     def __init__(
@@ -135,11 +142,11 @@ class Chooser:
 
     @property
     def next_step(self) -> int:
-        """Return the index of the first step that a decision would apply to."""
+        """Return the index of the first step to which a decision made now applies."""
         return 0 if self.step is None else self.step.index + 1
 
     def decisions(self) -> Decisions:
-        """Encode gradients, try pairs and watch the link until training ends."""
+        """Return the generator that encodes gradients, tries pairs and watches the link until training ends."""
         occasion = Occasion("the first steps")
         looked: int | None = None
         latest: LinkKnowledge | None = None
@@ -176,7 +183,12 @@ class Chooser:
             occasion = yield from self._watch(latest)
 
     def follow(self, choices: Iterable[Choice], *, goes_on: bool = False) -> Decisions:
-        """Repeat earlier choices at the same steps; then make decisions, if `goes_on`."""
+        """Return the generator that repeats earlier choices at their steps.
+
+        Args:
+            choices: the choices, in the order of their steps.
+            goes_on: True to make decisions after the last of these choices.
+        """
         for choice in choices:
             while self.next_step < choice.step:
                 yield
@@ -185,11 +197,10 @@ class Chooser:
             yield from self.decisions()
 
     def _measure_link(self) -> None:
-        dense = self._reducer.bound(self._candidates.dense)
-        self._candidates.link = measure_link(dense.collective, self._transport)
+        self._candidates.link = measure_link(self._reducer.bound(self._candidates.dense).collective, self._transport)
 
     def _known(self) -> LinkKnowledge | None:
-        """Return the knowledge about the state that is most similar to the current link; None if none is similar."""
+        """Return the knowledge about the state most similar to the current link; None if no known state is similar."""
         nearest = min(self._found, key=self._unlikeness, default=None)
         return nearest if nearest is not None and self._unlikeness(nearest) <= ALIKE else None
 
@@ -198,14 +209,20 @@ class Chooser:
         return self._candidates.unlikeness(found.link, found.holder, negligible_s)
 
     def _recall(self, found: LinkKnowledge, why: str) -> LinkKnowledge:
-        """Switch back to the pair that was used in an earlier state of the link."""
+        """Switch back to the pair that was used in an earlier state of the link, and return what is known about it."""
         self._switch(found.holder, f"after {why}, as earlier on such a link: {found.why}")
         return found
 
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
-        """Try the pairs that may be the fastest, in the order of estimated cost, and switch to the fastest one.
+        """Try the pairs that may be the fastest, in the order of estimated cost, and switch to the fastest pair.
 
-        If the link changed during the trials and the new state is known from earlier trials, use those results instead.
+        If the link changed during the trials and the new state is known from earlier trials, those results count.
+
+        Args:
+            why: the reason for the trials, as a phrase.
+
+        Returns:
+            The knowledge about the state of the link after the trials.
         """
         parts, choices, began_on = self._reducer.choice.parts, self._candidates.choices(), self._candidates.link
         numel = {layer.id: layer.numel for layer in self._candidates.layers}
@@ -220,7 +237,8 @@ class Chooser:
                 self._measure_link()  # the link became slow, and a dense pair could now take seconds per step
                 priced_s = now_s
             # At least the time of computing, if all messages overlap with it.
-            least_s = max(ranking.computing_s(), self._candidates.cost_s(choices[pair]))
+            computing_s = min(_median(ranking.of(each)).computing_s for each in ranking.pairs)
+            least_s = max(computing_s, self._candidates.cost_s(choices[pair]))
             if least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader):
                 yield from self._compare(pair, ranking, choices)
         racing = ranking.pairs
@@ -260,19 +278,30 @@ class Chooser:
     def _compare(
         self, pair: Pair, ranking: Ranking, choices: Mapping[Pair, Choice]
     ) -> Generator[None, StepSeconds, None]:
-        """Try a pair between two trials of the leader; repeat this if the link's speed jumped meanwhile."""
+        """Try a pair between two trials of the fastest pair so far; repeat this if the link's speed jumped meanwhile.
+
+        Args:
+            pair: the pair.
+            ranking: gets the results.
+            choices: the choice with which each pair is tried.
+        """
         leader = ranking.leader
-        turns = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
+        trials = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
         for attempts_left in reversed(range(ATTEMPTS)):
-            for each in turns:
+            for each in trials:
                 hopeless_s = HOPELESS * ranking.latest_s(ranking.latest)
                 ranking.add(each, (yield from self._measure(choices[each], hopeless_s)))
             if ranking.compare(whatever=not attempts_left):
                 break
-            turns = [pair, leader]
+            trials = [pair, leader]
 
     def _measure(self, choice: Choice, hopeless_s: float = math.inf) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """Return the times of the steps of a trial that count; stop after one that takes longer than `hopeless_s`."""
+        """Make a trial, and return the times of its steps that count.
+
+        Args:
+            choice: the pair of every layer during the trial.
+            hopeless_s: the trial ends early, after a step that takes longer than this many seconds.
+        """
         if choice.ways != self._reducer.choice.ways:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken: list[StepSeconds] = []
@@ -282,7 +311,9 @@ class Chooser:
         return taken[SETTLING:]
 
     def _watch(self, found: LinkKnowledge) -> Generator[None, StepSeconds, Occasion]:
-        """Let steps pass until the link seems to have changed or it is time for new trials.
+        """Let steps pass until the link seems to have changed or it is time for new trials; return the reason.
+
+        Meanwhile, rivals are tried once in a while.
 
         Args:
             found: the knowledge about the current state; its pair is replaced if trials show that a rival is faster.
@@ -311,12 +342,12 @@ class Chooser:
             due = next((each for each in may_try if found.watched >= each.due), None)
             if due is None or change:  # after a change, a trial would not tell about this state
                 continue
-            outcome = yield from self._rival_ratio(found.holder, due.pair, usual_s(list(recent)[-TRIAL:]))
+            outcome = yield from self._rival_ratio(due.pair, usual_s(list(recent)[-TRIAL:]))
             found.pairwise.add(due.pair, found.holder, outcome)
             if self._can_afford() and SLOWER * outcome < 1:
                 return Occasion(f"steps of {due.pair} took {outcome:.3g} times as long as those of {found.holder}")
             ratio = found.pairwise.ratio(due.pair, found.holder)
-            due.had_a_turn(found.watched, ratio or outcome)
+            due.schedule_after(found.watched, ratio or outcome)
             if ratio and TIE * ratio <= 1:
                 found.why = f"after trials of both, steps took {ratio:.3g} times as long as with {found.holder}"
                 self._switch(due.pair, found.why)
@@ -328,13 +359,12 @@ class Chooser:
     def _can_afford(self) -> bool:
         return self._lost_s <= self._budget * self._elapsed_s
 
-    def _rival_ratio(self, holder: Pair, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
-        """Try a rival between steps of the pair in use; return the rival's step time / that of the pair in use.
+    def _rival_ratio(self, rival: Pair, before_s: float) -> Generator[None, StepSeconds, float]:
+        """Try a rival between steps of the pair in use; return (the rival's step time) / (that of the pair in use).
 
         Args:
-            holder: the pair in use.
-            rival: the other pair.
-            before_s: the usual time of the last steps.
+            rival: the rival.
+            before_s: median time in seconds of the last steps with the pair in use.
         """
         of_holder = self._reducer.choice
         taken = yield from self._measure(self._candidates.choice(rival), HOPELESS * before_s)
@@ -354,7 +384,12 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """Return text that describes a change after which another pair may be better; empty if there is no such change."""
+    """Return text about a change after which another pair may be faster; empty if there was no such change.
+
+    Args:
+        usual: median times of the first steps with the pair in use.
+        now: median times of the latest steps.
+    """
     if now.step_s > SLOWER * usual.step_s:
         return f"steps went from {ms(usual.step_s)} to {ms(now.step_s)}"
     low, high = sorted((now.wire_s, usual.wire_s))

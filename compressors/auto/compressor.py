@@ -1,10 +1,10 @@
 """Auto: chooses the compressor and the collective of every layer during training.
 
-Source: the cheapest method within a bound on each layer's error: Alimohammadi et al. 2023 (L-GreCo, arXiv:2210.17357);
-a choice that follows training: Agarwal et al. 2021 (Accordion, arXiv:2010.16248).
-Differs: the error of a layer is measured on its own gradient, repeatedly, not inferred from a training phase guessed
-from norms; step times are measured in the run itself, pair by pair; a model of the link only selects the pairs to
-measure.
+Source: Alimohammadi et al. 2023 (L-GreCo, arXiv:2210.17357) for the cheapest method within a bound on each layer's
+error; Agarwal et al. 2021 (Accordion, arXiv:2010.16248) for choices that change in the course of training.
+Differs: the error of a layer is measured on its own gradient, repeatedly, instead of inferred from a phase of training
+that norms suggest; step times are measured in the run itself, pair by pair; a model of the link only selects the pairs
+to measure.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ from compressors.layer import Layer
 
 
 class ChoosingHook(CompressionHook):
-    """Makes decisions between two steps, in the communication thread.
+    """Let a `Chooser` decide between two steps, in the communication thread, which pair sends each layer.
 
-    The times of a step are sent together with the next step's flag that says whether all gradients were finite, so they
-    need no message of their own.
+    Ranks exchange the times of a step together with the next step's vote on whether all gradients were finite, so the
+    times need no message of their own.
 
     Args:
-        auto: the options; the other arguments are those of `CompressionHook`.
+        ddp: the wrapped model, without a communication hook so far.
+        auto: the options.
+        collective: the run's collective.
+        settings: as for `CompressionHook`.
     """
 
     def __init__(
@@ -69,16 +72,17 @@ class ChoosingHook(CompressionHook):
         self._ended = time.perf_counter()
 
     def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Repeat the choices that were made after this state was saved, then continue choosing; every rank must call.
+        """Repeat the choices that a stopped run made after its checkpoint, at the same steps, then make new choices.
+
+        Every rank must call this method.
 
         Args:
-            decisions: the choices of the resumed run, as `Choice.to_dict` returns them; those that the state already
-                contains are left out. If the option `choices` names a file, its choices are used instead, because they
-                cover the whole run.
+            decisions: the choices of the stopped run, as `Choice.to_dict` returned them; those up to the current choice
+                are left out. If the option `choices` names a file, only the choices in that file are used.
         """
-        choices, held = self._auto.recorded or map(Choice.from_dict, decisions), self._pairs.choice.step
+        choices = self._auto.recorded or map(Choice.from_dict, decisions)
         self._pairs.look = None  # it belonged to the previous generator of decisions
-        later = [choice for choice in choices if choice.step > held]
+        later = [choice for choice in choices if choice.step > self._pairs.choice.step]
         self._decisions = self._chooser.follow(later, goes_on=self._auto.choices is None)
         next(self._decisions, None)
 
@@ -125,14 +129,15 @@ class ChoosingHook(CompressionHook):
 class Auto(OwnHook, name="auto"):
     """Auto: tries pairs of compressor and collective in the first steps and keeps the fastest.
 
-    It tries again when the links change. Dense and mergeable payloads use the run's collective, others `allgather`. A
-    layer that loses more than `error` of its norm in a step is moved to a denser pair, together with its residual.
-    It works inside DistributedDataParallel.
+    Pairs are tried again when the speed of the links changes. Dense payloads and those that collectives can add up use
+    the run's collective, other payloads use `allgather`. If a pair would lose more than the share `error` of a layer's
+    gradient norm in one step, a denser pair sends the layer, and the layer's residual moves with it. `auto` works only
+    inside DistributedDataParallel.
 
     Bytes: those of the chosen pairs.
 
     Raises:
-        OptionError: the file of choices cannot be read.
+        OptionError: the file that the option `choices` names cannot be read, or holds no choices.
     """
 
     error: Annotated[
@@ -149,17 +154,15 @@ class Auto(OwnHook, name="auto"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.choices is not None:
-            path = Path(self.choices).absolute()
-            self.choices = str(path)
+            self.choices = str(Path(self.choices).absolute())
             try:
-                choices = read_choices(path)
-                if not choices:
+                if not self.recorded:
                     raise ValueError("it is empty")
-                for pair in {part.pair for choice in choices for part in choice.parts}:
+                for pair in {part.pair for choice in self.recorded for part in choice.parts}:
                     pair.built()
             except (OSError, ValueError) as error:
                 raise OptionError(
-                    f"auto: {path} holds no choices ({error}); give the choices.jsonl of a run of auto"
+                    f"auto: {self.choices} holds no choices ({error}); give the choices.jsonl of a run with auto"
                 ) from None
 
     @functools.cached_property
@@ -179,13 +182,13 @@ class Auto(OwnHook, name="auto"):
         ids = {layer.id for layer in layers if layer.numel}
         if layers and any(choice.ways.keys() != ids for choice in self.recorded):
             raise Incompatible(
-                f"auto: {self.choices} is of another model, which has other layers; give the choices.jsonl of this "
-                "model"
+                f"auto: the choices in {self.choices} are those of another model, which has other layers; give the "
+                "choices.jsonl of a run with this model"
             )
 
     @property
     def recorded(self) -> list[Choice]:
-        """Return the choices to repeat; empty if there is no file of choices."""
+        """Read and return the choices in the file that the option `choices` names; empty if that is None."""
         return [] if self.choices is None else read_choices(Path(self.choices))
 
     @override

@@ -66,7 +66,7 @@ def test_a_file_of_choices_ends_where_it_was_cut(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_choices_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "choices.jsonl"
     path.write_text(text)
-    with pytest.raises(OptionError, match=r"holds no choices .*; give the choices.jsonl of a run of auto"):
+    with pytest.raises(OptionError, match=r"holds no choices .*; give the choices.jsonl of a run with auto"):
         Auto(choices=str(path))
     with pytest.raises(OptionError, match="holds no choices"):
         Auto(choices=str(tmp_path / "absent"))
@@ -92,5 +92,5 @@ def test_choices_fit_a_model_with_an_empty_layer(tmp_path: Path) -> None:
     empty = Layer(id=7, name="nothing", shape=(0,), numel=0)
     auto = Auto(choices=str(path))
     auto.check_compatible(Ring(), [*LAYERS, empty])
-    with pytest.raises(Incompatible, match="is of another model"):
+    with pytest.raises(Incompatible, match="are those of another model"):
         auto.check_compatible(Ring(), LAYERS[:2])

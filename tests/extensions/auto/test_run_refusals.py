@@ -16,7 +16,7 @@ REFUSALS = [
     (["--compressor", "auto", "--optimizer", "kfac"], "kfac sends something else as well; use another"),
     (["--compressor", "auto", "--strategy", "async_server"], "inside DDP; use --strategy ddp"),
     (["--compressor", "auto:choices=nowhere.jsonl"], "holds no choices"),
-    (["--compressor", f"auto:choices={CHOICES}", "--model", "resnet20"], "is of another model"),
+    (["--compressor", f"auto:choices={CHOICES}", "--model", "resnet20"], "are those of another model"),
 ]
 
 
