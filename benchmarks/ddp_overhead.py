@@ -51,7 +51,8 @@ class HandWritten:
         steps = data.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
         while True:
             generator = torch.Generator().manual_seed(epoch)
-            for chosen in data.batches(shard, config.batch_size, steps, seed=config.seed, rank=rank, epoch=epoch):
+            order = data.order(shard, seed=config.seed, rank=rank, epoch=epoch)
+            for chosen in order.split(config.batch_size)[:steps]:
                 pixels = crop_and_flip(self.train.images[chosen], generator, flip=self.dataset.mirror)
                 yield normalise(pixels, self.dataset.mean, self.dataset.std), self.train.labels[chosen]
             epoch += 1

@@ -146,14 +146,10 @@ class CifarArchive(Dataset):
         except (OSError, http.client.HTTPException, RecursionError, ValueError) as error:
             if _is_disk_problem(error):
                 raise
-            cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
-            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-            if isinstance(cause, TimeoutError):
-                reason = f"the server was silent for {self.timeout_s:g} s"
             raise DatasetError(
-                f"{self.component_name} could not be downloaded from {url}: {reason}; check the network and run "
-                f"{self._prepare_command}, copy {self.archive.filename} into the folder {data_dir} from elsewhere, or "
-                f"{_WITHOUT_NETWORK}"
+                f"{self.component_name} could not be downloaded from {url}: {self._reason(error)}; check the network "
+                f"and run {self._prepare_command}, copy {self.archive.filename} into the folder {data_dir} from "
+                f"elsewhere, or {_WITHOUT_NETWORK}"
             ) from error
         except RuntimeError as error:  # what torchvision raises for a wrong checksum
             checksum = calculate_md5(path)
@@ -165,6 +161,13 @@ class CifarArchive(Dataset):
         finally:
             socket.setdefaulttimeout(before)
         return path
+
+    def _reason(self, error: Exception) -> str:
+        """Return a few words for a message on what went wrong during the download."""
+        cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+        if isinstance(cause, TimeoutError):
+            return f"the server was silent for {self.timeout_s:g} s"
+        return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
 
     def _read(self, data_dir: Path, *, train: bool) -> ImageSet:
         with warnings.catch_warnings():

@@ -142,8 +142,11 @@ def _prepare(instructions: Instructions) -> Forwarder | None:
     if names.exists():
         # torch looks up names of the addresses that it connects to, also of their IPv6 forms, and there is no name
         # server in the namespace.
-        hosts = [(cluster.address(index), host.name) for index, host in enumerate(cluster.hosts)]
-        lines = [f"{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in hosts]
+        lines = [
+            f"{prefix}{cluster.address(index)} {host.name}"
+            for prefix in ("", "::ffff:")
+            for index, host in enumerate(cluster.hosts)
+        ]
         own = Path("/run/hosts")
         own.write_text("\n".join([names.read_text(encoding="utf-8"), *lines, ""]), encoding="utf-8")
         run_commands([["mount", "--bind", str(own), str(names)]])

@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -123,17 +123,90 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
     )
 
 
-class GradientExchange(Exchange, Protocol):
-    """An exchange that sends the gradients of each step's backward pass."""
+# Steps between two readings of DDP's own timers: a reading costs as much as a small layer. 7 has no common factor with
+# 5 or 10, so an optimizer that exchanges something every 5 or 10 steps does so as often in timed steps as in others.
+DDP_TIMER_EVERY = 7
+
+
+class DdpExchange(Exchange):
+    """Let DDP exchange gradients, by itself or with one of PyTorch's own hooks.
+
+    Args:
+        ddp: the wrapped model, without a communication hook so far.
+        compressor: one of PyTorch's own hooks, which is registered here, or `none`.
+        nonfinite: what to do about a non-finite gradient.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, compressor: Compressor, *, nonfinite: Nonfinite) -> None:
+        self._ddp = ddp
+        self._layers = layers_of(ddp.module)
+        self._ddp._set_ddp_runtime_logging_sample_rate(1)
+        self._torch_hook = compressor if isinstance(compressor, TorchHook) else None
+        self._torch_state: object = None
+        if self._torch_hook is not None:
+            self._torch_state, torch_hook = self._torch_hook.hook(ddp.process_group)
+            ddp.register_comm_hook(self._torch_state, torch_hook)
+        self._gradient = Traffic(from_formula=True)
+        self._nonfinite = nonfinite
+        self._step_index = 0
+
+    @property
+    @override
+    def traffic(self) -> Mapping[Purpose, Traffic]:
+        # By the formula of the ring all-reduce, because the backend does not count what it sends.
+        return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
 
     def start_step(self, step: Step) -> None:
         """Set the current step; call this method before backward."""
+        self._step_index = step.index
 
     def finish_step(self) -> StepReport:
-        """Wait for the end of the step's exchange and return its report; call this method after backward.
+        """Check the reduced gradients for non-finite values, read DDP's timers, and return the step's report.
 
-        An exception during the exchange is raised here.
+        The reduced gradients are equal on all ranks, so the ranks need no vote.
         """
+        world_size, hook = dist.get_world_size(), self._torch_hook
+        compressor = hook if hook is not None and self._step_index >= hook.traits.dense_steps else None
+        encoded = []
+        for layer in self._layers:
+            nbytes = 4.0 * layer.numel if compressor is None else compressor.expected_nbytes(layer) or 0
+            num_entries = layer.numel if compressor is None else int(nbytes) // compressor.value_nbytes
+            encoded.append(
+                EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=0.0)
+            )
+        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
+        report = StepReport(skipped=self._is_skipped(), encoded=encoded)
+        if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1:
+            cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # otherwise the timers are the previous step's
+            timers = self._ddp._get_ddp_logging_data()
+            ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
+            report.exposed_s = max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None
+        return report
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._torch_hook is None else self._torch_hook.state_of(self._torch_state)
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._torch_hook is not None:
+            self._torch_hook.restore(self._torch_state, state)
+
+    @override
+    def close(self) -> None:
+        """Do nothing, because there is nothing to release."""
+
+    def _is_skipped(self) -> bool:
+        gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
+        if bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
+            return False
+        if self._torch_hook is not None:
+            self._torch_hook.forget(self._torch_state)
+        if self._nonfinite == "zero":
+            for gradient in gradients:
+                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
+            return False
+        return True
 
 
 class Replicas(BoundStrategy):
@@ -146,13 +219,13 @@ class Replicas(BoundStrategy):
         channel: carries what the optimizer exchanges in its `step`; None if the optimizer exchanges nothing.
     """
 
-    exchanges: Sequence[GradientExchange]
+    exchanges: Sequence[CompressedCommunicator | DdpExchange]
     optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
         model: nn.Module,
-        exchanges: Sequence[GradientExchange],
+        exchanges: Sequence[CompressedCommunicator | DdpExchange],
         optimizer: torch.optim.Optimizer,
         channel: CompressedCommunicator | None,
     ) -> None:
@@ -200,7 +273,7 @@ class SharedGradients(Replicas):
         settings = HookSettings(
             seed=config.seed, trigger=config.trigger, nonfinite=config.nonfinite, timeout_s=config.timeout_s
         )
-        gradients: GradientExchange
+        gradients: CompressedCommunicator | DdpExchange
         if isinstance(compressor, TorchHook) or is_plain(compressor, setup.collective, config.trigger):
             gradients = DdpExchange(self.ddp, compressor, nonfinite=config.nonfinite)
         elif isinstance(compressor, OwnHook):
@@ -208,8 +281,8 @@ class SharedGradients(Replicas):
         else:
             reducer, optimizer = setup.make_reducer()
             gradients = CompressionHook(self.ddp, reducer, setup.collective, settings)
-        bound = optimizer.bind(setup.model, config.lr, channel)
-        super().__init__(setup.model, [gradients] if channel is None else [gradients, channel], bound, channel)
+        exchanges = [gradients] if channel is None else [gradients, channel]
+        super().__init__(setup.model, exchanges, optimizer.bind(setup.model, config.lr, channel), channel)
         self._setup = setup
         self._is_after_pause = True
 
@@ -300,89 +373,3 @@ class OwnGradients(Replicas):
         skipped = self._nonfinite != "zero" and self._channel.start_on_any_rank(saw_nonfinite)()
         seconds = time.perf_counter() - started
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=seconds, exposed_s=seconds)
-
-
-# Steps between two readings of DDP's own timers: a reading costs as much as a small layer. 7 has no common factor with
-# 5 or 10, so an optimizer that exchanges something every 5 or 10 steps does so as often in timed steps as in others.
-DDP_TIMER_EVERY = 7
-
-
-class DdpExchange(Exchange):
-    """Let DDP exchange gradients, by itself or with one of PyTorch's own hooks.
-
-    Args:
-        ddp: the wrapped model, without a communication hook so far.
-        compressor: one of PyTorch's own hooks, which is registered here, or `none`.
-        nonfinite: what to do about a non-finite gradient.
-    """
-
-    def __init__(self, ddp: DistributedDataParallel, compressor: Compressor, *, nonfinite: Nonfinite) -> None:
-        self._ddp = ddp
-        self._layers = layers_of(ddp.module)
-        self._ddp._set_ddp_runtime_logging_sample_rate(1)
-        self._torch_hook = compressor if isinstance(compressor, TorchHook) else None
-        self._torch_state: object = None
-        if self._torch_hook is not None:
-            self._torch_state, torch_hook = self._torch_hook.hook(ddp.process_group)
-            ddp.register_comm_hook(self._torch_state, torch_hook)
-        self._gradient = Traffic(from_formula=True)
-        self._nonfinite = nonfinite
-        self._step_index = 0
-
-    @property
-    @override
-    def traffic(self) -> Mapping[Purpose, Traffic]:
-        # By the formula of the ring all-reduce, because the backend does not count what it sends.
-        return {"gradient": self._gradient, "control": Traffic(), "state": Traffic()}
-
-    def start_step(self, step: Step) -> None:
-        """Set the current step; call this method before backward."""
-        self._step_index = step.index
-
-    def finish_step(self) -> StepReport:
-        """Check the reduced gradients for non-finite values, read DDP's timers, and return the step's report.
-
-        The reduced gradients are equal on all ranks, so the ranks need no vote.
-        """
-        world_size, hook = dist.get_world_size(), self._torch_hook
-        compressor = hook if hook is not None and self._step_index >= hook.traits.dense_steps else None
-        encoded = []
-        for layer in self._layers:
-            nbytes = 4.0 * layer.numel if compressor is None else compressor.expected_nbytes(layer) or 0
-            num_entries = layer.numel if compressor is None else int(nbytes) // compressor.value_nbytes
-            encoded.append(
-                EncodedLayer(layer=layer, payload="Dense", nbytes=nbytes, num_entries=num_entries, seconds=0.0)
-            )
-        self._gradient.nbytes += round(2 * (world_size - 1) / world_size * sum(part.nbytes for part in encoded))
-        report = StepReport(skipped=self._is_skipped(), encoded=encoded)
-        if self._step_index % DDP_TIMER_EVERY == DDP_TIMER_EVERY - 1:
-            cast(Any, self._ddp.logger).set_runtime_stats_and_log()  # otherwise the timers are the previous step's
-            timers = self._ddp._get_ddp_logging_data()
-            ended, computed = timers.get("backward_comm_time_end"), timers.get("backward_compute_time_end")
-            report.exposed_s = max(0, int(ended) - int(computed)) * 1e-9 if ended and computed else None
-        return report
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self._torch_hook is None else self._torch_hook.state_of(self._torch_state)
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._torch_hook is not None:
-            self._torch_hook.restore(self._torch_state, state)
-
-    @override
-    def close(self) -> None:
-        """Do nothing, because there is nothing to release."""
-
-    def _is_skipped(self) -> bool:
-        gradients = [p.grad for p in self._ddp.parameters() if p.grad is not None]
-        if bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
-            return False
-        if self._torch_hook is not None:
-            self._torch_hook.forget(self._torch_state)
-        if self._nonfinite == "zero":
-            for gradient in gradients:
-                torch.nan_to_num_(gradient, nan=0.0, posinf=0.0, neginf=0.0)
-            return False
-        return True

@@ -4,7 +4,7 @@ Shards are disjoint and cover the whole training set. No sample is repeated to m
 differ by at most one. Every rank makes the same number of steps per epoch: floor(size of the smallest shard / batch).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +23,6 @@ def shard(num_samples: int, rank: int, world_size: int, seed: int) -> torch.Tens
 def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
     """Return the number of steps that every rank makes in an epoch; 0 if the smallest shard is smaller than a batch."""
     return num_samples // world_size // batch_size
-
-
-def batches(
-    indices: torch.Tensor, batch_size: int, num_steps: int, *, seed: int, rank: int, epoch: int
-) -> Iterator[torch.Tensor]:
-    """Yield `num_steps` batches of sample indices, int64 [batch_size], from a rank's shard, shuffled for one epoch."""
-    yield from order(indices, seed=seed, rank=rank, epoch=epoch).split(batch_size)[:num_steps]
 
 
 def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:

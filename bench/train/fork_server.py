@@ -63,11 +63,10 @@ def main(module: str, connection: int) -> None:
                     launcher.send(run(module, **job))
                 case function, args, kwargs:
                     try:
-                        answer = function(*args, **kwargs)
+                        launcher.send(function(*args, **kwargs))
                     except Exception as error:  # noqa: BLE001 - raised again by the launcher
                         error.add_note(traceback.format_exc())
-                        answer = error
-                    launcher.send(answer)
+                        launcher.send(error)
 
 
 def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> int:

@@ -88,7 +88,7 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)
     indices, per_epoch = data.shard(size, 0, 1, config.seed), data.steps_per_epoch(size, 1, BATCH_SIZE)
     epochs = (
-        data.batches(indices, BATCH_SIZE, per_epoch, seed=config.seed, rank=0, epoch=epoch)
+        data.order(indices, seed=config.seed, rank=0, epoch=epoch).split(BATCH_SIZE)[:per_epoch]
         for epoch in itertools.count()
     )
     gradients: collections.deque[torch.Tensor] = collections.deque(maxlen=count)

@@ -238,12 +238,8 @@ class HostTraining(BoundStrategy):
 
     @override
     def close(self) -> None:
-        self.stop()
-        super().close()
-
-    def stop(self) -> None:
-        """Command every device to stop."""
         self._tell_all({"command": "stop"})
+        super().close()
 
     def _tell_all(self, message: dict[str, Any]) -> None:
         for rank in self._ranks:

@@ -160,8 +160,7 @@ class Placed(Strategy):
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
-        plan = Plan.of(Topology.from_dict(config.devices or {}), self.by)
-        assignment, routes = plan.assign(model, self.activations)
+        assignment, routes = Plan.of(Topology.from_dict(config.devices or {}), self.by).assign(model, self.activations)
         check_values(routes[0].traced, cast(Dataset, spec.build("datasets", config.dataset)).image_size)
         return list(assignment.notes)
 
@@ -179,7 +178,8 @@ class Placed(Strategy):
                 for index, rank in enumerate(route.ranks)
             }
             return HostTraining(config, setup.model, plan, stages, transport, loop)
-        replica, index = plan.place(dist.get_rank())
+        rank = dist.get_rank()
+        replica, index = next((r, ranks.index(rank)) for r, ranks in enumerate(plan.ranks) if rank in ranks)
         stage = Stage(routes[replica], index, transport, setup.device)
         layer_of = {id(layer.weight): layer for layer in layers_of(setup.model)}
         reducer, optimizer = setup.make_reducer()

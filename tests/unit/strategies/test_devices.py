@@ -56,9 +56,9 @@ def train(
             host = HostTraining(config, model, plan, stages, transport, None)
             outcomes = steps(host)
             host.synchronize()
-            host.stop()
+            host._tell_all({"command": "stop"})
             return outcomes
-        replica, index = plan.place(transport.rank)
+        replica, index = transport.rank - 1, 0  # one device in each replica
         collective: Collective = HostSum(transport) if merge == "host" else Ring()
         channel = CompressedCommunicator(
             layers_of(model), reducer_for(compressor), collective, transport.view(plan.peers(index))

@@ -35,18 +35,16 @@ def test_every_rank_can_make_the_same_number_of_steps() -> None:
 
 def test_an_epoch_uses_each_sample_of_the_shard_at_most_once() -> None:
     own = data.shard(100, 1, 3, seed=5)
-    batches = list(data.batches(own, 8, 4, seed=5, rank=1, epoch=0))
-    assert [len(batch) for batch in batches] == [8] * 4
-    used = torch.cat(batches).tolist()
-    assert len(set(used)) == 32
-    assert set(used) <= set(own.tolist())
+    used = data.order(own, seed=5, rank=1, epoch=0).tolist()
+    assert len(used) == len(own)
+    assert set(used) == set(own.tolist())
 
 
 def test_order_depends_on_seed_rank_and_epoch_and_on_nothing_else() -> None:
     own = torch.arange(64)
 
     def order(**where: int) -> list[int]:
-        return torch.cat(list(data.batches(own, 8, 8, **where))).tolist()
+        return data.order(own, **where).tolist()
 
     first = order(seed=1, rank=0, epoch=0)
     torch.manual_seed(99)
@@ -57,6 +55,6 @@ def test_order_depends_on_seed_rank_and_epoch_and_on_nothing_else() -> None:
 
 def test_the_global_generator_is_not_touched() -> None:
     before = torch.get_rng_state()
-    list(data.batches(data.shard(50, 0, 2, seed=1), 4, 3, seed=1, rank=0, epoch=0))
+    data.order(data.shard(50, 0, 2, seed=1), seed=1, rank=0, epoch=0)
     data.augmentation_generator(1, 0, 0)
     assert torch.equal(torch.get_rng_state(), before)
