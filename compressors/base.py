@@ -32,7 +32,7 @@ FP32_BYTES = 4
 Granularity = Literal["layer", "bucket"]
 # Layers, each with the tensor to send for it, fp32 [layer.numel].
 Given = Sequence[tuple[Layer, torch.Tensor]]
-# Maps fp32 [n] of this rank to its mean over all ranks, fp32 [n]; every rank must call it.
+# Maps a tensor of this rank, fp32 [n], to its mean over all ranks, fp32 [n]; every rank must call the function.
 Average = Callable[[torch.Tensor], torch.Tensor]
 DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 F = TypeVar("F", bound=Callable[..., object])
@@ -48,16 +48,18 @@ class Traits:
 
     Attributes:
         emits: all payload types that are sent (the members of a bundle, not the bundle).
-        keeps_residual: the part that was not sent is added to the next gradient.
-        feedback_diverges: error feedback is known to diverge, whatever `contraction_bound` says.
-        owns_momentum: momentum is applied before selection; the optimizer's own momentum must then be off.
+        keeps_residual: True if the part of a gradient that was not sent is added to the next gradient (error feedback).
+        feedback_diverges: True if error feedback is known to diverge, even if `contraction_bound` returns a bound.
+        owns_momentum: True if the compressor applies the momentum, before it selects what to send; the optimizer's own
+            momentum must then be off.
         clip_norm: a compressed layer's gradient is clipped to this L2 norm / sqrt(world_size) before the residual is
             added; 0: it is not clipped.
-        one_bucket: the whole model must be one bucket, which prevents overlap with backward.
-        needs_all_ranks: ranks wait for each other before they can encode.
+        one_bucket: True if the whole model must be one bucket of DDP, which prevents overlap with backward.
+        needs_all_ranks: True if ranks exchange numbers, and so wait for each other, before they can encode.
         dense_steps: number of first optimizer steps in which all layers are sent uncompressed.
-        denser_epochs: number of first epochs in which more is sent than later.
-        default_collectives: the collectives to try if the user gives none; the first that takes the payloads is used.
+        denser_epochs: number of first epochs in which more entries are sent than later.
+        default_collectives: names of collectives, best first: if the user names none, the first one that can sum the
+            payloads is used.
         default_lr_scaling: "none", or "linear" to multiply the learning rate by the number of ranks.
     """
 
@@ -78,12 +80,12 @@ class Traits:
 class Compressor(Options, abc.ABC):
     """Base class of all compressors. Subclass `PerLayer`, `MultiRound` or `TorchHook` instead of this class.
 
-    The dataclass fields of a subclass are its options. It is registered under its class argument `name`, or under its
-    file's name where the two agree (`TopK` in `topk.py`).
+    The dataclass fields of a subclass are its options. Users select a subclass by its class argument `name`, or by the
+    name of its file if it has none (`GroupTopK` in `group_topk.py`).
 
     Attributes:
         sends: type of the payloads at full compression, if it is the same for all layers and options.
-        biased: under default options, the expectation of the decoded payload differs from the gradient.
+        biased: True if, under default options, the expectation of the decoded payload differs from the gradient.
         granularity: "layer" treats each layer by itself; "bucket" treats the concatenated layers of a bucket, in model
             order.
     """
@@ -107,7 +109,7 @@ class Compressor(Options, abc.ABC):
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.
 
         Raises:
-            Incompatible: it cannot, or they do not; the message names what would work.
+            Incompatible: the collective cannot, or the options do not; the message names what would work.
         """
         emits = self.traits.emits
         for kind in sorted(emits, key=lambda kind: kind.__name__):
@@ -192,13 +194,13 @@ class PerLayer(Compressor):
         return None
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Turn the sum over ranks into the update; by default the mean.
+        """Write the update that follows from the sum over ranks; by default the mean.
 
         Args:
-            total: the sum, bit-identical on all ranks.
+            total: the sum of all ranks' payloads, bit-identical on all ranks.
             layer: as in `encode`.
             step: the current step.
-            out: floating [layer.numel], overwritten; shares no memory with `total`.
+            out: the update, floating [layer.numel], overwritten; shares no memory with `total`.
         """
         out.zero_()
         total.add_to_(out, divisor=step.world_size)
@@ -225,10 +227,10 @@ class MultiRound(Compressor):
         average: Average,
         updates: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Exchange a bucket and write its updates; every rank must call.
+        """Exchange the gradients of a bucket and write its updates; every rank must call this method.
 
         Args:
-            compressed: the layers to compress.
+            compressed: the layers to compress, each with its gradient (plus residual), fp32 [layer.numel].
             rest: gradients that are sent uncompressed, fp32, 1-D.
             step: the current step.
             average: averages a tensor over all ranks, in one message.
@@ -269,7 +271,7 @@ class TorchHook(Compressor):
 
     @abc.abstractmethod
     def hook(self, process_group: ProcessGroup) -> tuple[object, DDPHook]:
-        """Return state and hook for `DistributedDataParallel.register_comm_hook`; every rank must call."""
+        """Return (state, hook) for `DistributedDataParallel.register_comm_hook`; every rank must call this method."""
 
     def forget(self, state: Any) -> None:
         """Clear the tensors in the hook's state that a gradient with NaN or infinity may have spoiled."""
@@ -337,7 +339,13 @@ class PartsEncoder(LossyCompressor):
 
     @abc.abstractmethod
     def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload:
-        """Return the payload; the gradients, fp32 and contiguous, are concatenated the `x` of `encode`."""
+        """Return the payload of several gradients; concatenated, the gradients are the `x` of `encode`.
+
+        Args:
+            gradients: fp32, 1-D, contiguous; they must not be changed.
+            layer: as in `encode`.
+            step: the current step.
+        """
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -349,7 +357,7 @@ class SharedScale(LossyCompressor):
     """Base of the methods that can send integer levels with one scale per layer for all ranks.
 
     Attributes:
-        combine: how the ranks' scales become the shared one.
+        combine: the operation that makes the shared scale from the scales of all ranks.
     """
 
     combine: ClassVar[Literal["max", "mean"]]
@@ -367,11 +375,13 @@ class SharedScale(LossyCompressor):
         """Return this rank's scale for `x`, fp32 [1]; 0 if there is nothing to send."""
 
     def rounded_scale(self, scale: torch.Tensor) -> torch.Tensor:
-        """Round fp32 scales, in any shape, after the ranks have agreed on them; by default unchanged."""
+        """Return scales that all ranks share, fp32 of any shape, rounded as the method needs; by default unchanged."""
         return scale
 
     def agree(self, given: Given, step: Step, transport: Transport) -> None:
-        """Agree with the other ranks on the scales that `encode` needs, in `step.memory.scales`; every rank must call.
+        """Agree with the other ranks on the scales for `encode`, and write the scales to `step.memory.scales`.
+
+        Every rank must call this method.
 
         Args:
             given: the layers and tensors that `encode` will get.
@@ -437,7 +447,7 @@ class Sparsifier(LossyCompressor):
     def density_for(self, layer: Layer, step: Step) -> float | None:
         """Return the share of a compressed layer's entries that `encode` aims to send, in (0, 1].
 
-        None if the method has no such share.
+        Return None if the method has no such share.
         """
         return None
 

@@ -22,7 +22,7 @@ Tensors = dict[int, torch.Tensor]  # by layer id, of any shape
 
 @dataclasses.dataclass(eq=False)
 class Memory:
-    """State of a compressor: named tensors per layer, such as thresholds or warm starts.
+    """Keep a compressor's state from step to step: named tensors per layer, such as thresholds or warm starts.
 
     New tensors are proposed during a step, and accepted only if the step succeeds on all ranks.
 
@@ -36,31 +36,34 @@ class Memory:
     _derived: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def get(self, name: str, layer_id: int) -> torch.Tensor | None:
-        """Return the layer's accepted tensor, or None if there is none yet. The caller must not change it."""
+        """Return the tensor of this name for a layer, as of the last `commit`, or None if there is none yet.
+
+        The caller must not change the tensor.
+        """
         return self.by_layer(name).get(layer_id)
 
     def propose(self, name: str, layer_id: int, tensor: torch.Tensor) -> None:
-        """Replace the layer's tensor at the next `commit`. The caller must not change `tensor` afterwards."""
+        """Make `tensor` the layer's tensor of this name at the next `commit`. Do not change it afterwards."""
         self._proposed.setdefault(name, {})[layer_id] = tensor
 
     def by_layer(self, name: str) -> Tensors:
-        """Return the accepted tensors by layer id."""
+        """Return the tensors of this name for all layers, as of the last `commit`, by layer id."""
         return self._accepted.get(name, {})
 
     def derived(self, name: str, make: Callable[[], T]) -> T:
-        """Return `make()`, cached until the next `commit`. It must depend on accepted tensors only."""
+        """Return `make()`, cached under a name until the next `commit`; `make` must not depend on proposed tensors."""
         if name not in self._derived:
             self._derived[name] = make()
         return cast(T, self._derived[name])
 
     def commit(self) -> None:
-        """Accept the proposed tensors."""
+        """Accept the tensors that were proposed since the last `commit` or `drop`: `get` returns them from now on."""
         for name, tensors in self._proposed.items():
             self._accepted.setdefault(name, {}).update(tensors)
         self._proposed, self._derived = {}, {}
 
     def drop(self) -> None:
-        """Discard the proposed tensors; accepted tensors stay unchanged."""
+        """Discard the tensors that were proposed since the last `commit`; accepted tensors stay unchanged."""
         self._proposed = {}
 
     def state_dict(self) -> dict[str, Tensors]:
@@ -116,8 +119,8 @@ class Step:
         rank: this rank in the group that averages gradients.
         world_size: size of that group.
         seed: seed of the run, from which the compressors' random numbers derive.
-        warmup: compression warm-up follows `epoch`; False starts at full compression.
-        memory: this rank's state of the method; empty if the method has none.
+        warmup: True if more may be sent in the first epochs, as `epoch` says; False for full compression at all steps.
+        memory: the compressor's state on this rank; empty if the compressor keeps none.
     """
 
     index: int
@@ -144,7 +147,7 @@ def end_to_end(layers: Sequence[Layer]) -> Layer:
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the trainable parameters in `model.named_parameters()` order (a shared parameter counts once)."""
+    """Return the model's trainable parameters, in `model.named_parameters()` order; a shared parameter counts once."""
     owner: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():
         for field, parameter in module.named_parameters(recurse=False):

@@ -55,12 +55,12 @@ class StochasticQuantizer(PartsEncoder):
 
     @property
     def num_magnitudes(self) -> int:
-        """Return how many magnitudes above zero a code of sign and `bits` - 1 bits can express."""
+        """Return the number of magnitudes above zero that one sign bit and `bits` - 1 other bits can express."""
         return (1 << (self.bits - 1)) - 1
 
     @property
     def shrinkage(self) -> float:
-        """Return the factor applied to the scales: 1, or 1 / (1 + w) with error feedback."""
+        """Return the factor of all scales: 1, or 1 / (1 + `variance_bound`) with error feedback."""
         return 1 / (1 + self.variance_bound) if self.error_feedback else 1.0
 
     @override

@@ -33,13 +33,13 @@ def send_drawn(
     world_size: int,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Do the work of `send_at` at the positions of `seeded_positions`, and return them, int64 [count].
+    """Draw random positions, do there what `send_at` does, and return the positions, int64 [count], ascending.
 
     Args:
         gradient: fp32 [numel], contiguous.
         residual: as in `send_at`.
         left: as in `send_at`.
-        seed: seed of the positions.
+        seed: seed of the positions, as in `seeded_positions`.
         world_size: as in `send_at`.
         values: as in `send_at`; its length is the number of positions.
     """

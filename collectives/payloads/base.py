@@ -171,9 +171,9 @@ class Payload(abc.ABC):
 
     @classmethod
     def room(cls, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return an uninitialised tensor, `dtype` [count], that `pack` does not need to copy.
+        """Return an uninitialised tensor, `dtype` [count], for the only tensor that a payload of this kind sends.
 
-        It is meant for the only tensor that payloads of this kind send.
+        `pack` writes the header in front of the tensor, and so need not copy it.
         """
         return with_room(HEADER_BYTES + cls.fixed.size, count, dtype, device)
 

@@ -47,7 +47,7 @@ def attach(
 ) -> CompressionHook:
     """Exchange the gradients of `ddp` through a compressor and a collective from the next `backward` on.
 
-    Every rank must call.
+    Every rank must call this function.
 
     Args:
         ddp: the wrapped model, compiled or not, without a communication hook. With `gradient_as_bucket_view=True`

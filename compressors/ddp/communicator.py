@@ -28,7 +28,7 @@ CombineOp = Literal["mean", "sum", "max"]
 class CompressedCommunicator:
     """Exchange tensors that are not in DDP's buckets, such as an optimizer's moments or Kronecker factors.
 
-    What a step sends through the compressor only proposes new residuals; `finish_step` accepts them.
+    A step only proposes new residuals (the parts that the compressor did not send); `finish_step` accepts them.
 
     Args:
         layers: every trainable parameter.
@@ -63,7 +63,9 @@ class CompressedCommunicator:
         self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each layer's tensor by the mean over ranks of what was transmitted; every rank must call.
+        """Replace each layer's tensor by the mean over ranks of what the compressor sent.
+
+        Every rank must call this method.
 
         Args:
             tensors: one contiguous tensor per layer; they are compressed, with the compressor's error feedback.
@@ -79,7 +81,9 @@ class CompressedCommunicator:
     def combine_(
         self, tensors: Sequence[torch.Tensor], op: CombineOp = "mean", layers: Sequence[Layer] | None = None
     ) -> None:
-        """Replace each tensor by its uncompressed mean, sum or maximum over ranks; every rank must call.
+        """Replace each tensor by its mean, sum or maximum over ranks, sent uncompressed.
+
+        Every rank must call this method.
 
         Args:
             tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
@@ -103,9 +107,10 @@ class CompressedCommunicator:
             report.encoded = _sent_whole(layers, tensors)
 
     def average_(self, flat: torch.Tensor) -> None:
-        """Replace the concatenated tensors of all layers by their mean over ranks; every rank must call.
+        """Replace the concatenated tensors of all layers by their mean over ranks, sent uncompressed.
 
-        Nothing is copied if the collective adds in place, as `pool` does for a buffer that it allocated.
+        Every rank must call this method. Nothing is copied if the collective adds in place, as `pool` does for a buffer
+        that it allocated.
 
         Args:
             flat: fp32 [elements of all layers].
@@ -120,13 +125,13 @@ class CompressedCommunicator:
             report.encoded = _sent_whole(self.layers, flat.split([layer.numel for layer in self.layers]))
 
     def bind(self, collective: Collective) -> BoundCollective:
-        """Bind another collective to the same transport, until `close`; every rank must call."""
+        """Return another collective, bound to the same transport until `close`; every rank must call this method."""
         bound = collective.bind(self.transport)
         self._others.append(bound)
         return bound
 
     def book(self, report: StepReport) -> None:
-        """Add to this step's report what was exchanged over the transport without this communicator."""
+        """Add to this step's report the report of an exchange that used the transport without this communicator."""
         self._report.add(report)
 
     @contextlib.contextmanager
@@ -141,9 +146,9 @@ class CompressedCommunicator:
         self.book(report)
 
     def start_on_any_rank(self, flag: bool) -> Callable[[], bool]:
-        """Begin to tell all ranks whether the flag is set on any; every rank must call.
+        """Send this rank's flag, and return a function that waits and returns True if any rank has set its flag.
 
-        Return a function that waits for the result, to be called once.
+        Every rank must call this method, and the returned function once.
         """
         finish = self.transport.start_all_reduce_scalars([float(flag)], "max")
         return lambda: any(finish())
@@ -174,7 +179,7 @@ class CompressedCommunicator:
         self.collective.load_state_dict(state["collective"])
 
     def close(self) -> None:
-        """Close the collectives and the transport; every rank must call."""
+        """Close the collectives and the transport; every rank must call this method."""
         for collective in (self.collective, *self._others):
             collective.close()
         self.transport.close()
@@ -193,7 +198,7 @@ def _sent_whole(layers: Sequence[Layer], tensors: Sequence[torch.Tensor]) -> lis
 
 
 def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGroup | None = None) -> Transport:
-    """Return a transport over a new process group; every rank of `group` must call.
+    """Return a transport over a new process group; every rank of `group` must call this function.
 
     The group is separate because two threads that use the same gloo group silently corrupt sums.
 
@@ -213,7 +218,10 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
 
 
 def await_command(transport: Transport) -> None:
-    """Tell rank 0 that this rank's backward has ended, and wait until all ranks' have; every rank must call."""
+    """Tell rank 0 that backward has ended on this rank, and wait until it has ended on all ranks.
+
+    Every rank must call this function.
+    """
     word = torch.zeros(1, dtype=torch.uint8, device=transport.device)
     with transport.counted_as("control"):
         if transport.rank != 0:
@@ -227,7 +235,7 @@ def await_command(transport: Transport) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Tell whether all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
+    """Return True if all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
@@ -251,7 +259,7 @@ def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
 
 
 class Downlink:
-    """Encode a server's answers with the run's compressor; a `collectives.base.AnswerEncoder`.
+    """Encode the answers of a parameter server with the run's compressor (a `collectives.base.AnswerEncoder`).
 
     Args:
         compressor: the compressor, with its options.
@@ -274,7 +282,7 @@ class Downlink:
         return self._layer_of[layer_id].numel
 
     def encode(self, total: torch.Tensor, layers: Key) -> Payload:
-        """Encode a server's answer; layers that workers send uncompressed stay uncompressed.
+        """Return a server's answer in encoded form; layers that workers send uncompressed stay uncompressed.
 
         Args:
             total: fp32 [numel], the layers' concatenated sums.

@@ -21,7 +21,7 @@ class EncodeGroup:
         layer: the layer, or a flat layer that stands for all of them.
         layers: the layers inside.
         key: the ids of the layers inside.
-        dense: whether the gradients are sent uncompressed.
+        dense: True if the gradients are sent uncompressed.
         gradients: the layers' flat gradients, in the same order; empty if only sizes are needed.
         updates: the flat tensors that the layers' updates are written to, in the same order.
     """
@@ -45,7 +45,7 @@ class EncodeGroup:
 
     @functools.cached_property
     def is_plain(self) -> bool:
-        """Tell whether all gradients are contiguous fp32, so that the native loops can read them in place."""
+        """Return True if all gradients are contiguous fp32, so that the native loops can read them in place."""
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def split(self, tensor: torch.Tensor | None) -> Sequence[Any]:
@@ -120,7 +120,7 @@ class BufferPool:
         return buffer
 
     def release(self, groups: Iterable[EncodeGroup]) -> None:
-        """Mark the buffers of these groups as free for the next step."""
+        """Mark the buffers of these groups as free, for use from the next step on."""
         for group in groups:
             if (buffer := self._lent.pop(group.key, None)) is not None:
                 self._returned[group.key] = buffer
@@ -132,7 +132,7 @@ class BufferPool:
 
 @dataclasses.dataclass(eq=False)
 class LayerStore:
-    """Keep one tensor per group from step to step, for example residuals, with a proposed next value.
+    """Keep one tensor per group of layers from step to step, for example its residual, and a proposed next tensor.
 
     Two buffers per group alternate, so that a step allocates nothing.
     """

@@ -73,8 +73,8 @@ class _Job:
         future: completed with `buffer` once that holds the updates.
         buffer: DDP's 1-D buffer with all gradients of the bucket, except those that were taken.
         bucket: the bucket; its updates are views of `buffer`.
-        is_last: whether it is the last bucket of this step.
-        arrived: `time.perf_counter()` when DDP handed it over.
+        is_last: True if it is the last bucket of this step.
+        arrived: `time.perf_counter()` when DDP handed the bucket over.
         ready: on a GPU, the event after which the gradients are valid.
         pending: the exchange, once it has been started.
     """
@@ -123,7 +123,7 @@ class CompressionHook(CompressedCommunicator):
         self._epoch: int | None = None
         self._announced: Step | None = None
         self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
-        self._unfinished = self._is_whole = False  # whether a bucket, or the last, came since the last `finish_step`
+        self._unfinished = self._is_whole = False  # has a bucket, or the last one, come since `finish_step`?
         self._closed = self._saw_nonfinite = False
         self._any_nonfinite: Callable[[], bool] = lambda: False
 
@@ -152,7 +152,7 @@ class CompressionHook(CompressedCommunicator):
         return cast("AbstractContextManager[None]", self._ddp.no_sync())
 
     def step_ok(self) -> bool:
-        """Return whether to call `optimizer.step()`, or False if a rank's gradient was not finite.
+        """Return True if `optimizer.step()` is to be called, or False if a rank's gradient was not finite.
 
         Call it once per step.
 
@@ -193,7 +193,7 @@ class CompressionHook(CompressedCommunicator):
         super().load_state_dict(state)
 
     def close(self) -> None:
-        """Stop the thread, and release the process group and the collective; every rank must call.
+        """Stop the thread, and release the process group and the collective; every rank must call this method.
 
         Afterwards `backward` through this DDP model raises an error; wrap the model in DDP again to continue training.
         Later calls do nothing.
@@ -213,7 +213,10 @@ class CompressionHook(CompressedCommunicator):
         del self._taken, self._ddp
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        """Queue a bucket for the communication thread; DDP calls this hook in autograd's thread."""
+        """Queue a bucket for the communication thread; return the Future that DDP waits for.
+
+        DDP calls this method in autograd's thread.
+        """
         if bucket.index() == 0:
             self._begin()
         buffer = bucket.buffer()
@@ -334,7 +337,7 @@ class CompressionHook(CompressedCommunicator):
             self._report.exposed_s = time.perf_counter() - job.arrived
 
     def _screen(self, bucket: Bucket, buffer: torch.Tensor) -> bool:
-        """Replace NaN and infinity before they reach residuals; return whether the gradients moved to the buffer."""
+        """Replace NaN and infinity before they reach residuals; return True if gradients were moved to the buffer."""
         lie_elsewhere = bucket.gradients is not bucket.updates
         if lie_elsewhere and all(map(is_finite, bucket.gradients)):
             return False
@@ -368,7 +371,7 @@ class OwnHook(Compressor):
     def make_hook(
         self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
     ) -> CompressionHook:
-        """Register the hook with a model in DDP and return it; every rank must call."""
+        """Register the hook with a model in DDP and return it; every rank must call this method."""
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

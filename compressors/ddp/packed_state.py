@@ -116,7 +116,7 @@ def load_state(path: Path, device: torch.device) -> Any:
         raise StateError(f"{path} is no packed state: {error}") from None
 
 
-# What a state of another form, or damaged bytes, may cause.
+# the exceptions that a state of another form, or damaged bytes, may cause
 _NOT_A_STATE = (ValueError, TypeError, KeyError, IndexError, RuntimeError, RecursionError)
 
 

@@ -5,8 +5,8 @@ payload; momentum correction and momentum factor masking as in Lin et al. 2018 (
 arXiv:1712.01887), sections 3.1 and 3.2.
 Differs: the residual is in units of the gradient (it does not contain the learning rate), so a learning-rate schedule
 does not rescale it. A collective that adds 16-bit values on their way rounds each sum; the rank that rounds adds the
-rounding error to its residual (a server, the host of `placed` and a backend's own all-reduce do not). A velocity is
-also kept for layers that are sent uncompressed, so that these train as with the optimizer's own momentum.
+rounding error to its residual (a server, the host of `placed` and a backend's own all-reduce do not). Momentum is also
+applied to layers that are sent uncompressed, so that these train as with the optimizer's own momentum.
 """
 
 import abc
@@ -84,7 +84,7 @@ def keep_in(residual: torch.Tensor) -> KeepLost:
 
 
 class Reducer(abc.ABC):
-    """Compress gradients on one rank; keep residuals, velocities and the compressor's own memory, by layer.
+    """Compress gradients on one rank; keep residuals, momentum buffers and the compressor's own memory, by layer.
 
     `reducer_for` makes the right one for a compressor.
 
@@ -111,9 +111,9 @@ class Reducer(abc.ABC):
         self._encoded: dict[Key, Payload] = {}
 
     def reduce(self, bucket: Bucket, sum_payloads: SumPayloads, transport: Transport) -> None:
-        """Replace each gradient by the mean over ranks of what was transmitted; every rank must call.
+        """Replace each gradient by the mean over ranks of what was transmitted.
 
-        Fills `bucket.encoded` and `bucket.encode_s`.
+        Every rank must call this method. It fills `bucket.encoded` and `bucket.encode_s`.
 
         Args:
             bucket: the bucket; its updates are written, and its gradients may be overwritten.
@@ -151,7 +151,7 @@ class Reducer(abc.ABC):
         return {layer_id: float(residual.norm()) for layer_id, residual in self._residuals.by_layer().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state, with tensors by layer id; it differs between ranks."""
+        """Return the state of this rank, with tensors by layer id; "velocities" are the momentum buffers."""
         return {
             "residuals": copies(self._residuals.by_layer()),
             "velocities": copies(self._velocities.by_layer()),
@@ -304,7 +304,14 @@ class PerLayerReducer(Reducer):
             raise
 
     def _encode(self, group: EncodeGroup, x: torch.Tensor | None, bucket: Bucket, *, screened: bool) -> Encoded:
-        """Encode a group; its input becomes its proposed residual. None as input: take it from the gradients."""
+        """Encode a group of layers; what the payload leaves of its input becomes the group's proposed residual.
+
+        Args:
+            group: the group.
+            x: the input, fp32 [group.layer.numel]; None: the group's gradients, with momentum and residual.
+            bucket: the bucket of the group; the seconds are added to its `encode_s`.
+            screened: True if the gradients are known to be finite.
+        """
         compressor, traits, step = self.compressor, self.compressor.traits, bucket.step
         keeps_residual = traits.keeps_residual and not group.dense
         started = time.perf_counter()
@@ -320,7 +327,8 @@ class PerLayerReducer(Reducer):
             payload.keep_lost = keep_in(self._residuals.propose(group))
         if not group.dense:
             if traits.owns_momentum and isinstance(payload, IndexedValues):
-                self._velocities.propose(group).index_fill_(0, payload.positions[payload.values != 0], 0)
+                sent = payload.positions if payload.values.all() else payload.positions[payload.values != 0]
+                self._velocities.propose(group).index_fill_(0, sent, 0)
             if payload.num_entries < group.layer.numel:
                 self._encoded[group.key] = payload
         seconds = time.perf_counter() - started

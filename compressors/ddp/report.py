@@ -51,7 +51,7 @@ class Bucket:
 
 @dataclasses.dataclass(kw_only=True)  # not frozen, because frozen ones take three times as long to create
 class EncodedLayer:
-    """Result of encoding one layer once.
+    """The result of encoding one layer once.
 
     Attributes:
         layer: the layer.
@@ -81,18 +81,18 @@ class Decision(Protocol):
         """Return the decision as values for JSON."""
 
     def columns(self, layers: Sequence[Layer]) -> dict[str, Any]:
-        """Return its columns of `metrics.csv`."""
+        """Return the decision's columns of `metrics.csv`."""
 
     def layer_columns(self, layer: Layer) -> dict[str, Any]:
-        """Return a layer's columns of `layers.csv`."""
+        """Return the decision's columns of `layers.csv` for a layer."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class StepReport:
-    """Results of one step's exchange on this rank.
+    """The results of one step's exchange on this rank.
 
     Attributes:
-        skipped: a gradient was not finite on some rank; the optimizer step must be skipped.
+        skipped: True if a gradient was not finite on some rank, so that the optimizer step must be skipped.
         encode_s: seconds in which the communication thread encoded and decoded. None: not known.
         exchange_s: seconds in which the communication thread was busy, encoding included. None: not known.
         exposed_s: seconds from the arrival of the last bucket to the last result, and those in which the optimizer

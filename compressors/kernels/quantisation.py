@@ -61,7 +61,7 @@ def block_norms(x: Parts, block_numel: int) -> torch.Tensor:
 
 
 def relative_to_blocks(x: torch.Tensor, scales: torch.Tensor, block_numel: int) -> torch.Tensor:
-    """Return a new tensor of elements divided by their block's scale: fp32 [numel]."""
+    """Return `x` with every element divided by the scale of its block, as a new tensor: fp32 [numel]."""
     return x / scales.repeat_interleave(min(block_numel, x.numel()))[: x.numel()]
 
 
@@ -94,7 +94,7 @@ def pack_levels(
     key: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Write the levels x / scale * multiplier, rounded to the nearest integer or at random.
+    """Write packed levels to `out`: x / scale * multiplier, rounded to the nearest integer or at random.
 
     Random rounding computes the level in units of 1 / `PARTS`, adds a random number in [0, PARTS), and rounds down.
 
@@ -137,7 +137,7 @@ _PACK_POWERS = Loop("pack_powers", Longs, Longs, Int, FloatArray, Int, Int, Int,
 
 @also_on_gpus
 def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, key: int, out: torch.Tensor) -> None:
-    """Write codes of x / scale, rounded at random and without bias to a power of two.
+    """Write packed codes of x / scale to `out`, rounded at random and without bias to a power of two.
 
     A random number is added to the bits of the mantissa: the carry increments the exponent with the right probability.
     Elements below the smallest power that a code can express become this power or zero.
@@ -210,7 +210,7 @@ def signs_and_magnitude(x: torch.Tensor, out: torch.Tensor) -> float:
 
 @also_on_gpus
 def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, float]:
-    """Write the bits as `signs_and_magnitude` does.
+    """Write a bit per element, 1 if x >= 0, to `out`, uint8 [ceil(numel / 8)]; NaN counts as negative.
 
     Returns:
         The number of bits that are 1, the sum of their elements, and the sum of the other elements, both in fp64.
@@ -228,7 +228,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
 def add_signs_and_magnitude(
     gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
 ) -> float:
-    """Write gradient + residual, fp32 [numel] each, to `total`, and do `signs_and_magnitude` in the same pass."""
+    """Write gradient + residual, fp32 [numel] each, to `total`; do and return as `signs_and_magnitude` of `total`."""
     if _ADD_WITH_MAGNITUDE.serves(gradient, residual):
         return float(_ADD_WITH_MAGNITUDE(gradient, residual, len(total), out, total))
     return signs_and_magnitude(torch.add(gradient, residual, out=total), out)
@@ -237,7 +237,7 @@ def add_signs_and_magnitude(
 def add_signs_and_sums(
     gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
 ) -> tuple[int, float, float]:
-    """Write gradient + residual, fp32 [numel] each, to `total`, and do `signs_and_sums` in the same pass."""
+    """Write gradient + residual, fp32 [numel] each, to `total`; do and return as `signs_and_sums` of `total`."""
     if _ADD_WITH_SUMS.serves(gradient, residual):
         sums = torch.empty(2, dtype=torch.float64)
         num_set = _ADD_WITH_SUMS(gradient, residual, len(total), out, sums, total)
@@ -328,7 +328,7 @@ def level_dtype(world_size: int) -> torch.dtype:
 
 
 def output_of(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return memory for the levels or codes of `x`, uint8."""
+    """Return an uninitialised uint8 tensor for the levels (bits = LEVELS) or the packed codes (CODES) of `x`."""
     return (
         x.new_empty(x.numel(), dtype=torch.uint8) if bits == LEVELS else Codes.room_for_codes(x.numel(), bits, x.device)
     )

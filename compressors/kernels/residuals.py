@@ -31,7 +31,7 @@ _ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int,
 
 
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
-    """Write a + factor * b, where the product is rounded before the addition.
+    """Write a + factor * b to `out`, where the product is rounded before the addition.
 
     Args:
         a: floating [numel].
@@ -55,13 +55,13 @@ def accelerate(
     now: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Write the next velocity, m u + g, to `now`, and the tensor to encode, now + residual, to `out`.
+    """Write the next momentum buffer, m u + g, to `now`, and the tensor to encode, now + residual, to `out`.
 
-    With nesterov the velocity is m (u + g), and the tensor to encode is now + residual + g.
+    With nesterov the momentum buffer is m (u + g), and the tensor to encode is now + residual + g.
 
     Args:
         gradient: g, floating [numel].
-        velocity: u, fp32 [numel]; None for zeros.
+        velocity: u, the momentum buffer of the step before, fp32 [numel]; None for zeros.
         residual: fp32 [numel]; None for zeros.
         momentum: m, rounded to fp32.
         nesterov: use Nesterov momentum.
@@ -112,7 +112,7 @@ LargeEntries = tuple[float, torch.Tensor, torch.Tensor]
 
 
 def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
-    """Write gradient + residual to `out`.
+    """Write gradient + residual to `out`, and measure the sum.
 
     Args:
         gradient: fp32 [numel], contiguous.

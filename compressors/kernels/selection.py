@@ -173,7 +173,7 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
 
 @also_on_gpus
 def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
-    """Do `select_groups` for groups of at most LONGEST_GROUP entries."""
+    """Return what `select_groups` returns, for groups of at most LONGEST_GROUP entries."""
     num_groups, rest = divmod(x.numel(), group_size)
     if _SELECT_GROUPS.serves(x):
         selected = torch.empty(num_groups * k + (k_last if rest else 0), dtype=torch.int64)
