@@ -13,7 +13,7 @@ import typer
 from bench.cli.commands import Commands
 from bench.core.environment import failure_to_import_torch, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
-from bench.launch.jobs.stale_jobs import clear_away
+from bench.launch.jobs.failure import clear_away
 
 # Errors about a path that the user gave: a circle of links, a name that is too long, a lack of permissions.
 _USERS = {errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
@@ -31,6 +31,8 @@ def shown_error(error: BaseException) -> BenchError | None:
     """
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
         error = error.__context__  # Typer and rich exit with code 1 if the reader of stdout has ended
+    file = getattr(error, "filename", None)
+    place = "the output cannot be written" if file is None else f"{file} cannot be used"
     match error:
         case BenchError():
             return error
@@ -39,14 +41,10 @@ def shown_error(error: BaseException) -> BenchError | None:
         case BrokenPipeError():
             return RunFailed("the program that reads the output ended before all of it was written")
         case OSError() if error.errno in _USERS:
-            return UsageError(f"{_place(error)}: {error.strerror}; give another path")
+            return UsageError(f"{place}: {error.strerror}; give another path")
         case OSError() if error.errno in _MACHINES:
-            return RunFailed(f"{_place(error)}: {error.strerror}; make room and try again")
+            return RunFailed(f"{place}: {error.strerror}; make room and try again")
     return failure_to_import_torch(error)
-
-
-def _place(error: OSError) -> str:
-    return "the output cannot be written" if error.filename is None else f"{error.filename} cannot be used"
 
 
 EXIT_CODES = (

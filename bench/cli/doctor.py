@@ -23,8 +23,8 @@ from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.units import format_bytes, format_rate
 from bench.hosts import job, support
+from bench.launch.jobs.failure import noted
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.jobs.stale_jobs import noted
 from bench.launch.resolve import resolve
 from bench.launch.run import execute
 from collectives.kernels import library

@@ -117,6 +117,8 @@ def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
         return list(described.values())
 
     def details(component: type[Options]) -> dict[str, Any]:
+        text = "\n\n".join(filter(None, (inspect.getdoc(sys.modules[component.__module__]), component.__doc__)))
+        labelled = {label: re.search(rf"^ *{label}: (.*?){_END}", text, re.DOTALL | re.MULTILINE) for label in _NOTES}
         *_, base = (parent for parent in component.__mro__ if parent.__name__ == registry.KINDS[kind].base)
         facts = {
             name: _plain(getattr(component, name))
@@ -124,7 +126,7 @@ def _components(kind: str, *, long: bool) -> list[dict[str, Any]]:
             if str(hint).startswith("ClassVar") and hasattr(component, name)
         }
         return {
-            "notes": _notes(component),
+            "notes": {label.lower(): " ".join(found[1].split()) for label, found in labelled.items() if found},
             "facts": facts | _facts_of_default(component, kind),
             "options": [option.describe() for option in options_of(component)],
         }
@@ -157,12 +159,6 @@ def _fact_text(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " ".join(map(_fact_text, value))
     return str(value) or "none"
-
-
-def _notes(component: type[Options]) -> dict[str, str]:
-    text = "\n\n".join(filter(None, (inspect.getdoc(sys.modules[component.__module__]), component.__doc__)))
-    found = {label: re.search(rf"^ *{label}: (.*?){_END}", text, re.DOTALL | re.MULTILINE) for label in _NOTES}
-    return {label.lower(): " ".join(match[1].split()) for label, match in found.items() if match}
 
 
 def _plain(value: Any) -> Any:

@@ -22,23 +22,19 @@ BEGIN = "<!-- Written by `python -m bench.cli.reference_pages`; edit the options
 END = "<!-- End of the table. -->\n"
 
 
-def options_table() -> str:
-    """Return a Markdown table of the options of `bench run`, in the order of its help."""
+def options_page(text: str) -> str:
+    """Return the text of docs/options.md with a new table of the options of `bench run`, in the order of its help.
+
+    Args:
+        text: the text of the page with the old table between `BEGIN` and `END`.
+    """
     lines = ["| Option | Default | Meaning |", "| :--- | :--- | :--- |"]
     parameters = [each for each in inspect.signature(run).parameters.values() if each.annotation is not typer.Context]
     for panel, members in itertools.groupby(parameters, lambda each: each.annotation.__metadata__[0].rich_help_panel):
         lines += [f"| **{panel}** | | |", *map(_option_row, members)]
-    return "\n".join(lines) + "\n"
-
-
-def options_page(text: str) -> str:
-    """Return the text of the page with a new table between `BEGIN` and `END`.
-
-    Args:
-        text: the text of the page with the old table.
-    """
+    table = "\n".join(lines)
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return f"{before}{BEGIN}\n{options_table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table}\n\n{END}{after}"
 
 
 def _option_row(parameter: inspect.Parameter) -> str:

@@ -71,19 +71,19 @@ class Manifest:
     rows: dict[str, int]
 
 
+@dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """Reads, writes and removes the checkpoints of one run.
 
-    Args:
+    Attributes:
         folder: the run's folder.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    folder: RunFolder
 
     def at(self, step: int) -> Path:
         """Return the path of the folder of the checkpoint made after this optimizer step."""
-        return self._folder.checkpoints / f"step-{step:09d}"
+        return self.folder.checkpoints / f"step-{step:09d}"
 
     def file(self, step: int, rank: int) -> Path:
         """Return the path of a rank's file in the checkpoint made after this optimizer step."""
@@ -91,7 +91,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the optimizer steps after which complete checkpoints were made, newest first."""
-        folders = (manifest.parent for manifest in self._folder.checkpoints.glob(f"step-*/{_MANIFEST}"))
+        folders = (manifest.parent for manifest in self.folder.checkpoints.glob(f"step-*/{_MANIFEST}"))
         steps = (folder.name.removeprefix("step-") for folder in folders)
         return sorted((int(step) for step in steps if step.isdecimal()), reverse=True)
 
@@ -133,8 +133,8 @@ class Checkpoints:
             UsageError: the checkpoint belongs to another run or configuration, or files or rows are missing.
         """
         manifest, path = self.manifest(step), self.at(step)
-        digests = (config.digest, (read_json(self._folder.resume) or {}).get("digest_before"))
-        if manifest.digest not in digests or manifest.run_id != self._folder.run_id:
+        digests = (config.digest, (read_json(self.folder.resume) or {}).get("digest_before"))
+        if manifest.digest not in digests or manifest.run_id != self.folder.run_id:
             raise UsageError(
                 f"{path} belongs to run {manifest.run_id} ({manifest.digest}), and the configuration here is "
                 f"{config.digest}; put the run's own config.json and checkpoints back, or start the run again"
@@ -146,7 +146,7 @@ class Checkpoints:
                     f"{file} is cut or missing (it had {facts.nbytes} bytes); put it back, or start the run again"
                 )
         for name, nbytes in manifest.rows.items():
-            rows = self._folder.path / name
+            rows = self.folder.path / name
             if not rows.is_file() or rows.stat().st_size < nbytes:
                 raise UsageError(
                     f"{rows} lacks rows that were there at the checkpoint; put the file back, or start the run again"
@@ -174,8 +174,8 @@ class Checkpoints:
             save(temporary)
             temporary.chmod(self.at(step).stat().st_mode & 0o666)  # by the umask; safetensors writes for the owner only
             facts = FileFacts.of(temporary)
-        sync_folder(self._folder.checkpoints)
-        sync_folder(self._folder.path)
+        sync_folder(self.folder.checkpoints)
+        sync_folder(self.folder.path)
         return facts
 
     def remove(self, compare: Callable[[str, str], bool], step: int) -> None:
@@ -188,7 +188,7 @@ class Checkpoints:
                 checkpoint. For example, `operator.lt` removes checkpoints older than that of `step`.
             step: optimizer step of the checkpoint to compare with.
         """
-        for path in list(self._folder.checkpoints.glob("step-*")):
+        for path in list(self.folder.checkpoints.glob("step-*")):
             if compare(path.name, self.at(step).name):
                 with contextlib.suppress(OSError):
                     (path / _MANIFEST).unlink(missing_ok=True)  # first: a half-removed one must not look complete

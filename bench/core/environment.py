@@ -101,10 +101,14 @@ def checkout() -> tuple[str, bool | None]:
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
         return "", None
+    command = ["git", "-C", str(here), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        return _git(here, "rev-parse", "HEAD"), bool(_git(here, "status", "--porcelain", "--untracked-files=no"))
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return "", None
+    # The first line is "# branch.oid COMMIT"; lines without "#" are changed files.
+    first, *lines = done.stdout.splitlines()
+    return first.split()[-1], any(not line.startswith("#") for line in lines)
 
 
 def kernels(device: str = "cpu") -> Kernels:
@@ -151,8 +155,3 @@ def describe(command: list[str], device: str) -> dict[str, Any]:
             if key.startswith(("OMP_", "MKL_", "GLOO_", "NCCL_", "CUDA_VISIBLE", "TORCH", "GRADWIRE_"))
         },
     }
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

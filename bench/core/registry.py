@@ -234,16 +234,14 @@ def _entry_points() -> list[importlib.metadata.EntryPoint]:
         found = importlib.metadata.entry_points()
         return [point for group in found.groups if group.startswith("bench.") for point in found.select(group=group)]
     except (TypeError, ValueError):  # one package's metadata is broken; a slower search finds which
-        points = [point for package in importlib.metadata.distributions() for point in _readable(package)]
-        return [point for point in points if point.group.startswith("bench.")]
-
-
-def _readable(package: importlib.metadata.Distribution) -> list[importlib.metadata.EntryPoint]:
-    try:
-        return list(package.entry_points)
-    except (TypeError, ValueError) as error:
-        warn_once(f"the entry points of {package.name} cannot be read ({error}); repair or uninstall that package")
-        return []
+        points: list[importlib.metadata.EntryPoint] = []
+        for package in importlib.metadata.distributions():
+            try:
+                points += [point for point in package.entry_points if point.group.startswith("bench.")]
+            except (TypeError, ValueError) as error:
+                said = f"the entry points of {package.name} cannot be read ({error})"
+                warn_once(f"{said}; repair or uninstall that package")
+        return points
 
 
 def _check_class(component: object, kind: ComponentKind) -> None:

@@ -132,11 +132,12 @@ def read_rows(
         MissingColumns: the file lacks required columns; a file that is not CSV lacks all of them.
         RepeatedColumns: the file has one of `columns` more than once.
     """
-    lines = _lines(path)
-    if not lines:
+    text = path.read_bytes().decode("utf-8-sig", errors="replace")
+    if not text:
         return []
+    first, *lines = text.split("\n")  # no other character ends a line
     try:
-        header = _cells(lines[0])
+        header = _cells(first)
     except ValueError:
         header = []  # not CSV, so it has none of the columns
     if missing := [name for name in required if name not in header]:
@@ -146,8 +147,8 @@ def read_rows(
     types = {column.name: column.type for column in columns}
     known = [(index, name, types[name]) for index, name in enumerate(header) if name in types]
     rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        if line:
+    for number, line in enumerate(lines, start=2):
+        if line.strip():
             try:
                 cells = _cells(line)
                 if len(cells) != len(header):
@@ -175,10 +176,3 @@ def _line(cells: Iterable[str]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow([" ".join(cell.splitlines()) for cell in cells])
     return buffer.getvalue()
-
-
-def _lines(path: Path) -> list[str]:
-    """Return a file's lines, each with its line feed; no other character ends a line. A blank line becomes ""."""
-    *whole, rest = path.read_bytes().decode("utf-8-sig", errors="replace").split("\n")
-    lines = [line + "\n" if line.strip() else "" for line in whole]
-    return [*lines, rest] if rest else lines

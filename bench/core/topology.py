@@ -240,13 +240,9 @@ class Topology:
             )
         return [tuple(group) for group in groups]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the topology as values that JSON can hold."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the topology that `to_dict` turned into these values, also after a round trip through JSON.
+        """Return the topology that `dataclasses.asdict` turned into these values, also after a round trip through JSON.
 
         Raises:
             UsageError: the values do not describe a topology.

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from bench.core.errors import UsageError
 from bench.core.registry import PluginError
@@ -97,6 +97,8 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 class _Placeholder:
     """Stands for any object of torch; its attributes are placeholders too, each always the same one."""
 
+    __iter__ = None  # not iterable, although it has items
+
     def __getattr__(self, name: str) -> _Placeholder:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -112,9 +114,6 @@ class _Placeholder:
 
     def __getitem__(self, parameters: object) -> _Placeholder:
         return self
-
-    def __iter__(self) -> NoReturn:
-        raise TypeError("a placeholder cannot be iterated over")
 
     def __or__(self, other: object) -> _Placeholder:
         return self

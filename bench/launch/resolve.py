@@ -53,12 +53,8 @@ def resolve_each(options: Sequence[RunConfig], server: ForkServer) -> list[RunCo
     runs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
     if runs and len(runs) == len(outcomes):
         server.warm_up_for(runs[0])
-        return server.call(_resolved_or_refused, runs)
+        return [result_or_refusal(server.call, resolve, each) for each in runs]
     return outcomes
-
-
-def _resolved_or_refused(options: Sequence[RunConfig]) -> list[RunConfig | UsageError]:
-    return [result_or_refusal(resolve, each) for each in options]
 
 
 def check(options: RunConfig) -> RunConfig:

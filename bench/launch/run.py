@@ -24,9 +24,16 @@ from bench.core.rows import StoreError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.core.topology import Topology
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts, explain, is_disk_full, reports_of
+from bench.launch.jobs.failure import (
+    ProgressReader,
+    WatchdogTimeouts,
+    explain,
+    is_disk_full,
+    noted,
+    record_ending,
+    reports_of,
+)
 from bench.launch.jobs.fork_server import ForkServer
-from bench.launch.jobs.stale_jobs import noted, record_ending
 from bench.launch.jobs.torchrun import MachineZero
 from bench.launch.refusals import result_or_refusal
 

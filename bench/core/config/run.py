@@ -322,7 +322,7 @@ class RunConfig(RanksConfig):
         Doc("mini-batches per step: the number of ranks, or of copies of the network that the devices hold"),
         Recorded(identity=False),
     ] = NOT_GIVEN
-    devices: Annotated[dict[str, Any] | None, Doc("the devices, as `Topology.to_dict`"), NOT_RECORDED] = None
+    devices: Annotated[dict[str, Any] | None, Doc("the devices, a `Topology` as a dict"), NOT_RECORDED] = None
     track: Annotated[
         Literal["none", "tensorboard", "mlflow"],
         Doc("also log every row to a local tracker: none, tensorboard or mlflow"),

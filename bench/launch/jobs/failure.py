@@ -1,38 +1,45 @@
-"""Explain in one sentence why a job failed, from its ranks' error reports and its logs."""
+"""Explain why a job failed, record the ending in the run's folder, and clean up after launchers that were killed."""
 
 import contextlib
 import dataclasses
+import fcntl
 import json
+import os
 import re
 import shutil
+import sys
+import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
-from bench.core.config.run import RanksConfig
+from bench.core import environment
+from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.environment import possible_causes
+from bench.core.errors import BenchError
+from bench.core.files import locked
 from bench.core.processes import STOP_GRACE_S, killed_by
-from bench.core.run_folder import RunFolder, read_json
+from bench.core.rows import RowWriter, read_rows
+from bench.core.run_folder import RunFolder, read_json, write_json
 
 
+@dataclasses.dataclass
 class ProgressReader:
     """Reads the reports that a job adds to a run's progress file.
 
-    Args:
-        path: the file, which holds one JSON object per line and may not exist yet.
-
     Attributes:
+        path: the file, which holds one JSON object per line and may not exist yet.
         last: the last report of a step; if an evaluation was reported after it, with the evaluation's epoch and step.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
-        self.last: dict[str, Any] = {}
+    path: Path
+    last: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _position: int = 0
 
     def new_lines(self) -> list[dict[str, Any]]:
         """Return the reports added since the last call, oldest first; an incomplete line is left for the next call."""
         text = b""
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self._position)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
@@ -135,3 +142,128 @@ def _killed(log: str) -> str | None:
     # Every host has its own agent, and agents whose ranks were not killed print a root cause too.
     causes = (match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0)
     return next((killed_by(f"rank {match[1]}", -int(match[2])) for match in causes), None)
+
+
+# Endings that the launcher records.
+
+
+def record_ending(
+    config: RunConfig, folder: RunFolder, status: str, error: str, wall_time_s: float | None = None
+) -> dict[str, Any]:
+    """Write the last row of `metrics.csv`, and `status.json`; return the content of `status.json`.
+
+    No process of the run may be left.
+
+    Args:
+        config: the run's configuration.
+        folder: the run's folder.
+        status: "failed", "timeout" or "interrupted".
+        error: the reason, in one sentence.
+        wall_time_s: duration in seconds of the run's last job, without the jobs before the run was resumed; None if
+            the duration is unknown.
+
+    Raises:
+        OSError: `status.json` cannot be written.
+        StoreError: the row cannot be written.
+    """
+    shutil.rmtree(folder.rendezvous, ignore_errors=True)
+    progress = ProgressReader(folder.progress)
+    progress.new_lines()
+    known = progress.last if progress.last.get("step") is not None else _last_row_with(folder, "step")
+    reached = {key: known.get(key) for key in ("epoch", "step")}
+    resumes = (read_json(folder.resume) or {"resumes": 0})["resumes"]
+    origin = environment.origin_columns(config.device)
+    row = {
+        **config.columns(),
+        **origin,
+        **{key: value for key, value in (read_json(folder.environment) or {}).items() if key in origin},
+        **reached,
+        "run_id": folder.run_id,
+        "resumes": resumes,
+        "status": status,
+        "error": error,
+    }
+    summary = {"status": status, "error": error, "run_id": folder.run_id, **reached}
+    try:
+        if wall_time_s is not None and (last := _last_row_with(folder, "wall_time_s")):
+            # The last row holds the duration of earlier jobs of the run, or includes this one.
+            before_s: float = last["wall_time_s"]
+            is_included = last.get("resumes") == resumes
+            wall_time_s = max(before_s, wall_time_s) if is_included else before_s + wall_time_s
+        RowWriter(folder.metrics).append(row | {"wall_time_s": wall_time_s})
+    finally:
+        write_json(folder.status, summary)
+    return summary
+
+
+def _last_row_with(folder: RunFolder, column: str) -> dict[str, Any]:
+    """Return the last row of `metrics.csv` in which the column is not empty; an empty dict if there is none."""
+    rows = read_rows(folder.metrics) if folder.metrics.is_file() else []
+    return next((row for row in reversed(rows) if row.get(column) is not None), {})
+
+
+def noted(command: str, folder: Path) -> AbstractContextManager[object]:
+    """Keep a file that names a job's folder while the block runs, so that `clear_away` finds the job after a kill.
+
+    Do nothing if the file cannot be written.
+
+    Args:
+        command: name of the command. The folder of "run" is kept after a kill; those of other commands are temporary.
+        folder: the job's folder.
+    """
+    try:
+        _notes().mkdir(mode=0o700, parents=True, exist_ok=True)
+        note = tempfile.NamedTemporaryFile(dir=_notes(), buffering=0)  # noqa: SIM115 - removed when it is closed
+        fcntl.flock(note, fcntl.LOCK_EX)
+        note.write(json.dumps({"command": command, "path": str(folder.absolute())}).encode())
+    except (OSError, RuntimeError):  # the disk is full, or the user has no home; then a kill leaves the folder behind
+        return contextlib.nullcontext()
+    return note
+
+
+def clear_away() -> None:
+    """Clean up after every job whose launcher was killed, and print on stderr what was done."""
+    try:
+        paths = sorted(_notes().glob("*"))
+    except RuntimeError:  # the user has no home, and so no notes
+        return
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), locked(path) as is_left:  # its job may end meanwhile
+            text = path.read_bytes() if is_left else b""
+            if not text:  # its launcher is alive, or another command is cleaning up
+                continue
+            try:
+                job = json.loads(text)
+                command, folder = str(job["command"]), RunFolder(Path(job["path"]))
+            except (ValueError, TypeError, KeyError):
+                said = f"{path} is not a note of a job and is removed"
+            else:
+                said = _clear_away(command, folder)
+            if said:
+                print(f"note: {said}", file=sys.stderr)
+            path.unlink()
+
+
+def _clear_away(command: str, folder: RunFolder) -> str:
+    """Record in a run's folder that `bench` was killed, or remove the folder; return a sentence about what was done.
+
+    The sentence is empty if nothing had to be done.
+    """
+    path = folder.path
+    if not path.exists() or folder.status.exists():  # already removed, or the job had ended
+        return ""
+    if command == "run" and any(inside.is_file() for inside in path.rglob("*")):
+        try:
+            record_ending(RunConfig.from_json(folder.config), folder, "interrupted", "bench was killed")
+            kept = "its rows so far are kept"
+        except (OSError, BenchError) as error:
+            kept = f"a last row that says so could not be written ({error})"
+        return f"bench was killed during an earlier run; {kept} in {path}"
+    shutil.rmtree(path, ignore_errors=True)
+    if command == "run":
+        return f"bench was killed before a run started; its empty folder {path} is removed"
+    return f"`bench {command}` was killed earlier; its temporary folder {path} is removed"
+
+
+def _notes() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gradwire" / "jobs"

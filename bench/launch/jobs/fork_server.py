@@ -7,13 +7,16 @@ early. It serves one command and ends with it, even if the command is killed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
+
+from typing_extensions import override
 
 from bench.core import environment
 from bench.core.config.run import DEFAULT_WORLD_SIZE, RanksConfig
@@ -59,7 +62,7 @@ T = TypeVar("T")
 ENDED = (EOFError, ConnectionResetError)
 
 
-class ForkServer:
+class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
     """Starts the jobs of one command on this machine, one after the other, by forking processes that imported torch.
 
     Jobs whose ranks have the same number of threads are forked from the same process. As a context manager, the object
@@ -84,9 +87,7 @@ class ForkServer:
         self.module = module
         self._processes: dict[int, ServerProcess] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
+    @override
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -204,18 +205,18 @@ class ServerProcess(subprocess.Popen[bytes]):
         self.connection.close()
 
 
+@dataclasses.dataclass
 class ForkedJob:
     """A running job of forked ranks, with the methods `poll` and `wait` of `subprocess.Popen`.
 
-    Args:
+    Attributes:
         server: the process that runs the job, and can run other jobs afterwards.
         folder: the job's folder.
     """
 
-    def __init__(self, server: ServerProcess, folder: RunFolder) -> None:
-        self.server = server
-        self.folder = folder
-        self._exit_code: int | None = None
+    server: ServerProcess
+    folder: RunFolder
+    _exit_code: int | None = None
 
     def poll(self) -> int | None:
         """Return the job's exit code, or None while the job runs."""

@@ -36,17 +36,16 @@ ASK_EVERY_S = 5.0
 ANSWER_WITHIN_S = 2.0
 
 
+@dataclasses.dataclass
 class MachineZero:
     """Connects to machine 0 from time to time, to find out whether the job still runs there.
 
-    Args:
+    Attributes:
         endpoint: HOST:PORT at which machine 0 listens as long as its torchrun agent runs.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        zero = Endpoint.parse(endpoint)
-        self._address = (zero.host, zero.port)
-        self._last_try = -ASK_EVERY_S
+    endpoint: str
+    _last_try: float = -ASK_EVERY_S
 
     def is_heard(self) -> bool:
         """Return True if machine 0 accepted a connection just now.
@@ -57,8 +56,9 @@ class MachineZero:
         if now - self._last_try < ASK_EVERY_S:
             return False
         self._last_try = now
+        zero = Endpoint.parse(self.endpoint)
         with contextlib.suppress(OSError):
-            socket.create_connection(self._address, ANSWER_WITHIN_S).close()
+            socket.create_connection((zero.host, zero.port), ANSWER_WITHIN_S).close()
             return True
         return False
 

@@ -87,7 +87,7 @@ class Placed(Strategy):
             options,
             world_size=num_processes,
             replicas=len(Plan.of(topology, self.by).ranks),
-            devices=topology.to_dict(),
+            devices=dataclasses.asdict(topology),
         )
 
     @override

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.commands import EXTENSIONS
-from bench.cli.reference_pages import options_page, options_table
+from bench.cli.reference_pages import options_page
 from bench.core import registry
 from bench.core.config.run import DEFAULT_EPOCHS, RunConfig
 from bench.core.errors import BenchError, Interrupted, NothingToCompare, Regression, RunFailed, UsageError
@@ -107,7 +107,11 @@ def test_the_table_of_options_is_that_of_the_program() -> None:
 
 
 def test_the_table_names_every_default() -> None:
-    rows = {row.split("|")[1].split(",")[0].strip(" `"): row for row in options_table().splitlines()}
+    rows = {
+        row.split("|")[1].split(",")[0].strip(" `"): row
+        for row in options_page(OPTIONS).splitlines()
+        if row.startswith("| ")
+    }
     for option in RunConfig.options():
         if option.flag is None:
             continue

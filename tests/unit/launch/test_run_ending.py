@@ -15,8 +15,8 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch import run
 from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import record_ending
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
-from bench.launch.jobs.stale_jobs import record_ending
 from bench.launch.jobs.torchrun import Ending
 from bench.launch.resolve import check, resolve
 from tests.testing.checkpoints import add_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.run_folder import RunFolder, write_json
-from bench.launch.jobs.stale_jobs import clear_away, noted
+from bench.launch.jobs.failure import clear_away, noted
 
 
 @pytest.fixture(autouse=True)
