@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from bench.cli.console import LiveLine, plain_table, print_json
 from bench.cli.options import RUNS_FOLDER, AsJson, flag_values, takes
 from bench.core.config.run import MEASUREMENT, OUTPUT, RunConfig
-from bench.core.config.syntax import parse_seeds, seeds_text
+from bench.core.config.syntax import parse_seeds
 from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import Interrupted, RunFailed, UsageError
 from bench.core.rows import read_rows
@@ -232,7 +232,7 @@ def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Seq
         return ["bench", "compare", *place]
     given = {name: value for name, value in flag_values(options).items() if value != getattr(RunConfig, name)}
     given["compressor"] = "none,bf16,powersgd" if options.compressor == "none" else f"none,{options.compressor}"
-    seeds = {"seeds": seeds_text(config.seed for config in configs)} if len(configs) > 1 else {}
+    seeds = {"seeds": ",".join(str(config.seed) for config in configs)} if len(configs) > 1 else {}
     return ["bench", "run", *run_arguments(given | seeds | ({"out": out} if place else {}))]
 
 
@@ -248,7 +248,7 @@ def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> 
         counted = f"{len(failed)} of {len(configs)} runs failed, the last one with: "
         advice += f"; {len(left)} of {len(configs)} runs were not started" if left else ""
     elif left:
-        advice += f"; not run: --seeds {seeds_text(config.seed for config in left)}"
+        advice += f"; not run: --seeds {','.join(str(config.seed) for config in left)}"
     if last.status == "interrupted":
         raise Interrupted(f"{last.error} in {path}{advice}")
     raise RunFailed(f"{counted}{last.error}; rows and logs so far are in {path}{advice}")

@@ -108,9 +108,9 @@ class CpuUse(abc.ABC):
         wall_s: CPU seconds that were available in the intervals.
     """
 
-    def __init__(self) -> None:
-        self.cpu_s = self.wall_s = 0.0
-        self._began: tuple[float, float] | None = None
+    cpu_s = 0.0
+    wall_s = 0.0
+    _began: tuple[float, float] | None = None
 
     @abc.abstractmethod
     def _read(self) -> tuple[float, float] | None:
@@ -140,7 +140,6 @@ class OtherWork(CpuUse):
     """
 
     def __init__(self, root: int) -> None:
-        super().__init__()
         self._root = root
 
     @override

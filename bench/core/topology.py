@@ -127,7 +127,7 @@ class Topology:
         if name := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(f"two nodes are named '{name}'; give each its own name")
         device_names = {device.name for device in self.devices}
-        for link, end in [(each, end) for each in self.all_links for end in (each.node, each.to)]:
+        for link, end in [(each, end) for each in self.links + self.bridges for end in (each.node, each.to)]:
             if end not in names:
                 raise UsageError(
                     f"the link of {link.node} leads to '{end}', which is not there{did_you_mean(end, names)}; "
@@ -187,11 +187,6 @@ class Topology:
         return self.hosts[0].name
 
     @property
-    def all_links(self) -> tuple[Link, ...]:
-        """Return the links of devices and switches, then the bridges."""
-        return self.links + self.bridges
-
-    @property
     def roles(self) -> frozenset[Role]:
         """Return the roles that at least one device has."""
         return frozenset(device.role for device in self.devices)
@@ -210,7 +205,7 @@ class Topology:
         routes: dict[str, list[Link]] = {source: []}
         nodes = [source]
         for node in nodes:  # breadth first; the list grows meanwhile
-            for link in self.all_links:
+            for link in self.links + self.bridges:
                 if node in (link.node, link.to):
                     other = link.to if node == link.node else link.node
                     if other not in routes:

@@ -312,7 +312,7 @@ def measure(
         Interrupted: the user stopped it.
     """
     with scratch_folder(command) as folder:
-        folder.config.write_text(config.to_json(), encoding="utf-8")
+        write_json(folder.config, dataclasses.asdict(config))
         try:
             ending = torchrun.watch(start(folder), ProgressReader(folder.progress), timeouts, on_report)
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import MACHINES, RanksConfig, RunConfig
-from bench.core.config.syntax import parse_seeds, seeds_text
+from bench.core.config.syntax import parse_seeds
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables
 from bench.launch.jobs.fork_server import ForkServer
@@ -170,7 +170,7 @@ def _pop_seeds(table: Settings, path: Path) -> list[int]:
         raise UsageError(f"{path} gives seed and seeds; give one of them")
     if not given:
         return []
-    text = seeds_text(given[0]) if isinstance(given[0], list) else str(given[0])
+    text = ",".join(map(str, given[0])) if isinstance(given[0], list) else str(given[0])
     return parse_seeds(text, f"{path}: seeds =")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def test_runs_are_listed_with_what_they_can_go_on_from(tmp_path: Path) -> None:
     config = make_config(checkpoint_every=5)
     folders = [RunFolder.create(tmp_path, name, config.digest, 1) for name in ("done", "stopped", "under-way", "lost")]
     for folder, status in zip(folders, ("ok", "interrupted", None, None), strict=True):
-        folder.config.write_text(config.to_json())
+        write_json(folder.config, dataclasses.asdict(config))
         add_checkpoint(folder, config, step=5)
         if status:
             write_json(folder.status, {"status": status, "step": 9})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.core.files import locked
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import LAYERS, METRICS, Column
 from bench.launch.resolve import with_ranks
 from bench.launch.run import change_ranks, configuration_of, prepare_folder
@@ -115,7 +116,7 @@ def test_a_run_is_known_by_its_folder_whichever_way_leads_there(
 
 def test_a_run_that_is_under_way_is_not_said_to_have_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "test", make_config().digest, 1)
-    folder.config.write_text(make_config(checkpoint_every=1).to_json())
+    write_json(folder.config, dataclasses.asdict(make_config(checkpoint_every=1)))
     with locked(folder.path):
         answer = invoke("run", "--resume", str(folder.path))
     assert (answer.code, answer.error) == (2, f"the run in {folder.path} is still running; wait until it ends")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 from bench.core.checkpoints import Checkpoints, Manifest
 from bench.core.config.run import RunConfig
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, write_json
 
 
 def content(written: bytes) -> Callable[[Path], object]:
@@ -17,7 +18,7 @@ def content(written: bytes) -> Callable[[Path], object]:
 
 def add_checkpoint(folder: RunFolder, config: RunConfig, step: int) -> None:
     """Write a checkpoint to a run's folder, together with its configuration."""
-    folder.config.write_text(config.to_json())
+    write_json(folder.config, dataclasses.asdict(config))
     checkpoints = Checkpoints(folder)
     files = {0: checkpoints.write(step, 0, content(b"state"))}
     checkpoints.complete(

@@ -152,13 +152,9 @@ class Configuration:
         """Return the values of the recorded options by column name; they are the same in all rows of a run."""
         return {option.name: getattr(self, option.name) for option in self.options() if option.recorded.column}
 
-    def to_json(self) -> str:
-        """Return the configuration as JSON text, keys in declaration order."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Read a configuration that `to_json` wrote.
+        """Read a configuration whose fields are in a JSON file, such as `config.json`.
 
         Raises:
             UsageError: the file cannot be read, or does not hold a configuration of this class.

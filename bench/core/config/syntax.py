@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
 from typing import Self
 
 from bench.core.errors import UsageError
@@ -153,8 +152,3 @@ def parse_seeds(text: str, option: str = "--seeds") -> list[int]:
     if not seeds or len(set(seeds)) != len(seeds):
         raise UsageError(f"{option} {text} names no seed, or one of them twice; each seed is one run")
     return seeds
-
-
-def seeds_text(seeds: Iterable[object]) -> str:
-    """Return text that lists the seeds, separated by commas."""
-    return ",".join(str(seed) for seed in seeds)

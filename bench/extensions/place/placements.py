@@ -115,7 +115,7 @@ class Cost:
             for device in topology.devices
         )
         links = []
-        for link in topology.all_links:
+        for link in topology.links + topology.bridges:
             (up,), (down,) = directions([link], link.node), directions([link], link.to)
             links.append(
                 LinkUse(

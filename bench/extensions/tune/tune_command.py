@@ -19,7 +19,7 @@ from bench.cli.options import AsJson, flag_values, takes
 from bench.cli.sweep import print_state, run_all, say_plan
 from bench.core import spec
 from bench.core.config.run import MAX_SEED, MEASUREMENT, OUTPUT, WHAT, RunConfig
-from bench.core.config.syntax import parse_seeds, seeds_text
+from bench.core.config.syntax import parse_seeds
 from bench.core.errors import RunFailed, UsageError
 from bench.core.files import check_writable, writing
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -282,7 +282,7 @@ def tuned_file(sweep: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
         seed: the seed with which the settings were tried.
     """
     holdout_size = sweep.base["holdout_size"]
-    seeds = {"seeds": seeds_text(sweep.seeds)} if sweep.seeds else {}
+    seeds = {"seeds": ",".join(map(str, sweep.seeds))} if sweep.seeds else {}
     comment = f"# Written by bench tune: chosen on {holdout_size} held-out training samples with seed {seed}.\n"
     tables = [toml_table("[base]", evaluated_base(sweep) | seeds)]
     tables += [toml_table("[[include]]", each.chosen) for each in tuned]

@@ -68,7 +68,7 @@ def check_kinds(topology: Topology, links: Mapping[str, object], devices: Mappin
     """
     for what, name, known in (
         *(("device", host.kind, devices) for host in topology.hosts),
-        *(("link", link.kind, links) for link in topology.all_links if link.kind not in measured),
+        *(("link", link.kind, links) for link in (topology.links + topology.bridges) if link.kind not in measured),
         *(("device", device.kind, devices) for device in topology.devices),
     ):
         if name not in known:

@@ -31,7 +31,7 @@ def keep(folder: Path, name: str, of: RunConfig, *step_times_s: float | None, **
     """Write a run that ended well, with one evaluation for each step time."""
     path = folder / f"{name}-s{of.seed}-{of.digest}"
     path.mkdir(parents=True)
-    (path / "config.json").write_text(of.to_json())
+    write_json(path / "config.json", dataclasses.asdict(of))
     write_json(path / "status.json", {"status": "ok"})
     writer = RowWriter(path / "metrics.csv")
     origin = {"cpu": f"{KNOWN.cpu} ({KNOWN.cores} cores)", "kernels": KNOWN.kernels}

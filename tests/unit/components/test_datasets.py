@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from bench.core import registry, spec
 from bench.core.errors import UsageError
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, write_json
 from bench.datasets.base import Dataset, DatasetError, ImageSet
 from bench.datasets.built_in import Digits, _axes, _two_colours
 from bench.train.worker import parts_of, prepare
@@ -233,7 +233,7 @@ def test_a_split_is_a_subset_and_all_the_others(size: int) -> None:
 
 def test_what_is_prepared_for_a_run_is_not_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(train_size=1000, data_dir=str(tmp_path))
-    RunFolder(tmp_path).config.write_text(config.to_json(), encoding="utf-8")
+    write_json(RunFolder(tmp_path).config, dataclasses.asdict(config))
     prepare(str(tmp_path))
     monkeypatch.delattr(Digits, "load")
     assert len(parts_of(config)[0]) == 1000

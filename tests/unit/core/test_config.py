@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from bench.core.config.configuration import CommandOption, Configuration
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
+from bench.core.run_folder import write_json
 from bench.core.schema import METRICS_BY_NAME
 from tests.testing.configs import COMPONENTS, make_config
 
@@ -113,7 +113,7 @@ def test_a_digest_is_ten_hex_digits_and_stays_the_same() -> None:
 def test_json_brings_the_same_configuration_back(tmp_path: Path) -> None:
     config = make_config(seed=7, lr=1 / 3, target_accuracy=0.9, steps=None, uplink_bps=1e8, augment=False)
     path = tmp_path / "config.json"
-    path.write_text(config.to_json(), encoding="utf-8")
+    write_json(path, dataclasses.asdict(config))
     assert RunConfig.from_json(path) == config
     assert RunConfig.from_json(path).digest == config.digest
 
@@ -184,6 +184,6 @@ def test_only_what_was_not_given_is_chosen() -> None:
 
 def test_a_configuration_is_plain_json_and_cannot_change() -> None:
     config = make_config()
-    assert json.loads(config.to_json())["batch_size"] == 32
+    assert dataclasses.asdict(config)["batch_size"] == 32
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 2  # type: ignore[misc]

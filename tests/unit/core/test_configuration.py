@@ -17,6 +17,7 @@ from bench.cli.options import takes
 from bench.core.config.configuration import NOT_RECORDED, Flag
 from bench.core.config.run import COMMUNICATION, RunConfig
 from bench.core.errors import UsageError
+from bench.core.run_folder import write_json
 from bench.core.schema import declared_columns
 from tests.testing.configs import make_config
 
@@ -74,9 +75,9 @@ def test_a_value_outside_its_range_is_refused_in_one_sentence() -> None:
 def test_it_crosses_to_the_ranks_as_json(tmp_path: Path) -> None:
     config = Farther(**FIELDS, hops=5, comment="far")
     path = tmp_path / "config.json"
-    path.write_text(config.to_json(), encoding="utf-8")
+    write_json(path, dataclasses.asdict(config))
     assert Farther.from_json(path) == config
-    path.write_text(make_config().to_json(), encoding="utf-8")
+    write_json(path, dataclasses.asdict(make_config()))
     with pytest.raises(UsageError, match="holds no Farther: comment, hops missing"):
         Farther.from_json(path)
 
