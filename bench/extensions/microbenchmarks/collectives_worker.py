@@ -1,7 +1,7 @@
-"""Worker of `bench collectives`: each rank runs `python -m bench.extensions.microbenchmarks.collectives_worker FOLDER`.
+"""Time and check sums on the ranks of `bench collectives`; each rank runs this module with the job folder's path.
 
-The worker reads the folder's `config.json`. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and
-the rows of all pairs as soon as a size is finished.
+Each rank reads the folder's `config.json`. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and
+the rows of all pairs as soon as a tensor size is finished.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from bench.core.counters import ForwarderUse, interface_bytes
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.extensions.microbenchmarks.interleave import interleave
-from bench.extensions.microbenchmarks.options import CollectivesConfig
+from bench.core.units import format_bytes, parse_sizes
+from bench.extensions.microbenchmarks.options import CollectivesConfig, interleave
 from bench.train.rank import (
     device_time,
     end_process,
@@ -56,11 +56,11 @@ _INT8_MAX = 127
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticPayloads:
-    """The payloads that the ranks sum.
+    """The payloads (compressed or dense tensors) that the ranks sum.
 
     Attributes:
-        own: this rank's payload; do not pass it to a collective, which may overwrite it.
-        of_all: the payloads of all ranks in rank order, packed and unpacked once.
+        own: this rank's payload; pass only copies of it to a collective, which may overwrite what it sums.
+        of_all: the payloads of all ranks in rank order, each packed to bytes and unpacked again.
         overlap: share of entries that two ranks both send, mean over pairs of ranks; None if all elements are sent.
     """
 
@@ -72,13 +72,14 @@ class SyntheticPayloads:
 def make_synthetic_payloads(
     config: CollectivesConfig, compressor: str, count: int, transport: Transport
 ) -> SyntheticPayloads:
-    """Return all ranks' payloads, each of a tensor of `count` elements; every rank must call.
+    """Return the payloads of all ranks, each of a synthetic tensor; every rank must call this function.
 
     Args:
-        config: the configuration of the sweep.
-        compressor: spec text; with `none`, the payload is the tensor in its own type.
-        count: number of elements.
-        transport: used by compressors whose ranks communicate before they encode.
+        config: options of the command.
+        compressor: the compressor as text, such as `topk:ratio=0.01`; with `none`, the payload is the tensor in its own
+            type.
+        count: number of elements of the tensor.
+        transport: connects the ranks; compressors whose ranks communicate before they encode use it.
     """
     tensor = synthetic_tensor(config, count, transport.rank).to(transport.device)
     own = payload_of(tensor, compressor, config, transport)
@@ -88,13 +89,15 @@ def make_synthetic_payloads(
 
 
 def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig, transport: Transport) -> Payload:
-    """Return the payload that a compressor produces for one layer at full compression; every rank must call.
+    """Return the payload that a compressor makes of a tensor, as if it was the gradient of a model with one layer.
+
+    The payload is that after any warm-up of the compressor. Every rank must call this function.
 
     Args:
-        tensor: 1-D tensor of a floating-point type; with compressor `none`, of any type.
-        compressor: spec text; `none` keeps the tensor's own type.
-        config: the configuration of the sweep.
-        transport: used by compressors whose ranks communicate before they encode.
+        tensor: tensor [numel] of a floating-point type; with compressor `none`, of any type.
+        compressor: the compressor as text, such as `topk:ratio=0.01`; `none` keeps the tensor's own type.
+        config: options of the command.
+        transport: connects the ranks; compressors whose ranks communicate before they encode use it.
     """
     component = cast(PerLayer, spec.build("compressors", compressor))
     if component.component_name == "none":
@@ -112,7 +115,8 @@ def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.
     """Return one rank's tensor [count]: normally distributed values, or small integers whose sum does not overflow.
 
     At a share `config.overlap` of positions, all ranks have the same magnitude with independent signs, so that a
-    sparsifier selects the same entries on all ranks. At other positions the magnitudes are independent.
+    compressor that keeps the largest entries keeps the same ones on all ranks. At other positions the magnitudes are
+    independent.
     """
     dtype = TORCH_DTYPES[config.dtype]
     private = torch.Generator().manual_seed(config.seed * 1_000_003 + 1 + rank)
@@ -130,12 +134,12 @@ def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.
 
 @dataclasses.dataclass(kw_only=True)
 class LinkCounter:
-    """Counter of the bytes on one host's link; every rank must call each method.
+    """Count the bytes on the network link of this rank's virtual host; every rank must call each method.
 
-    All ranks of a host count the same frames.
+    All ranks of a host count the same Ethernet frames.
 
     Attributes:
-        uplink_bps, downlink_bps: this host's rates in bits per second; None if not limited.
+        uplink_bps, downlink_bps: rates of the host's link in bits per second; None if not limited.
         sent, received: bytes of whole frames per sum, one value per round.
         forwarder_use: CPU use of the process that forwards frames, if the kernel does not forward them.
     """
@@ -148,7 +152,7 @@ class LinkCounter:
 
     @classmethod
     def of(cls, config: CollectivesConfig, rank: int) -> Self | None:
-        """Return the counter of this rank's virtual host; None if there are none, as nothing is counted then."""
+        """Return a counter for the virtual host of this rank, or None if the ranks run without virtual hosts."""
         if config.cluster is None:
             return None
         own = config.cluster["hosts"][rank // config.ranks_per_host]
@@ -156,10 +160,10 @@ class LinkCounter:
 
     @contextlib.contextmanager
     def counting(self, transport: Transport, num_sums: int) -> Iterator[None]:
-        """Count the bytes of the block, which makes `num_sums` sums, each after one barrier.
+        """Append the bytes per sum of a block to `sent` and `received`; the block makes `num_sums` sums.
 
-        The bytes of `num_sums` barriers are measured before and subtracted, because a sum's time excludes its barrier
-        too.
+        In the block, a barrier comes before each sum. The bytes of `num_sums` barriers are measured before the block
+        and subtracted, because the measured time of a sum does not include its barrier either.
         """
         transport.barrier()
         first = interface_bytes()
@@ -176,7 +180,7 @@ class LinkCounter:
         self.received.append((third.received - 2 * second.received + first.received) / num_sums)
 
     def columns(self, transport: Transport, time_s: float) -> dict[str, float | None]:
-        """Return the link's columns of `COLLECTIVES`; `time_s` is the time of a sum, and every rank must call."""
+        """Return the columns of a row that describe the links, by name; `time_s` is the time of one sum in seconds."""
         sent, received = (sum(counts) / len(counts) for counts in (self.sent, self.received))
         (mean_sent,) = transport.all_reduce_scalars([sent / transport.world_size], "sum")
         loads = ((sent, self.uplink_bps), (received, self.downlink_bps))
@@ -189,36 +193,41 @@ class LinkCounter:
         }
 
 
-_NO_LINK = {"wire_bytes_sent": None, "of_limit": None, "forwarder_cpu_share": None}
 KEY = (0,)
 
 
-class Expected:
-    """The result that a collective must have: exactly the serial sum if the order of additions is known.
+def expected_sum(collective: Collective, payloads: list[Payload]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum that a collective must compute as a dense tensor [numel], and its largest allowed error.
 
-    Otherwise the result may differ from the exact sum by a proven error bound.
+    If the collective documents the order of its additions, the result must be the serial sum in this order, and the
+    error is 0. Otherwise the result may differ from the exact sum by a proven bound [numel].
     """
+    serial = serial_sum(collective, payloads)
+    return (serial, torch.zeros(())) if serial is not None else error_bound(payloads)
 
-    def __init__(self, collective: Collective, payloads: list[Payload]) -> None:
-        serial = serial_sum(collective, payloads)
-        self._expected, self._bound = (serial, torch.zeros(())) if serial is not None else error_bound(payloads)
 
-    def num_wrong(self, values: torch.Tensor) -> int:
-        """Return the number of wrong elements of a dense sum [numel]; NaN is always wrong."""
-        off = (values.to(self._expected.dtype) - self._expected).abs()
-        return int((off > self._bound).logical_or(off.isnan()).sum())
+def num_wrong(values: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> int:
+    """Return how many elements of a dense sum [numel] are wrong; NaN is always wrong.
+
+    Args:
+        values: the sum to check.
+        expected: the right sum.
+        bound: the largest allowed difference, as a scalar or per element.
+    """
+    off = (values.to(expected.dtype) - expected).abs()
+    return int((off > bound).logical_or(off.isnan()).sum())
 
 
 class Summing:
-    """Measurement of a pair at one size; every rank must call each method.
+    """Measure the sums of one collective with the payloads of one compressor; every rank must call each method.
 
     Args:
-        config: the configuration of the sweep.
-        collective: spec text.
-        compressor: spec text of the compressor that made the payloads.
-        size_bytes: bytes of the tensor that the payloads represent.
+        config: options of the command.
+        collective: the collective as text, such as `server:root=1`.
+        compressor: the compressor that made the payloads, as text.
+        size_bytes: bytes of the tensor before compression.
         offer: the payloads to sum.
-        transport: connects the ranks; its traffic here is counted separately.
+        transport: connects the ranks; the bytes that these sums send are counted separately from its other traffic.
     """
 
     def __init__(
@@ -239,7 +248,7 @@ class Summing:
         self._transport = transport.view(range(transport.world_size))
         self._transport.ledger = Ledger()
         component = cast(Collective, spec.build("collectives", collective))
-        self._expected = Expected(component, offer.of_all)
+        self._expected = expected_sum(component, offer.of_all)
         self.bound = component.bind(self._transport)
         self._p50s: list[float] = []
         self._p95s: list[float] = []
@@ -248,7 +257,7 @@ class Summing:
         self._link = LinkCounter.of(config, transport.rank)
 
     def measure_round(self) -> None:
-        """Make `warmup` untimed sums, then `iters` timed ones; check the result of the last."""
+        """Make `warmup` untimed sums, then `iters` timed ones, and count the wrong elements of the last result."""
         for _ in range(self._config.warmup):
             self._sum()
         durations = []
@@ -260,15 +269,21 @@ class Summing:
         slowest = torch.tensor(self._transport.all_reduce_scalars(durations, "max"), dtype=torch.float64)
         self._p50s.append(float(slowest.quantile(0.5)))
         self._p95s.append(float(slowest.quantile(0.95)))
-        self._num_wrong += int(self._transport.all_reduce_scalars([self._expected.num_wrong(values)], "sum")[0])
+        wrong = num_wrong(values, *self._expected)
+        self._num_wrong += int(self._transport.all_reduce_scalars([wrong], "sum")[0])
 
-    def row(self) -> dict[str, Any]:
-        """Return this pair's columns of `COLLECTIVES` from all rounds so far."""
+    def report(self) -> dict[str, dict[str, Any]]:
+        """Return the results of all rounds so far, by the name of the column.
+
+        Returns:
+            ``row``: the measured columns of `COLLECTIVES`. ``extras``: values that are only printed, which are the
+            share of entries that ranks have in common, and the bytes that the busiest rank sent per sum.
+        """
         n = self._config.world_size
         messages, nbytes = self._transport.all_reduce_scalars([self._sent.messages / n, self._sent.nbytes / n], "sum")
         time_s = statistics.median(self._p50s)
-        algbw = algorithm_bandwidth(self._size_bytes, time_s)
-        return {
+        algbw, busbw = bandwidths(self._size_bytes, time_s, n)
+        row = {
             "collective": self.collective,
             "payload": self.compressor,
             "size_bytes": self._size_bytes,
@@ -276,22 +291,21 @@ class Summing:
             "time_p50_s": time_s,
             "time_p95_s": statistics.median(self._p95s),
             "algbw_Bps": algbw,
-            "busbw_Bps": bus_bandwidth(algbw, n),
+            "busbw_Bps": busbw,
             "num_wrong": self._num_wrong,
             "messages": None if self._sent.from_formula else messages,
             "bytes_sent": nbytes,
-        } | (self._link.columns(self._transport, time_s) if self._link else _NO_LINK)
-
-    def extras(self) -> dict[str, Any]:
-        """Return values that are only printed: the overlap of index sets, and the bytes that the busiest rank sent."""
+            "wire_bytes_sent": None,
+            "of_limit": None,
+            "forwarder_cpu_share": None,
+        }
+        if self._link is not None:
+            row |= self._link.columns(self._transport, time_s)
         (busiest,) = self._transport.all_reduce_scalars([self._sent.nbytes], "max")
-        return {"overlap": self._offer.overlap, "bytes_sent_max": busiest}
+        return {"row": row, "extras": {"overlap": self._offer.overlap, "bytes_sent_max": busiest}}
 
     def _sum(self) -> tuple[float, torch.Tensor]:
-        """Return the seconds of one sum on this rank, and the sum as a dense tensor [numel].
-
-        If the payload has elements of several types, they are sent one type after the other.
-        """
+        """Return the seconds of one sum on this rank, and the sum as a dense tensor [numel]."""
         payload = copy.deepcopy(self._offer.own)
         self._transport.barrier()  # no rank starts before all have copied their payload
         before = _sent(self._transport)
@@ -309,33 +323,38 @@ def _sent(transport: Transport) -> Traffic:
     return sum(transport.traffic.values(), Traffic())
 
 
-def algorithm_bandwidth(size_bytes: int, time_s: float) -> float:
-    """Return the bytes of the tensor / the time of its sum; `time_s` > 0.
+def bandwidths(size_bytes: int, time_s: float, world_size: int) -> tuple[float, float]:
+    """Return the algorithm bandwidth and the bus bandwidth of an all-reduce, as nccl-tests define them.
 
-    For a compressed payload, this uses the size of the dense tensor, so it may exceed the link's rate.
+    The algorithm bandwidth is the bytes of the tensor / the time of its sum. For a compressed payload this still uses
+    the size of the dense tensor, so it may exceed the link's rate.
+
+    The bus bandwidth is the bytes per second that each rank must have sent at least. In any all-reduce, each of n ranks
+    must send at least 2(n-1)/n of the tensor: all except its own share, once to gather the terms and once to distribute
+    the total. So the bus bandwidth can be compared with a link's rate for every n.
 
     Source: nccl-tests, doc/PERFORMANCE.md.
+
+    Args:
+        size_bytes: bytes of the dense tensor.
+        time_s: seconds of its sum, above 0.
+        world_size: number of ranks, at least 1.
+
+    Returns:
+        Both in bytes per second.
     """
-    return size_bytes / time_s
-
-
-def bus_bandwidth(algbw: float, world_size: int) -> float:
-    """Return the bytes per second that each of `world_size` >= 1 ranks must have sent at least.
-
-    In any all-reduce, each of n ranks must send at least 2(n-1)/n of the tensor: all except its own share, once to
-    gather the terms and once to distribute the total. So this value can be compared with a link's rate for every n.
-    """
-    return algbw * 2 * (world_size - 1) / world_size
+    algbw = size_bytes / time_s
+    return algbw, algbw * 2 * (world_size - 1) / world_size
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
-    """Set up this rank and measure all sizes."""
+    """Set up this rank, and measure every pair at all tensor sizes."""
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)
     with process_group(device, config.timeout_s):
         transport = open_transport(device=device, timeout_s=config.timeout_s)
-        for size in config.sizes_bytes:
+        for size in parse_sizes(config.sizes):
             measure(config, size, folder, transport, origin)
         dist.barrier()
         transport.close()
@@ -344,15 +363,25 @@ def run(config: CollectivesConfig, folder: RunFolder) -> None:
 def measure(
     config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport, origin: dict[str, Any]
 ) -> None:
-    """Measure all pairs at one size in alternating rounds; every rank must call."""
+    """Measure all pairs of collective and compressor at one tensor size; every rank must call this function.
+
+    Args:
+        config: options of the command.
+        size: largest size of the tensor in bytes.
+        folder: the job's folder, to which rank 0 writes progress and rows.
+        transport: connects the ranks.
+        origin: columns of every row that name the machine, the versions and the start.
+    """
+    count = config.count(size)
+    size_bytes = count * TORCH_DTYPES[config.dtype].itemsize
     compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
-    offers = {name: make_synthetic_payloads(config, name, config.count(size), transport) for name in compressors}
+    offers = {name: make_synthetic_payloads(config, name, count, transport) for name in compressors}
     summings = [
         Summing(
             config,
             collective=collective,
             compressor=compressor,
-            size_bytes=config.size_bytes(size),
+            size_bytes=size_bytes,
             offer=offers[compressor],
             transport=transport,
         )
@@ -362,14 +391,13 @@ def measure(
     for _, summing in interleave(summings, config.rounds):
         summing.measure_round()
         if is_reporter:
-            append_json_line(
-                folder.progress, {"turn": [summing.collective, summing.compressor, config.size_bytes(size)]}
-            )
+            block = f"{summing.compressor} on {summing.collective}"
+            append_json_line(folder.progress, {"ended": [format_bytes(size_bytes), block]})
     shared = config.columns() | link_columns(folder) | origin
     for summing in summings:
-        line = {"row": shared | summing.row(), "extras": summing.extras()}
+        report = summing.report()
         if is_reporter:
-            append_json_line(folder.progress, line)
+            append_json_line(folder.progress, report | {"row": shared | report["row"]})
         summing.bound.close()
 
 

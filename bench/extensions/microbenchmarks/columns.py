@@ -1,14 +1,21 @@
-"""Columns of the files of `bench collectives` and `bench compressors`.
+"""Declare the columns of `bench collectives` and `bench compressors`: those of their CSV files and of their tables.
 
-``python -m bench.extensions.microbenchmarks.columns`` writes them to docs/measure-columns.md; a test fails if that page
-does not match.
+``python -m bench.extensions.microbenchmarks.columns`` writes the columns of the files to docs/measure-columns.md; a
+test fails if that page does not match.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from bench.core.schema import ORIGIN, Column, bytes_per_s, declared_columns, identity, num_bytes, seconds
+from bench.core.units import format_bytes, format_seconds
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
+from bench.report.columns import NOTHING, format_factor
+from bench.report.columns_doc import sections
+from bench.report.store import Row
+from bench.report.tables import Table, TableCell, TableColumn, table_of
 
 _network = partial(Column, "network")
 
@@ -111,22 +118,22 @@ COMPRESSORS: tuple[Column, ...] = (
     identity("numel", int, "elements of the gradient"),
     identity("dense_bytes", int, "bytes of the gradient in fp32", unit="bytes"),
     *declared_columns(CompressorsConfig),
-    num_bytes("size", "packed_bytes", "bytes of the packed payloads with headers, all buckets, mean over turns"),
+    num_bytes("size", "packed_bytes", "bytes of the packed payloads with headers, all buckets, mean over repeats"),
     _size("compression_ratio", float, "dense_bytes / packed_bytes", better="higher"),
     _size("bits_per_element", float, "8 x packed_bytes / numel", unit="bits", better="lower"),
     _size("effective_density", float, "entries sent / entries of the gradient"),
     _loss(
         "relative_error",
         float,
-        "norm(x - C(x)) / norm(x), mean over turns; x: the gradient plus the residual of earlier turns, C(x): the "
+        "norm(x - C(x)) / norm(x), mean over repeats; x: the gradient plus the residual of earlier repeats, C(x): the "
         "decoded payload",
         better="lower",
     ),
-    _loss("cosine", float, "cosine of the angle between x and C(x), mean over turns", better="higher"),
+    _loss("cosine", float, "cosine of the angle between x and C(x), mean over repeats", better="higher"),
     _loss(
         "contraction_seen",
         float,
-        "norm(x - C(x))^2 / norm(x)^2, mean over turns, in the layer or bucket where it is largest",
+        "norm(x - C(x))^2 / norm(x)^2, mean over repeats, in the layer or bucket where it is largest",
         better="lower",
     ),
     _loss(
@@ -138,13 +145,157 @@ COMPRESSORS: tuple[Column, ...] = (
     seconds(
         "speed",
         "encode_s",
-        "time to add the residual, encode, pack the payload and keep the new residual, all rounds, median over turns",
+        "time to add the residual, encode, pack the payload and keep the new residual, all rounds, median over repeats",
     ),
     bytes_per_s("speed", "encode_Bps", "dense_bytes / encode_s"),
-    seconds("speed", "decode_s", "time from one packed payload to the update, median over turns"),
+    seconds("speed", "decode_s", "time from one packed payload to the update, median over repeats"),
     bytes_per_s("speed", "decode_Bps", "dense_bytes / decode_s"),
     *ORIGIN,
 )
+
+
+def with_ratios(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of `bench collectives` with two more values: `speedup_to_native` and `bytes_to_allgather`.
+
+    `speedup_to_native` is the time of collective `native` with the dense tensor / the time of the row;
+    `bytes_to_allgather` is the bytes sent in the row / those of collective `allgather` with the same payload. Both
+    compare rows of the same tensor size, and are None if there is no such row to compare with.
+    """
+    by_pair = {(row["size_bytes"], row["collective"], row["payload"]): row for row in rows}
+
+    compared = []
+    for row in rows:
+        native = by_pair.get((row["size_bytes"], "native", "none"))
+        gathered = by_pair.get((row["size_bytes"], "allgather", row["payload"]))
+        ratios = {
+            "speedup_to_native": native["time_p50_s"] / row["time_p50_s"] if native else None,
+            "bytes_to_allgather": row["bytes_sent"] / gathered["bytes_sent"] if gathered else None,
+        }
+        compared.append(row | ratios)
+    return compared
+
+
+def collectives_table(rows: Sequence[Row], subtitle: str) -> Table:
+    """Return the table that `bench collectives` prints.
+
+    Args:
+        rows: at least one row, as returned by `with_ratios`, with the columns of `COLLECTIVES`, and with `overlap` and
+            `bytes_sent_max`, which are not in the file.
+        subtitle: how the rows were measured.
+    """
+    return table_of(
+        _COLLECTIVES,
+        rows,
+        title=f"Sums over {rows[0]['world_size']} ranks",
+        subtitle=subtitle,
+        notes=[note for name, note in _NOTES.items() if any(row[name] is not None for row in rows)],
+    )
+
+
+def compressors_table(rows: Sequence[Row], subtitle: str) -> Table:
+    """Return the table that `bench compressors` prints.
+
+    Args:
+        rows: at least one row, with the columns of `COMPRESSORS`.
+        subtitle: how the rows were measured.
+    """
+    return table_of(
+        _COMPRESSORS,
+        rows,
+        title=f"Compressors on {rows[0]['gradients']} gradients of {rows[0]['model']}",
+        subtitle=subtitle,
+        notes=_NOTES_ON_COMPRESSORS,
+    )
+
+
+def _column(
+    heading: str,
+    value: str | Callable[[Row], Any],
+    form: Callable[[Any], str] = str,
+    priority: int = 1,
+    align: Literal["left", "right"] = "right",
+) -> tuple[TableColumn, Callable[[Row], TableCell]]:
+    # Declare a column of a table: its values are those of a CSV column, or computed from the row. Wrong sums are red.
+
+    def cell(row: Row) -> TableCell:
+        found = row[value] if isinstance(value, str) else value(row)
+        return TableCell(
+            text=NOTHING if found is None else form(found), style="bold red" if row.get("num_wrong") else ""
+        )
+
+    return TableColumn(heading, align, priority), cell
+
+
+def _bandwidth(value: float) -> str:
+    return f"{format_bytes(value)}/s"
+
+
+def _ratio(value: float) -> str:
+    return f"{format_factor(value)}x"
+
+
+def _share(value: float) -> str:  # never shows a value below 1 as 1
+    return "<1" if 0.99995 <= value < 1 else f"{value:.4f}"
+
+
+def _gigabytes(value: float) -> str:
+    return f"{value / 1e9:.3g}"
+
+
+_COLLECTIVES = (
+    _column("size", "size_bytes", format_bytes, 0),
+    _column("payload", "payload", priority=0, align="left"),
+    _column("collective", "collective", priority=0, align="left"),
+    _column("count", "count", priority=3),
+    _column("type", "dtype", priority=3, align="left"),
+    _column("p50", "time_p50_s", format_seconds),
+    _column("p95", "time_p95_s", format_seconds, 2),
+    _column("algbw", "algbw_Bps", _bandwidth),
+    _column("busbw", "busbw_Bps", _bandwidth),
+    _column("vs\nnative", "speedup_to_native", _ratio),
+    _column("#wrong", "num_wrong"),
+    _column("messages", "messages", "{:.4g}".format),
+    _column("sent", "bytes_sent", format_bytes),
+    _column("frames\nsent", "wire_bytes_sent", format_bytes),
+    _column("of\nlimit", "of_limit", "{:.2f}".format),
+    _column(  # empty if all ranks send about the same
+        "busiest\nrank",
+        lambda row: row["bytes_sent_max"] if row["bytes_sent_max"] > 1.01 * row["bytes_sent"] else None,
+        format_bytes,
+        2,
+    ),
+    _column("vs\nallgather", "bytes_to_allgather", _ratio, 2),
+    _column("overlap", "overlap", "{:.3f}".format, 2),
+)
+_NOTES = {
+    "speedup_to_native": "vs native: time of the dense tensor on native / this time; above 1x is faster",
+    "bytes_to_allgather": "vs allgather: bytes sent / bytes of allgather with the same payload; below 1x is less",
+    "wire_bytes_sent": "frames sent: bytes per sum and host as the kernel counts them, including headers",
+    "of_limit": "of limit: time in which the busiest link could have carried its frames / p50; 1 is a full link",
+    "overlap": "overlap: share of entries that two ranks both send, mean over pairs of ranks",
+}
+
+_COMPRESSORS = (
+    _column("compressor", "compressor", priority=0, align="left"),
+    _column("packed", "packed_bytes", format_bytes),
+    _column("ratio", "compression_ratio", _ratio),
+    _column("bits per\nelement", "bits_per_element", "{:.3g}".format),
+    _column("error", "relative_error", _share),
+    _column("cosine", "cosine", _share),
+    _column("contraction\nseen", "contraction_seen", _share, 2),
+    _column("proved", "contraction_proved", _share, 2),
+    _column("encode", "encode_s", format_seconds),
+    _column("GB/s", "encode_Bps", _gigabytes),
+    _column("decode", "decode_s", format_seconds),
+    _column("GB/s", "decode_Bps", _gigabytes),
+)
+_NOTES_ON_COMPRESSORS = (
+    "error, cosine: of what arrives, compared with the gradient plus the residual of earlier steps",
+    "contraction: the squared error of the worst layer or bucket, and the bound proved for any gradient (in "
+    "expectation for random methods; 1: nothing may arrive; -: there is no bound)",
+    "GB/s: bytes of the dense gradient per second of encoding or decoding",
+)
+
 
 PAGE = Path("docs/measure-columns.md")
 

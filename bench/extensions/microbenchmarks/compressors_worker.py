@@ -1,7 +1,6 @@
-"""Worker of `bench compressors`, which measures compressors in one process; its argument is the folder of the job.
+"""Time and check the compressors of `bench compressors` in one process, whose argument is the job's folder.
 
-The worker reads the folder's `config.json` and appends results line by line to `progress.jsonl`. Gradients are
-synthetic, or recorded while a model trains in this process.
+The process reads the folder's `config.json`, and appends progress and results line by line to `progress.jsonl`.
 """
 
 import collections
@@ -23,8 +22,7 @@ from bench.core.environment import origin_columns
 from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset, normalise
-from bench.extensions.microbenchmarks.interleave import interleave
-from bench.extensions.microbenchmarks.options import CompressorsConfig
+from bench.extensions.microbenchmarks.options import CompressorsConfig, interleave
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
 from bench.train import data
@@ -44,7 +42,9 @@ BATCH_SIZE = 32
 
 
 def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tensor]:
-    """Return gradients of heavy-tailed noise around constant means; each layer has its own scale between 0.001 and 1.
+    """Return random gradients: heavy-tailed noise around means that all of the gradients share.
+
+    The values of each layer have their own scale between 0.001 and 1.
 
     Args:
         layers: the layers, whose numbers of elements are used.
@@ -52,30 +52,32 @@ def synthetic(layers: Sequence[Layer], count: int, seed: int) -> list[torch.Tens
         seed: the same seed gives the same gradients.
 
     Returns:
-        Tensors, fp32 [numel of all layers], with the layers in the given order.
+        One tensor per gradient, fp32 [numel of all layers], with the layers in the given order.
     """
     generator = torch.Generator().manual_seed(seed)
     scales = SMALLEST_SCALE ** torch.rand(len(layers), generator=generator)
     means = [0.3 * torch.randn(layer.numel, generator=generator) for layer in layers]
-
-    def one(mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn(len(mean), generator=generator)
-        return noise.mul_(noise.abs()).add_(mean).mul_(scale)
-
-    return [torch.cat([one(mean, scale) for mean, scale in zip(means, scales, strict=True)]) for _ in range(count)]
+    gradients = []
+    for _ in range(count):
+        noises = [torch.randn(layer.numel, generator=generator) for layer in layers]
+        values = zip(noises, means, scales, strict=True)
+        gradients.append(torch.cat([noise.mul_(noise.abs()).add_(mean).mul_(scale) for noise, mean, scale in values]))
+    return gradients
 
 
 def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer], count: int) -> list[torch.Tensor]:
-    """Return the gradients of `count` training steps, after the first `STEPS_BEFORE` steps.
+    """Train a model for a few steps, and return the gradients of the last `count` steps.
+
+    The gradients of the first `STEPS_BEFORE` steps are not returned.
 
     Args:
-        config: gives the data set and the seed.
+        config: options of the command, of which the data set and the seed are used.
         model: the model, which is trained in place with SGD at its default learning rate.
         layers: the layers of the model.
         count: number of gradients.
 
     Returns:
-        Tensors, fp32 [numel of all layers], with the layers in the given order, on the model's device.
+        One tensor per gradient, fp32 [numel of all layers], with the layers in the given order, on the model's device.
 
     Raises:
         RunFailed: a gradient is not finite.
@@ -103,20 +105,22 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     return list(gradients)
 
 
-WARMUP_PASSES = 2  # passes that do not count: buffers are allocated, and state such as residuals settles
+WARMUP_PASSES = 2  # passes that do not count: in these, buffers are allocated and residuals get their usual size
 
 
 @dataclasses.dataclass(kw_only=True)
 class Pass:
-    """Times and results of one pass over a gradient.
+    """Hold what was measured while a compressor encoded and decoded one gradient.
+
+    In the following, x is the vector to send, which is the gradient plus the residual (what earlier steps did not
+    send), and C(x) is what arrives: the decoded messages.
 
     Attributes:
-        encode_s: seconds until the last message is packed, including momentum, residual and earlier rounds.
-        decode_s: seconds from then until the update has replaced the gradient.
+        encode_s: seconds until the last message is packed, including momentum, residual and earlier rounds of messages.
+        decode_s: seconds from then until C(x) has replaced the gradient.
         packed_bytes: bytes of all messages including their headers.
-        num_entries: number of elements that were transmitted.
-        given, error, product: |x|^2, |x - C(x)|^2 and <x, C(x)>, where x is the vector to be sent.
-        sent: |C(x)|^2.
+        num_entries: number of elements that the messages contain.
+        given, error, product, sent: |x|^2, |x - C(x)|^2, <x, C(x)> and |C(x)|^2.
     """
 
     encode_s: float = 0.0
@@ -130,12 +134,12 @@ class Pass:
 
 
 class Encoding:
-    """Measurement of a compressor on gradients of some layers.
+    """Measure how a compressor encodes and decodes the gradients of a model.
 
     Args:
-        config: the configuration of the measurement.
-        compressor: spec text.
-        layers: the layers in model order.
+        config: options of the command.
+        compressor: the compressor as text, such as `topk:ratio=0.01`.
+        layers: the layers in the model's order.
     """
 
     def __init__(self, config: CompressorsConfig, compressor: str, layers: Sequence[Layer]) -> None:
@@ -152,15 +156,38 @@ class Encoding:
         self._num_passes = 0
 
     def measure(self, gradient: torch.Tensor) -> None:
-        """Encode and decode a gradient, fp32 [numel of all layers]; the first `WARMUP_PASSES` passes do not count."""
-        work = gradient.clone()
-        measured = self._pass(work)
+        """Encode and decode a gradient, fp32 [numel of all layers], and keep the times, bytes and errors for `row`.
+
+        The results of the first `WARMUP_PASSES` calls are not kept. The gradient is not changed.
+        """
+        update = gradient.clone()  # its decoded value will replace it
+        views = self._by_layer(update)
+        step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=self._seed, warmup=False)
+        measured = Pass()
+        for layers in self._buckets:
+            bucket = Bucket(layers=layers, gradients=[views[layer.id] for layer in layers], step=step)
+            started = packed_at = device_time(update.device)
+
+            def travel(payload: Payload, key: Key) -> Payload:
+                """Pack and unpack one of the bucket's messages."""
+                nonlocal packed_at
+                packed = payload.pack()
+                measured.packed_bytes += packed.numel()
+                packed_at = device_time(packed.device)
+                return unpack(packed)
+
+            self._reducer.reduce(bucket, travel, self._alone)
+            measured.encode_s += packed_at - started
+            measured.decode_s += device_time(update.device) - packed_at
+            measured.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
+        self._reducer.commit()
+        self._num_passes += 1
         if self._num_passes > WARMUP_PASSES:
-            self._compare(measured, gradient, work)
+            self._compare(measured, gradient, update)
             self._passes.append(measured)
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of `COMPRESSORS`, without those that all rows share."""
+        """Return the measured columns of a row of `bench compressors`, by the name of the column."""
         numel = sum(layer.numel for layer in self._layers)
         encode_s = statistics.median(one.encode_s for one in self._passes)
         decode_s = statistics.median(one.decode_s for one in self._passes)
@@ -185,33 +212,8 @@ class Encoding:
             "decode_Bps": FP32_BYTES * numel / decode_s,
         }
 
-    def _pass(self, work: torch.Tensor) -> Pass:
-        """Replace a gradient in place by its decoded value; return times and bytes."""
-        views = self._by_layer(work)
-        step = Step(index=self._num_passes, epoch=0, rank=0, world_size=1, seed=self._seed, warmup=False)
-        measured = Pass()
-        for layers in self._buckets:
-            bucket = Bucket(layers=layers, gradients=[views[layer.id] for layer in layers], step=step)
-            started = packed_at = device_time(work.device)
-
-            def travel(payload: Payload, key: Key) -> Payload:
-                """Pack and unpack one of the bucket's messages."""
-                nonlocal packed_at
-                packed = payload.pack()
-                measured.packed_bytes += packed.numel()
-                packed_at = device_time(packed.device)
-                return unpack(packed)
-
-            self._reducer.reduce(bucket, travel, self._alone)
-            measured.encode_s += packed_at - started
-            measured.decode_s += device_time(work.device) - packed_at
-            measured.num_entries += sum(encoded.num_entries for encoded in bucket.encoded)
-        self._reducer.commit()
-        self._num_passes += 1
-        return measured
-
     def _compare(self, measured: Pass, gradient: torch.Tensor, update: torch.Tensor) -> None:
-        """Compute the errors of a pass from the gradient, the decoded update, and the residual if there is one."""
+        # Compute the errors of a pass from the gradient, its decoded value, and the residual if there is one.
         given, arrived = self._by_layer(gradient), self._by_layer(update)
         kept = self._reducer.state_dict()["residuals"]
         for unit in self._units:
@@ -235,7 +237,10 @@ class Encoding:
 
 
 def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Group layers into buckets from the last to the first; close a bucket when it reaches the limit, as DDP does."""
+    """Return the layers in buckets of at least `limit_bytes` of fp32 gradients, as PyTorch's DDP groups them.
+
+    The buckets hold the layers from the last to the first; the last bucket may be smaller.
+    """
     buckets: list[list[Layer]] = [[]]
     nbytes = 0
     for layer in reversed(layers):
@@ -251,11 +256,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-NUM_GRADIENTS = 5  # used repeatedly; the residuals still differ between repetitions
+NUM_GRADIENTS = 5  # with more repeats, gradients are encoded again; the residuals differ each time
 
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
-    """Measure all compressors in alternating rounds, then write a row for each."""
+    """Measure all compressors alternately, each `WARMUP_PASSES + config.repeats` times, and then write their rows."""
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     origin = origin_columns(config.device) | {"started_at": started_at}
     device = set_up_device(config.device, config.threads)
@@ -269,11 +274,11 @@ def run(config: CompressorsConfig, folder: RunFolder) -> None:
     else:
         gradients = [gradient.to(device) for gradient in synthetic(layers, count, config.seed)]
 
-    encodings = [Encoding(config, compressor, layers) for compressor in config.compressor_specs]
+    encodings = [Encoding(config, compressor, layers) for compressor in spec.split_list(config.compressors)]
     for repeat, encoding in interleave(encodings, WARMUP_PASSES + config.repeats):
         encoding.measure(gradients[repeat % count])
         if repeat >= WARMUP_PASSES:
-            append_json_line(folder.progress, {"turn": encoding.name})
+            append_json_line(folder.progress, {"ended": ["", encoding.name]})
     for encoding in encodings:
         append_json_line(folder.progress, {"row": config.columns() | encoding.row() | origin})
 

@@ -10,7 +10,7 @@ import psutil
 from bench.core import registry, spec
 from bench.core.config.configuration import NOT_GIVEN
 from bench.core.errors import UsageError
-from bench.core.units import format_bytes
+from bench.core.units import format_bytes, parse_sizes
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig, Dtype
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
@@ -22,7 +22,7 @@ from collectives.options import incompatibility
 if TYPE_CHECKING:
     from collectives.base import Collective
 
-# What the measured components are compared with.
+# Components that the other ones are compared with; they come first.
 BASELINE_COLLECTIVE, BASELINE_COMPRESSOR = "native", "none"
 # Modules that the processes run.
 SUM = "bench.extensions.microbenchmarks.collectives_worker"
@@ -33,7 +33,11 @@ ENCODE = "bench.extensions.microbenchmarks.compressors_worker"
 
 
 def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]]:
-    """Return the measurement with all defaults but the device, and a sentence for each named pair that is left out.
+    """Check the options of `bench collectives`, and fill in every default except the device.
+
+    Returns:
+        The options, and for each pair of a named collective and compressor that do not work together, a sentence that
+        says why.
 
     Raises:
         UsageError: an option is unknown, out of range, impossible on this machine, or contradicts another one.
@@ -41,7 +45,8 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
     config = place(options)
     if config.world_size < 2:
         raise UsageError("--world-size 1 leaves nothing to sum; give 2 or more")
-    for size in config.sizes_bytes:
+    sizes = parse_sizes(config.sizes)
+    for size in sizes:
         if not config.count(size):
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
     collectives = None if config.collectives is None else spec.split_list(config.collectives)
@@ -49,14 +54,15 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
         collective: Collective = spec.build("collectives", name)
         if collective.recodes or collective.keeps_residuals:
             raise UsageError(
-                f"{name} needs the compressor of a training run; use downlink=dense or union without error feedback"
+                f"{name} needs the compressor of a training run; use downlink=dense or downlink=union without error "
+                "feedback"
             )
         with spec.usage_errors():
             collective.check_ranks(config.world_size)
     pairs, left_out = _legal_pairs(spec.split_list(config.compressors), collectives, config.dtype)
-    # All ranks on this machine hold tensors at once: for the sum and, to check it, for the payload of each rank.
+    # All ranks on this machine hold tensors at the same time: for the sum and, to check it, for each rank's payload.
     memory = psutil.virtual_memory().total
-    largest, ranks = max(config.sizes_bytes), config.world_size // config.nnodes
+    largest, ranks = max(sizes), config.world_size // config.nnodes
     held = 2 + len({name for name, _ in pairs}) + (config.world_size if "none" in {name for _, name in pairs} else 1)
     if held * largest * ranks > memory:
         raise UsageError(
@@ -67,7 +73,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
 
 
 def with_device(config: CollectivesConfig) -> CollectivesConfig:
-    """Return the complete configuration of what `check_sums` returned; this needs torch.
+    """Return the options that `check_sums` returned with their device; this imports torch.
 
     Raises:
         UsageError: this machine lacks the device.
@@ -76,13 +82,13 @@ def with_device(config: CollectivesConfig) -> CollectivesConfig:
 
 
 def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkServer) -> None:
-    """Measure sums; return when no process of the job is left.
+    """Start the ranks of `bench collectives`, and return when all of their processes have ended.
 
     Args:
-        config: complete configuration.
-        on_report: called with each report of rank 0: ``{"turn": [collective, compressor, size_bytes]}`` after every
-            turn, ``{"row": ..., "extras": ...}`` for each finished row.
-        server: starts the ranks; created with `SUM`.
+        config: complete options.
+        on_report: called with each report of rank 0: ``{"ended": [size, pair]}`` after each round of a pair, with texts
+            for the user, and ``{"row": ..., "extras": ...}`` for each finished row.
+        server: starts the ranks; made with `SUM`.
 
     Raises:
         UsageError: this machine does not support virtual hosts, or latency and loss on their links.
@@ -104,12 +110,13 @@ def _legal_pairs(
     """Return the pairs that work together, sorted by compressor, and the reasons why other named pairs do not.
 
     Args:
-        compressors: spec texts.
-        collectives: spec texts; None: all collectives, the baseline first.
-        dtype: dtype of the tensor that is summed.
+        compressors: compressors as text, such as `topk:ratio=0.01`.
+        collectives: collectives as text; None stands for all collectives, with `BASELINE_COLLECTIVE` first.
+        dtype: type of the elements of the tensor that is summed.
 
     Returns:
-        (collective, compressor) as short spec texts
+        Pairs (collective, compressor) as text, without the options that have their default; and one sentence for each
+        pair that does not work together, if the user named the collectives.
 
     Raises:
         UsageError: a component or option does not exist, or a named component works with none of the others.
@@ -150,10 +157,10 @@ def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
-    """Return the measurement with all defaults but the device.
+    """Return the options of `bench compressors` with every default except the device.
 
     Raises:
-        UsageError: an option is unknown or out of range.
+        UsageError: an option is unknown or out of range, or a named compressor cannot be timed.
     """
     from compressors.base import TorchHook
     from compressors.ddp.hook import OwnHook
@@ -163,7 +170,7 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
         names = [name for name, compressor in made.items() if not isinstance(compressor, TorchHook | OwnHook)]
         names.sort(key=lambda name: (name != BASELINE_COMPRESSOR, name))
     else:
-        chosen = _built("compressors", options.compressor_specs)
+        chosen = _built("compressors", spec.split_list(options.compressors))
         for name, compressor in chosen.items():
             if isinstance(compressor, TorchHook):
                 raise UsageError(
@@ -184,7 +191,7 @@ def check_encoding(options: CompressorsConfig) -> CompressorsConfig:
 
 
 def prepare_encoding(config: CompressorsConfig) -> CompressorsConfig:
-    """Return the complete configuration of what `check_encoding` returned; download the data set if it is needed.
+    """Return the options that `check_encoding` returned with their device; download the data set if it is needed.
 
     Raises:
         UsageError: this machine lacks the device.
@@ -195,12 +202,13 @@ def prepare_encoding(config: CompressorsConfig) -> CompressorsConfig:
 
 
 def measure_encoding(config: CompressorsConfig, on_report: OnReport, server: ForkServer) -> None:
-    """Measure encoding in a separate process, so that it does not share threads or memory.
+    """Measure compressors in a separate process, which shares no threads and no memory with the command.
 
     Args:
-        config: complete configuration.
-        on_report: called with ``{"turn": compressor}`` after every timed turn, ``{"row": ...}`` for each compressor.
-        server: starts the process; created with `ENCODE`.
+        config: complete options.
+        on_report: called with each report of the process: ``{"ended": ["", compressor]}`` after each timed pass over a
+            gradient, and ``{"row": ...}`` for each compressor.
+        server: starts the process; made with `ENCODE`.
 
     Raises:
         RunFailed: the process failed or hung; the message names its log.

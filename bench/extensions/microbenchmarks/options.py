@@ -1,12 +1,12 @@
-"""The options of the commands that measure components: `CollectivesConfig` and `CompressorsConfig`."""
+"""Declare the options of `bench collectives` and `bench compressors`, and the order in which both measure."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Le
 from typing_extensions import Doc
 
-from bench.core import spec
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED, Flag
 from bench.core.config.run import (
     DATA_DIR,
@@ -20,17 +20,21 @@ from bench.core.config.run import (
     RanksConfig,
     Threads,
 )
-from bench.core.units import parse_sizes
 from collectives.options import Count, CountOrZero
 
-WHAT_TO_SUM = "What to sum"
+T = TypeVar("T")
+
+WHAT_TO_SUM, WHAT_TO_ENCODE = "What to sum", "What to encode"
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "int32"]
 _ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int32": 4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectivesConfig(RanksConfig):
-    """One sweep: what to sum, how and where. `measurement.py` fills in the defaults."""
+    """Options of `bench collectives`: the tensors to sum, the number of sums, and the ranks.
+
+    `measurement.check_sums` fills in the defaults that depend on other options or on the machine.
+    """
 
     panels: ClassVar[tuple[str, ...]] = (WHAT_TO_SUM, MEASUREMENT, PROCESSES, VIRTUAL_HOSTS, OUTPUT)
 
@@ -60,37 +64,24 @@ class CollectivesConfig(RanksConfig):
     warmup: Annotated[CountOrZero, Doc("untimed sums before the timed ones of each round"), Flag(MEASUREMENT)] = 3
     rounds: Annotated[
         Count,
-        Doc("rounds, in each of which every pair takes a turn; results are medians over rounds"),
+        Doc("rounds, each of which times every pair; results are medians over rounds"),
         Flag(MEASUREMENT),
     ] = 5
     pairs: Annotated[
         tuple[tuple[str, str], ...], Doc("spec texts of (collective, compressor) that work together"), NOT_RECORDED
     ] = ()
 
-    @property
-    def sizes_bytes(self) -> list[int]:
-        """Return `sizes` as numbers of bytes.
-
-        Raises:
-            UsageError: the text does not name sizes.
-        """
-        return parse_sizes(self.sizes)
-
     def count(self, size: int) -> int:
         """Return the number of elements of a tensor of at most `size` bytes."""
         return size // _ITEMSIZE[self.dtype]
 
-    def size_bytes(self, size: int) -> int:
-        """Return the bytes of the largest whole number of elements that fit in `size` bytes."""
-        return self.count(size) * _ITEMSIZE[self.dtype]
-
-
-WHAT_TO_ENCODE = "What to encode"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressorsConfig(JobConfig):
-    """One measurement of compressors. `measurement.py` fills in the defaults."""
+    """Options of `bench compressors`: the compressors, the gradients to encode, and the number of repeats.
+
+    `measurement.check_encoding` fills in the defaults that depend on other options or on the machine.
+    """
 
     panels: ClassVar[tuple[str, ...]] = (WHAT_TO_ENCODE, MEASUREMENT, PROCESSES, OUTPUT)
 
@@ -114,11 +105,20 @@ class CompressorsConfig(JobConfig):
         Flag(WHAT_TO_ENCODE, kind="datasets"),
     ] = "digits"
     data_dir: Annotated[DataDir, Flag(WHAT_TO_ENCODE)] = DATA_DIR
-    repeats: Annotated[Count, Doc("timed turns of each compressor; compressors take turns"), Flag(MEASUREMENT)] = 9
+    repeats: Annotated[
+        Count, Doc("how often each compressor encodes and decodes a gradient; compressors alternate"), Flag(MEASUREMENT)
+    ] = 9
     bucket_mb: Annotated[BucketMb, Flag(MEASUREMENT)] = 25.0
     threads: Annotated[Threads, Flag(PROCESSES)] = 1
 
-    @property
-    def compressor_specs(self) -> list[str]:
-        """Return the spec text of each compressor."""
-        return spec.split_list(self.compressors)
+
+def interleave(items: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """Yield (index of the round, item), with every item once per round.
+
+    Slow and fast periods of the machine then affect all items equally. Each round starts one item later than the round
+    before, so that every item is measured at every position.
+    """
+    for round_ in range(rounds):
+        start = round_ % len(items)
+        for item in [*items[start:], *items[:start]]:
+            yield round_, item

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.core import spec
 from bench.core.rows import read_rows
 from bench.extensions.microbenchmarks import measurement
 from bench.extensions.microbenchmarks.columns import COMPRESSORS
@@ -112,7 +113,7 @@ def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_all_compressors_are_measured_unless_some_are_named() -> None:
-    chosen = check_encoding(CompressorsConfig()).compressor_specs
+    chosen = spec.split_list(check_encoding(CompressorsConfig()).compressors)
     assert chosen[0] == "none"
     assert {"group_topk", "powersgd", "sign"} < set(chosen)
     assert not any(name.startswith("torch_") for name in chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.extensions.microbenchmarks.output import collectives_table, with_ratios
+from bench.extensions.microbenchmarks.columns import collectives_table, with_ratios
 from bench.report.tables import to_text
 
 
