@@ -12,7 +12,7 @@ from bench.cli.options import RUNS_FOLDER, complete_from
 from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
 from bench.core.schema import METRICS
-from bench.report import caveats, comparison, gates, groups, store, tables
+from bench.report import comparison, gates, groups, store, tables, verdict
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
 from bench.report.comparison_table import answer_table, comparison_table, shared_settings
 
@@ -205,10 +205,10 @@ def compare(
         held = gates.check_reference(*(groups.select(store.collect_runs(side), conditions) for side in sides))
         judged.crossed.extend(held.crossed)
         judged.unmeasured.extend(held.unmeasured)
-    cautions = [] if allow_other_machine else list(caveats.cautions(compared))
+    cautions = [] if allow_other_machine else list(verdict.cautions(compared))
     build = answer_table if chosen_format == "rich" and ALL not in names else comparison_table
     table = build(compared, extra=extra, cautions=cautions)
-    _write(table, compared, [*caveats.caveats(compared), *judged.undecided], chosen_format, out)
+    _write(table, compared, [*verdict.caveats(compared), *judged.undecided], chosen_format, out)
     if judged.crossed:
         raise Regression("; ".join(judged.crossed))
     if judged.unmeasured:

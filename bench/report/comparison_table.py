@@ -75,7 +75,7 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
         cautions: warnings to show above the table.
     """
     metric, target = comparison.metric.name, comparison.targets[0]
-    gain = f"{_gain_word(comparison)}\nvs {_baseline_word(comparison)} [95% CI]"
+    gain = "{}\nvs {} [95% CI]".format(*_words(comparison))
     columns: list[Declared] = [
         *((TableColumn(name, "left", 0), partial(_label_cell, name)) for name in comparison.baseline.label),
         (TableColumn("seeds"), partial(_seeds_cell, "{}/{} ok")),
@@ -83,7 +83,7 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
     if metric != "test_accuracy":
         columns += [_mean(metric, target, 2, interval=True), (TableColumn(gain), _gain_cell)]
     columns += [
-        (TableColumn("verdict", "left"), partial(_verdict_cell, comparison)),
+        (TableColumn("verdict", "left"), partial(_verdict_cell, comparison, with_reason=True)),
         (TableColumn("accuracy\n% ± sd"), _accuracy_cell),
         (TableColumn("accuracy vs baseline\npoints [95% CI]", priority=3), _accuracy_difference_cell),
     ]
@@ -110,7 +110,8 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         extra: names of further columns, of which the means are shown.
         cautions: warnings to show above the table.
     """
-    metric, target, baseline = comparison.metric.name, comparison.targets[0], _baseline_word(comparison)
+    metric, target = comparison.metric.name, comparison.targets[0]
+    gain, baseline = _words(comparison)
     settings = _components_above(comparison)
     names = [name for name in comparison.baseline.named_by or () if name not in COMPONENTS] if settings else None
     settings |= shared_settings(comparison)
@@ -126,13 +127,13 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
             (TableColumn(f"points vs {baseline}\n[95% CI]"), _points_cell),
         ]
     else:
-        heading = TableColumn(f"{_gain_word(comparison)}\nvs {baseline} [95% CI]")
+        heading = TableColumn(f"{gain}\nvs {baseline} [95% CI]")
         columns += [_mean(metric, target), (heading, _gain_cell)]
-    columns.append((TableColumn("verdict", "left"), _short_verdict_cell))
+    columns.append((TableColumn("verdict", "left"), partial(_verdict_cell, comparison, with_reason=False)))
     further = comparison.targets[1:] if comparison.is_to_target else []
     columns += [
         (
-            TableColumn(f"{_gain_word(comparison)}\nto {each.title}"),
+            TableColumn(f"{gain}\nto {each.title}"),
             partial(_further_cell, number, each, interval=False),
         )
         for number, each in enumerate(further)
@@ -205,13 +206,11 @@ def _heading(name: str, target: Target) -> str:
     return _HEADINGS.get(name, name)
 
 
-def _gain_word(comparison: Comparison) -> str:
-    return "speed-up" if comparison.is_about_speed else "improvement"
-
-
-def _baseline_word(comparison: Comparison) -> str:
+def _words(comparison: Comparison) -> tuple[str, str]:
+    # Return the words of a heading for an effect on the metric, and for the baseline.
     compressors = comparison.baseline.distinct("compressor")
-    return compressors[0].partition(":")[0] if len(compressors) == 1 else "baseline"
+    baseline = compressors[0].partition(":")[0] if len(compressors) == 1 else "baseline"
+    return "speed-up" if comparison.is_about_speed else "improvement", baseline
 
 
 def _mean(name: str, target: Target, priority: int = 1, *, heading: str = "", interval: bool = False) -> Declared:
@@ -293,9 +292,10 @@ def _effect_raw(name: str, effect: Effect | None) -> dict[str, Raw]:
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
-def _verdict_cell(comparison: Comparison, row: ComparedRow) -> TableCell:
+def _verdict_cell(comparison: Comparison, row: ComparedRow, *, with_reason: bool) -> TableCell:
+    # Show the verdict, and after an unclear one the reason if wanted.
     reason = ""
-    if row.gain.verdict == "unclear":
+    if with_reason and row.gain.verdict == "unclear":
         metric, target = comparison.metric.name, comparison.targets[0]
         seeds = targets.needs(row.group, metric, target) if comparison.is_to_target else []
         if min(len(row.group.ok), len(comparison.baseline.ok)) == 1:
@@ -304,12 +304,8 @@ def _verdict_cell(comparison: Comparison, row: ComparedRow) -> TableCell:
             reason = ", miss"
         elif row.only_wall_clock_is_noisy:
             reason = f", CPU {row.cpu.verdict}"
-    return dataclasses.replace(_short_verdict_cell(row), text=f"{row.gain.verdict}{reason}")
-
-
-def _short_verdict_cell(row: ComparedRow) -> TableCell:
     raw: dict[str, Raw] = {"verdict": row.gain.verdict, "cpu_verdict": row.cpu.verdict if row.cpu.effect else None}
-    return TableCell(text=row.gain.verdict, raw=raw, style=_STYLES.get(row.gain.verdict, ""))
+    return TableCell(text=f"{row.gain.verdict}{reason}", raw=raw, style=_STYLES.get(row.gain.verdict, ""))
 
 
 def _accuracy_cell(row: ComparedRow) -> TableCell:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from bench.core.environment import version_of
 from bench.core.schema import METRICS_BY_NAME
-from bench.report import caveats
+from bench.report import verdict
 from bench.report.columns import format_value
 from bench.report.comparison import NoSuchBaseline, compare
 from bench.report.comparison_table import comparison_table, shared_settings
@@ -22,7 +21,6 @@ from bench.report.plots.kinds import FileKind, kinds
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.store import Row, collect_runs
 from bench.report.tables import Table, TableCell, TableColumn
-from bench.report.verdict import in_sentences
 
 _FEW = 3  # from this many values on, a sentence shows only their range
 _MACHINE = ("host", "cpu", "device", "threads", "torch_version", "kernels", "git_sha", "git_dirty")
@@ -96,18 +94,9 @@ def page(
     """
     sections = _sections(results)
     figures, not_drawn = _figures(results, files)
-    environments, unread = [], []
-    for file in environment_files:
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise ValueError("it is not an environment.json of bench")
-            environments.append(found)
-        except (OSError, ValueError) as error:
-            unread.append(f"{file} is left out: {error}")
+    versions, commands, unread = _environments(environment_files)
     models, datasets, links = (_values(results.rows, name) for name in ("model", "dataset", "uplink_bps"))
     machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(results.rows))
-    commands = (each["command"] for each in environments if isinstance(each.get("command"), list))
     return Page(
         question=f"Will compressing gradients make the training of {models or 'the model'} on "
         f"{datasets or 'the data'} finish sooner{f' over links of {links}' if links else ''}, without losing accuracy?",
@@ -123,8 +112,8 @@ def page(
                 for values, num_runs in machines.items()
             ],
         ),
-        versions=list(dict.fromkeys(map(_versions, environments))),
-        commands=list(dict.fromkeys(shlex.join(["bench", *map(str, command[1:])]) for command in commands)),
+        versions=versions,
+        commands=commands,
     )
 
 
@@ -172,16 +161,15 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
     columns = {"time_to_target_s": "target_accuracy", "samples_per_s": "samples_per_s"}
     measured = [metric for metric, column in columns.items() if any(run[column] is not None for run in ok)]
     compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or ["test_accuracy"]]
-    answer, *evidence = in_sentences(compared[0])
     tables = [comparison_table(comparison).without_empty_columns() for comparison in compared]
     before = f"{label}: " if label else ""
     return Section(
         label=label,
-        answer=answer,
-        evidence=evidence,
+        answer=verdict.answer(compared[0]),
+        evidence=list(map(verdict.evidence, compared[0].candidates)),
         shared=shared_settings(compared[0]),
         tables=[dataclasses.replace(table, title=before + table.title) for table in tables],
-        caveats=[before + text for text in (*caveats.cautions(compared[0]), *caveats.caveats(compared[0]))],
+        caveats=[before + text for text in (*verdict.cautions(compared[0]), *verdict.caveats(compared[0]))],
     )
 
 
@@ -200,8 +188,26 @@ def _figures(results: Results, files: Sequence[tuple[FileKind, Path]]) -> tuple[
     return drawn, not_drawn
 
 
-def _versions(environment: dict[str, Any]) -> str:
-    packages = environment.get("packages")
-    texts = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
-    system, python = environment.get("system", "unknown system"), environment.get("python", "unknown")
-    return ", ".join([str(system), f"Python {python}", *texts])
+def _environments(files: Sequence[Path]) -> tuple[list[str], list[str], list[str]]:
+    """Read ``environment.json`` files.
+
+    Returns:
+        The distinct versions of system, Python and packages as texts, the distinct command lines, and a sentence for
+        each file that cannot be used.
+    """
+    versions, commands, unread = [], [], []
+    for file in files:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it is not an environment.json of bench")
+        except (OSError, ValueError) as error:
+            unread.append(f"{file} is left out: {error}")
+            continue
+        packages, command = found.get("packages"), found.get("command")
+        texts = [f"{name} {version}" for name, version in packages.items()] if isinstance(packages, dict) else []
+        system, python = found.get("system", "unknown system"), found.get("python", "unknown")
+        versions.append(", ".join([str(system), f"Python {python}", *texts]))
+        if isinstance(command, list):
+            commands.append(shlex.join(["bench", *map(str, command[1:])]))
+    return list(dict.fromkeys(versions)), list(dict.fromkeys(commands)), unread

@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from rich.console import Console
@@ -133,6 +133,11 @@ def to_json(table: Table, **more: object) -> str:
 def to_markdown(table: Table) -> str:
     """Return the texts as a Markdown table, with the title, cautions and answer above it and the notes below it."""
     shown = table.without_empty_columns()
+    rows = [
+        [column.heading for column in shown.columns],
+        ["---:" if column.align == "right" else ":---" for column in shown.columns],
+        *([cell.text for cell in row] for row in shown.rows),
+    ]
     return "\n".join(
         [
             f"**{shown.title}**",
@@ -140,32 +145,28 @@ def to_markdown(table: Table) -> str:
             *(f"\n**Caution:** {caution}" for caution in shown.cautions),
             *(f"\n{sentence}" for sentence in shown.answer),
             "",
-            _markdown_row(column.heading for column in shown.columns),
-            _markdown_row("---:" if column.align == "right" else ":---" for column in shown.columns),
-            *(_markdown_row(cell.text for cell in row) for row in shown.rows),
+            *("| " + " | ".join(text.replace("\n", " ").replace("|", r"\|") for text in row) + " |" for row in rows),
             *(f"\n{note}" for note in shown.notes),
             "",
         ]
     )
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("\n", " ").replace("|", r"\|") for cell in cells) + " |"
-
-
 def to_latex(table: Table) -> str:
     """Return the texts as LaTeX source of a table, which needs the package booktabs."""
     shown = table.without_empty_columns()
     above = [shown.title, shown.subtitle, *(f"Caution: {caution}" for caution in shown.cautions)]
+    texts = [[column.heading for column in shown.columns], *([cell.text for cell in row] for row in shown.rows)]
+    headings, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in texts)
     return "\n".join(
         [
             r"\begin{table}",
             rf"\caption{{{_latex('. '.join(filter(None, above)))}}}",
             rf"\begin{{tabular}}{{{''.join(column.align[0] for column in shown.columns)}}}",
             r"\toprule",
-            _latex_row(column.heading for column in shown.columns),
+            headings,
             r"\midrule",
-            *(_latex_row(cell.text for cell in row) for row in shown.rows),
+            *rows,
             r"\bottomrule",
             r"\end{tabular}",
             *(rf"\par {_latex(note)}" for note in shown.notes),
@@ -173,10 +174,6 @@ def to_latex(table: Table) -> str:
             "",
         ]
     )
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    return " & ".join(map(_latex, cells)) + r" \\"
 
 
 def _latex(text: str) -> str:

@@ -1,11 +1,18 @@
-"""State the verdict of a comparison: in one to three lines above its table, and in the sentences of a report."""
+"""State the verdict of a comparison in sentences, and everything that weakens it.
 
-from collections.abc import Sequence
+The verdict stands in at most three lines above the table, and in the sentences of a report. Each caveat is one sentence
+with a reason to trust the verdict less, which also says what to do.
+"""
 
-from bench.report.caveats import differing
-from bench.report.columns import format_effect, format_factor, format_points
-from bench.report.comparison import ComparedRow, Comparison
-from bench.report.store import grouped
+from collections.abc import Callable, Iterator, Sequence
+
+from bench.core.counters import NOTEWORTHY_SHARE
+from bench.report import targets
+from bench.report.columns import format_effect, format_factor, format_points, format_value
+from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, ComparedRow, Comparison
+from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
+from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
+from bench.report.store import Run, grouped, interval_steps
 
 _LISTED = 3
 _LINES = 3
@@ -14,6 +21,13 @@ _ONE_SEED = "No verdict from one seed"
 _MISSED = "No verdict, since seeds missed the target or diverged"
 _NOISY = "No verdict, too much noise"
 _FAILED = "No run ended well"
+
+# Rows that differ in a column of _MACHINE have incomparable times; rows that differ in _WORK did different work.
+_MACHINE = ("host", "cpu", "torch_version", "kernels", "threads", "device")
+_WORK = [name for name in (*WORKLOAD, "accumulate") if name not in _MACHINE]
+# In these columns an empty cell means "none", not "unknown".
+_NONE_COUNTS = ("epochs", "steps", "uplink_bps", "downlink_bps", "link_trace", "cluster_digest", "straggler")
+SHORT = 10  # a last evaluation interval this many times shorter than the previous one says too little
 
 
 def in_lines(comparison: Comparison) -> list[str]:
@@ -31,7 +45,12 @@ def in_lines(comparison: Comparison) -> list[str]:
         comparison.candidates, key=lambda row: row.gain.effect.value if row.gain.effect else 0.0, reverse=True
     )
     groups = grouped(rows, lambda row: _heading(comparison, row))
-    said = [f"{heading}: {_listing(comparison, groups[heading])}" for heading in headings if heading in groups]
+    said = []
+    for heading in filter(groups.__contains__, headings):
+        texts = [_text(comparison, row) for row in groups[heading][:_LISTED]]
+        more = [f"and {len(groups[heading]) - _LISTED} more"] if len(groups[heading]) > _LISTED else []
+        separator = "; " if any("," in text for text in texts) else ", "
+        said.append(f"{heading}: {separator.join([*texts, *more])}")
     if mixed := differing(comparison):
         said.insert(0, f"Compare only rows with the same work: these differ in {', '.join(mixed)}")
     return [*said[: _LINES - 1], *filter(None, [". ".join(said[_LINES - 1 :])])]
@@ -66,12 +85,6 @@ def _heading(comparison: Comparison, row: ComparedRow) -> str:
     return f"{better}, {costs.get(row.accuracy.verdict, 'no less accurate')}"
 
 
-def _listing(comparison: Comparison, rows: Sequence[ComparedRow]) -> str:
-    texts = [_text(comparison, row) for row in rows[:_LISTED]]
-    more = [f"and {len(rows) - _LISTED} more"] if len(rows) > _LISTED else []
-    return ("; " if any("," in text for text in texts) else ", ").join([*texts, *more])
-
-
 def _text(comparison: Comparison, row: ComparedRow) -> str:
     name, gain, accuracy = row.group.short, row.gain.effect, row.accuracy.effect
     if gain is None:
@@ -94,20 +107,16 @@ _GAINS = {
 }
 
 
-def in_sentences(comparison: Comparison) -> list[str]:
-    """Return a sentence that answers whether compression pays, and then one sentence for each compared row."""
-    return [_answer(comparison), *map(_evidence, comparison.candidates)]
-
-
-def _answer(comparison: Comparison) -> str:
+def answer(comparison: Comparison) -> str:
+    """Return a sentence that says whether compression is better than the baseline in the metric of the comparison."""
     baseline, rows = comparison.baseline, comparison.candidates
-    if rows and not baseline.is_dense:
-        return f"These runs do not show whether compression pays: the baseline, {baseline.title}, also compresses."
-    if rows and all(row.group.is_dense for row in rows):
-        return "These runs do not show whether compression pays: no row compresses."
     if not rows:
         return f"There is only {baseline.title}, and nothing to compare it with."
+    if not baseline.is_dense:
+        return f"These runs do not show whether compression pays: the baseline, {baseline.title}, also compresses."
     rows = [row for row in rows if not row.group.is_dense]
+    if not rows:
+        return "These runs do not show whether compression pays: no row compresses."
     better = [row for row in rows if row.gain.verdict in ("faster", "better", "higher")]
     gain = f"{_GAINS[comparison.metric.name]} {baseline.title}"
     if kept := [row for row in better if row.accuracy.verdict in ("same", "higher")]:
@@ -125,7 +134,8 @@ def _titles(rows: Sequence[ComparedRow]) -> str:
     return f"{', '.join(most)} and {last} are" if most else f"{last} is"
 
 
-def _evidence(row: ComparedRow) -> str:
+def evidence(row: ComparedRow) -> str:
+    """Return a sentence with the effects that were measured for a row of the comparison."""
     gain, accuracy = row.gain, row.accuracy
     parts: list[str] = [] if gain.verdict == "failed" and gain.effect is None else [gain.verdict]
     if gain.effect:
@@ -134,3 +144,220 @@ def _evidence(row: ComparedRow) -> str:
         points = format_effect(accuracy.effect, format_points)
         parts.append(f"accuracy {accuracy.verdict}, {points} percentage points")
     return f"{row.group.title}: {'; '.join(parts) or 'no run ended well'}."
+
+
+def cautions(comparison: Comparison) -> Iterator[str]:
+    """Yield the warnings to show above the table, if its rows come from different machines or versions of the code."""
+    if found := differing(comparison, _MACHINE):
+        yield (
+            f"the rows come from different machines or versions, so their times cannot be compared: "
+            f"{', '.join(found.values())}; run all of them on one machine, or hide this with --allow-other-machine"
+        )
+    if found := differing(comparison, ("git_sha",)):
+        yield f"the rows come from different versions of the code: {', '.join(found.values())}"
+
+
+def caveats(comparison: Comparison) -> Iterator[str]:
+    """Yield all warnings about a comparison except those of `cautions`, the most serious first."""
+    groups = comparison.groups
+    runs = [(group.short, run) for group in groups for run in group.runs]
+    yield from (
+        f"{name}: seed {run['seed']} {run.ending} and does not count: {run['error'] or 'no reason is recorded'} "
+        f"({run['run_id']})"
+        for name, run in runs
+        if not run.ended_well
+    )
+    if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
+        yield f"not in the table, because they did not finish: {_first_of(texts)}"
+    for group in groups:
+        if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
+            yield (
+                f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
+                "not data-parallel training, and its accuracy is that of one rank's model"
+            )
+    if found := differing(comparison):
+        yield (
+            f"the rows differ in {', '.join(found.values())}, so a difference between them may come from that; "
+            "choose comparable rows with --where"
+        )
+    if others := [group for group in groups if group.distinct("link_warnings")]:
+        where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
+        yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
+    yield from _warm_up(comparison)
+    yield from _sent_at_first(comparison)
+    if short := _names(groups, lambda group: any(map(_ends_shortly, group.ok))):
+        yield (
+            f"{short}: speeds are measured over the last evaluation interval, which is less than a tenth of the one "
+            "before; choose an --eval-every that divides the number of steps"
+        )
+    for group in groups:
+        if mixed := [name for name in SETTINGS if name not in comparison.by and len(group.distinct(name)) > 1]:
+            yield (
+                f"{group.short} averages runs that differ in {', '.join(mixed)}, so intervals show more than noise; "
+                f"also group by these: --by {','.join([*comparison.by, *mixed])}"
+            )
+    yield from _missed(comparison)
+    if fell_back := _names(groups, lambda group: any(group.values("factor_fallbacks"))):
+        yield (
+            f"{fell_back}: K-FAC sent some factors in another form, or with more damping, than configured (column "
+            "factor_fallbacks), so the rows are not exactly of the method that they name"
+        )
+    yield from _too_few(comparison)
+    yield from _other_programs(comparison)
+    if texts := [f"{name} seed {run['seed']}" for name, run in runs if run in comparison.repeated]:
+        yield f"run more than once: {_first_of(texts)}; of each, only the newest successful run counts"
+    if dirty := _names(groups, lambda group: True in group.distinct("git_dirty")):
+        yield f"{dirty}: run from a checkout with uncommitted changes, so git_sha does not identify the code"
+    if comparison.ambiguity:
+        yield comparison.ambiguity
+
+
+def _warm_up(comparison: Comparison) -> Iterator[str]:
+    # The speed-up over the whole run may differ from that of the last evaluation interval (density warm-up).
+    others = []
+    for row in comparison.candidates if comparison.metric.name == "samples_per_s" else ():
+        speeds = map(_speeds_in_all, (comparison.baseline, row.group))
+        in_all, at_last = improvement(*speeds, higher_is_better=True), row.gain.effect
+        if in_all and at_last and not SAME_FACTOR[0] <= in_all.value / at_last.value <= SAME_FACTOR[1]:
+            others.append(f"{row.group.short} {format_factor(in_all.value)}x")
+    if others:
+        yield (
+            f"averaged over the whole run, the speed-up was: {_first_of(others)} (the table shows each run's last "
+            "evaluation interval); --metric time_to_target_s compares whole runs"
+        )
+
+
+def _speeds_in_all(group: RunGroup) -> list[float]:
+    # Samples per second over the whole run, for each successful run that recorded what this needs.
+    speeds = []
+    for run in group.ok:
+        ranks = run["replicas"] or run["world_size"] or 0
+        samples = int((run["step"] or 0) * (run["batch_size"] or 0) * (run["accumulate"] or 1) * ranks)
+        if samples and run["train_time_s"]:
+            speeds.append(samples / run["train_time_s"])
+    return speeds
+
+
+def _sent_at_first(comparison: Comparison) -> Iterator[str]:
+    # More bytes per step than in the last evaluation interval.
+    more = []
+    for group in comparison.groups if comparison.metric.name != targets.BYTES else ():
+        factors = []
+        for run in group.ok:
+            steps, payloads = interval_steps(run.rows), [row["payload_bytes_per_step"] for row in run.rows]
+            if run["step"] and run["payload_bytes_per_step"] and None not in (*steps, *payloads):
+                in_all = sum(number * nbytes for number, nbytes in zip(steps, payloads, strict=True)) / run["step"]
+                if in_all:
+                    factors.append(in_all / run["payload_bytes_per_step"])
+        if factors and (factor := sum(factors) / len(factors)) > SAME_FACTOR[1]:
+            more.append((factor, group.short))
+    if more:
+        (most, name), *others = sorted(more, reverse=True)
+        sent = [f"{name} sent {format_factor(most)}", *(f"{other} {format_factor(factor)}" for factor, other in others)]
+        yield (
+            f"averaged over the whole run, {_first_of(sent)} times the bytes per step shown (early steps compress "
+            "less); --metric bytes_to_target counts whole runs"
+        )
+
+
+def _ends_shortly(run: Run) -> bool:
+    *_, before, last = [None, *interval_steps(run.rows)]
+    return before is not None and last is not None and 0 < SHORT * last < before
+
+
+def _missed(comparison: Comparison) -> Iterator[str]:
+    metric = comparison.metric.name if comparison.is_to_target else targets.TIME
+    for target in comparison.targets:
+        seeds = [(group, targets.needs(group, metric, target)) for group in comparison.groups]
+        missed = [(group.short, len(each) - targets.num_reached(each), len(each)) for group, each in seeds]
+        if counts := [f"{name} ({number} of {total} seeds)" for name, number, total in missed if number]:
+            accuracy = "the target accuracy" if target.accuracy is None else target.title
+            yield (
+                f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with everything that it "
+                "spent, so the true mean is higher; train longer to reach the target"
+            )
+        if target.accuracy is None and metric == targets.TIME:
+            continue  # the run itself recorded when it reached the target
+        reached = [group for group, each in seeds if targets.num_reached(each)]
+        if once := _names(reached, lambda group: all(len(run.rows) == 1 for run in group.ok)):
+            yield (
+                f"{once}: evaluated only once, at the end of the run, so {target.title} may have been "
+                "reached long before; run with --eval-every"
+            )
+
+
+def _too_few(comparison: Comparison) -> Iterator[str]:
+    """Yield warnings about single seeds, and about unclear rows with the number of seeds that would clarify them.
+
+    With that many seeds, the comparison could show either that there is no effect or that an effect of the measured
+    size is real.
+    """
+    groups = [group for group in comparison.groups if group.ok]
+    if single := _names(groups, lambda group: len(group.ok) == 1):
+        seeds = ",".join(map(str, range(1, FEWEST_SEEDS + 1)))
+        whose = "each" if all(len(group.ok) == 1 for group in groups) else f"of {single}"
+        yield f"only one seed {whose}, so noise cannot be distinguished from an effect: run `--seeds {seeds}`"
+    advice = []
+    for row in comparison.candidates:
+        effect = row.gain.effect
+        if row.gain.verdict != "unclear" or row.gain.held_back or effect is None or effect.low is None:
+            continue
+        half_width = (
+            max(SAME_ACCURACY[1], abs(effect.value))
+            if comparison.metric.name == "test_accuracy"
+            else max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
+        )
+        # Metrics to a target include diverged runs.
+        sides = [
+            targets.needs(group, comparison.metric.name, comparison.targets[0]) if comparison.is_to_target else group.ok
+            for group in (row.group, comparison.baseline)
+        ]
+        n = min(map(len, sides))
+        enough = seeds_needed(effect, half_width=half_width, n=n, comparisons=len(comparison.candidates))
+        wanted = f"about {enough} would do" if enough else f"not even {MOST_SEEDS} would do; reduce the noise"
+        advice.append(f"{row.group.short} ({n} seeds; {wanted})")
+    if advice:
+        yield f"too noisy for a verdict: {_first_of(advice)}; run more seeds of these and of the baseline"
+
+
+def _other_programs(comparison: Comparison) -> Iterator[str]:
+    if noisy := [row for row in comparison.candidates if row.only_wall_clock_is_noisy]:
+        verdicts = _first_of([f"{row.group.short} {row.cpu.verdict}" for row in noisy])
+        yield (
+            f"times are too noisy for a verdict, but CPU time per step says: {verdicts}; other programs were using the "
+            "machine or the network: run again when it is idle"
+        )
+    shares = [(group.short, max(group.values("other_cpu_share"), default=0.0)) for group in comparison.groups]
+    if texts := [f"{name} {share:.0%}" for name, share in shares if share > NOTEWORTHY_SHARE]:
+        yield (
+            f"other programs took part of the cores while these runs were timed: {_first_of(texts)}; their times are "
+            "too long: run them again on an idle machine"
+        )
+
+
+def differing(comparison: Comparison, names: Sequence[str] = _WORK) -> dict[str, str]:
+    """Return the columns in which the compared rows differ, without those that ``--by`` groups by.
+
+    Args:
+        comparison: the comparison.
+        names: the columns to examine; by default the settings that define the workload.
+
+    Returns:
+        For each of these columns, its name and a text with its values, such as ``model (resnet18 / resnet20)``.
+    """
+    found = {}
+    for name in names:
+        values = dict.fromkeys(run[name] for group in comparison.groups for run in group.runs)
+        known = [format_value(name, value) for value in values if value is not None or name in _NONE_COUNTS]
+        if len(known) > 1 and name not in comparison.by:
+            found[name] = f"{name} ({' / '.join(known)})"
+    return found
+
+
+def _names(groups: Sequence[RunGroup], applies: Callable[[RunGroup], bool]) -> str:
+    return _first_of([group.short for group in groups if applies(group)])
+
+
+def _first_of(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+    return "; ".join(texts[:_LISTED]) + more

@@ -22,7 +22,7 @@ from bench.core.environment import origin_columns
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.core.units import format_bytes, parse_sizes
-from bench.extensions.microbenchmarks.options import CollectivesConfig, interleave
+from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, CollectivesConfig, interleave
 from bench.train.rank import (
     device_time,
     end_process,
@@ -193,9 +193,6 @@ class LinkCounter:
         }
 
 
-KEY = (0,)
-
-
 def expected_sum(collective: Collective, payloads: list[Payload]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum that a collective must compute as a dense tensor [numel], and its largest allowed error.
 
@@ -253,7 +250,7 @@ class Summing:
         self._p50s: list[float] = []
         self._p95s: list[float] = []
         self._num_wrong = 0
-        self._sent = _sent(self._transport)
+        self._sent = Traffic()
         self._link = LinkCounter.of(config, transport.rank)
 
     def measure_round(self) -> None:
@@ -293,7 +290,7 @@ class Summing:
             "algbw_Bps": algbw,
             "busbw_Bps": busbw,
             "num_wrong": self._num_wrong,
-            "messages": None if self._sent.from_formula else messages,
+            "messages": None if self._sent.from_formula else messages,  # the backend's own sums do not tell
             "bytes_sent": nbytes,
             "wire_bytes_sent": None,
             "of_limit": None,
@@ -308,19 +305,14 @@ class Summing:
         """Return the seconds of one sum on this rank, and the sum as a dense tensor [numel]."""
         payload = copy.deepcopy(self._offer.own)
         self._transport.barrier()  # no rank starts before all have copied their payload
-        before = _sent(self._transport)
+        before = sum(self._transport.traffic.values(), Traffic())  # of all purposes
         started = device_time(self._transport.device)
-        total = self.bound.sum(payload, KEY)
+        total = self.bound.sum(payload, (0,))
         # After an all-gather, for example, the terms are only added here.
         values = total.values if isinstance(total, Dense) else total.to_dense()
         seconds = device_time(self._transport.device) - started
-        self._sent = _sent(self._transport).since(before)
+        self._sent = sum(self._transport.traffic.values(), Traffic()).since(before)
         return seconds, values
-
-
-def _sent(transport: Transport) -> Traffic:
-    # traffic of all purposes; the messages of the backend's own collectives are unknown
-    return sum(transport.traffic.values(), Traffic())
 
 
 def bandwidths(size_bytes: int, time_s: float, world_size: int) -> tuple[float, float]:
@@ -349,8 +341,9 @@ def bandwidths(size_bytes: int, time_s: float, world_size: int) -> tuple[float, 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
     """Set up this rank, and measure every pair at all tensor sizes."""
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    origin = origin_columns(config.device) | {"started_at": started_at}
+    origin = origin_columns(config.device) | {
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    }
     device = set_up_device(config.device, config.threads)
     with process_group(device, config.timeout_s):
         transport = open_transport(device=device, timeout_s=config.timeout_s)
@@ -372,8 +365,8 @@ def measure(
         transport: connects the ranks.
         origin: columns of every row that name the machine, the versions and the start.
     """
-    count = config.count(size)
-    size_bytes = count * TORCH_DTYPES[config.dtype].itemsize
+    itemsize = BYTES_PER_ELEMENT[config.dtype]
+    count = size // itemsize
     compressors = dict.fromkeys(compressor for _, compressor in config.pairs)
     offers = {name: make_synthetic_payloads(config, name, count, transport) for name in compressors}
     summings = [
@@ -381,7 +374,7 @@ def measure(
             config,
             collective=collective,
             compressor=compressor,
-            size_bytes=size_bytes,
+            size_bytes=count * itemsize,
             offer=offers[compressor],
             transport=transport,
         )
@@ -392,7 +385,7 @@ def measure(
         summing.measure_round()
         if is_reporter:
             block = f"{summing.compressor} on {summing.collective}"
-            append_json_line(folder.progress, {"ended": [format_bytes(size_bytes), block]})
+            append_json_line(folder.progress, {"ended": [format_bytes(count * itemsize), block]})
     shared = config.columns() | link_columns(folder) | origin
     for summing in summings:
         report = summing.report()

@@ -13,7 +13,6 @@ from bench.core.schema import ORIGIN, Column, bytes_per_s, declared_columns, ide
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
 from bench.report.columns import NOTHING, format_factor
-from bench.report.columns_doc import sections
 from bench.report.store import Row
 from bench.report.tables import Table, TableCell, TableColumn, table_of
 
@@ -238,10 +237,6 @@ def _share(value: float) -> str:  # never shows a value below 1 as 1
     return "<1" if 0.99995 <= value < 1 else f"{value:.4f}"
 
 
-def _gigabytes(value: float) -> str:
-    return f"{value / 1e9:.3g}"
-
-
 _COLLECTIVES = (
     _column("size", "size_bytes", format_bytes, 0),
     _column("payload", "payload", priority=0, align="left"),
@@ -285,9 +280,9 @@ _COMPRESSORS = (
     _column("contraction\nseen", "contraction_seen", _share, 2),
     _column("proved", "contraction_proved", _share, 2),
     _column("encode", "encode_s", format_seconds),
-    _column("GB/s", "encode_Bps", _gigabytes),
+    _column("GB/s", lambda row: row["encode_Bps"] / 1e9, "{:.3g}".format),
     _column("decode", "decode_s", format_seconds),
-    _column("GB/s", "decode_Bps", _gigabytes),
+    _column("GB/s", lambda row: row["decode_Bps"] / 1e9, "{:.3g}".format),
 )
 _NOTES_ON_COMPRESSORS = (
     "error, cosine: of what arrives, compared with the gradient plus the residual of earlier steps",

@@ -1,5 +1,6 @@
 """Define `bench collectives`, which times sums over ranks, and `bench compressors`, which times compression."""
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,15 +32,17 @@ from bench.report.tables import print_rich
 @takes(CollectivesConfig)
 def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Compare collectives by summing tensors in real processes: time, bandwidth, messages, bytes, correctness."""
-    from bench.extensions.microbenchmarks.measurement import SUM, check_sums, measure_sums, with_device
+    from bench.extensions.microbenchmarks.measurement import SUM, check_sums, measure_sums
     from bench.launch.jobs.fork_server import ForkServer
     from bench.launch.refusals import without_torch
+    from bench.launch.resolve import choose_device
 
     with ForkServer(SUM) as server:
         checked = without_torch(check_sums, options)
         server.warm_up_for(checked[0] if checked else options)
         config, left_out = checked or server.call(check_sums, options)
-        config = server.call(with_device, config)
+        device = server.call(choose_device, config.device, num_needed=config.world_size)
+        config = dataclasses.replace(config, device=device)
         for reason in left_out:
             print(f"note: left out: {reason}", file=sys.stderr)
         pairs, sizes = len(config.pairs), len(parse_sizes(config.sizes))

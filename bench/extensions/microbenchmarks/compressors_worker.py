@@ -261,8 +261,9 @@ NUM_GRADIENTS = 5  # with more repeats, gradients are encoded again; the residua
 
 def run(config: CompressorsConfig, folder: RunFolder) -> None:
     """Measure all compressors alternately, each `WARMUP_PASSES + config.repeats` times, and then write their rows."""
-    started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    origin = origin_columns(config.device) | {"started_at": started_at}
+    origin = origin_columns(config.device) | {
+        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    }
     device = set_up_device(config.device, config.threads)
     torch.manual_seed(config.seed)
     dataset = cast(Dataset, spec.build("datasets", config.dataset))

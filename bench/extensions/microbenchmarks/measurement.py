@@ -11,7 +11,7 @@ from bench.core import registry, spec
 from bench.core.config.configuration import NOT_GIVEN
 from bench.core.errors import UsageError
 from bench.core.units import format_bytes, parse_sizes
-from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig, Dtype
+from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, CollectivesConfig, CompressorsConfig, Dtype
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
@@ -47,7 +47,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
         raise UsageError("--world-size 1 leaves nothing to sum; give 2 or more")
     sizes = parse_sizes(config.sizes)
     for size in sizes:
-        if not config.count(size):
+        if size < BYTES_PER_ELEMENT[config.dtype]:
             raise UsageError(f"{size} bytes hold no {config.dtype} element; give larger --sizes")
     collectives = None if config.collectives is None else spec.split_list(config.collectives)
     for name in collectives or ():
@@ -70,15 +70,6 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
             f"not fit into this machine's memory of {format_bytes(memory)}; give smaller --sizes"
         )
     return dataclasses.replace(config, pairs=tuple(pairs)), left_out
-
-
-def with_device(config: CollectivesConfig) -> CollectivesConfig:
-    """Return the options that `check_sums` returned with their device; this imports torch.
-
-    Raises:
-        UsageError: this machine lacks the device.
-    """
-    return dataclasses.replace(config, device=choose_device(config.device, num_needed=config.world_size))
 
 
 def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkServer) -> None:
@@ -149,8 +140,7 @@ def _legal_pairs(
 
 
 def _built(kind: str, texts: Sequence[str]) -> dict[str, Any]:
-    components = [spec.build(kind, text) for text in texts]
-    return {spec.short_text(component): component for component in components}
+    return {spec.short_text(component): component for component in (spec.build(kind, text) for text in texts)}
 
 
 # Encoding: `bench compressors`.

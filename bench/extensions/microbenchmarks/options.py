@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 WHAT_TO_SUM, WHAT_TO_ENCODE = "What to sum", "What to encode"
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "int32"]
-_ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int32": 4}
+BYTES_PER_ELEMENT: dict[Dtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int32": 4}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,6 @@ class CollectivesConfig(RanksConfig):
     pairs: Annotated[
         tuple[tuple[str, str], ...], Doc("spec texts of (collective, compressor) that work together"), NOT_RECORDED
     ] = ()
-
-    def count(self, size: int) -> int:
-        """Return the number of elements of a tensor of at most `size` bytes."""
-        return size // _ITEMSIZE[self.dtype]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.core import registry
 from bench.core.files import walk
 from bench.core.registry import PluginError
-from bench.report.plots import accuracy, speed, step, style, target
+from bench.report.plots import accuracy, speed, style
 from bench.report.plots.results import NotDrawable, Results
 from bench.report.store import matching
 
@@ -116,7 +116,7 @@ KINDS: Mapping[str, PictureKind] = {
             reading="The share of seeds that have reached the target. A vertical mark is a seed whose training ended "
             "without reaching it; it counts as a seed that needs longer. Curves are shifted slightly, so that none "
             "hides another.",
-            function=target.draw_kaplan_meier,
+            function=accuracy.draw_kaplan_meier,
         ),
         PictureKind(
             name="step",
@@ -124,7 +124,7 @@ KINDS: Mapping[str, PictureKind] = {
             reading="The upper bar divides the time of a step on one rank. The lower bar shows how long its exchange "
             "was busy, mostly during backward; the part that did not overlap with backward is exposed. There is no "
             "lower bar if the backend does not report the exchange.",
-            function=step.draw_time,
+            function=speed.draw_step,
         ),
         PictureKind(
             name="pareto",
@@ -154,14 +154,14 @@ KINDS: Mapping[str, PictureKind] = {
             reading="The share of workloads on which a method reaches the target within this factor of the fastest "
             "method's time. Each seed counts as a workload, and a missed target is within no factor. Higher and "
             "further left is better.",
-            function=target.draw_profile,
+            function=accuracy.draw_profile,
         ),
         PictureKind(
             name="density",
             shows="share of each layer that was sent, over time",
             reading="Each row is a layer, in the model's order. Each cell covers the steps since the previous "
             "evaluation; the darker it is, the less was sent. Values are means over seeds.",
-            function=step.draw_density,
+            function=speed.draw_density,
         ),
     )
 }

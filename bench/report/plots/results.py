@@ -83,11 +83,16 @@ class Results:
     @functools.cached_property
     def methods(self) -> Methods:
         """The colours and line styles of all methods, which are the same in every picture of these rows."""
-        return Methods(map(_method, self.runs))
+        return Methods(list(dict.fromkeys(map(_method, self.runs))))
 
     def looks(self, groups: Sequence[RunGroup]) -> dict[str, Look]:
-        """Return the look (colour, line style and marker) of each group of one picture, by the group's title."""
-        return self.methods.looks({group.title: _method(group.runs[0]) for group in groups})
+        """Return the look (colour, line style and marker) of each group of one picture, by the group's title.
+
+        Groups of the same method have the same colour, and differ in line style and marker.
+        """
+        indices = [self.methods.index(*_method(group.runs[0])) for group in groups]
+        numbered = enumerate(zip(groups, indices, strict=True))
+        return {group.title: (index, indices[:number].count(index)) for number, (group, index) in numbered}
 
     def drawable(self, groups: Sequence[RunGroup], data_of: Callable[[RunGroup], T], needs: str) -> list[Drawable[T]]:
         """Return a tuple (title, look, data) for each group of a picture that has data.

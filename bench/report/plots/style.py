@@ -16,7 +16,7 @@ import os
 import re
 import textwrap
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -132,33 +132,24 @@ def color(index: int, _: int = 0) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
+@dataclasses.dataclass
 class Methods:
     """The colours of methods, which are the same in all pictures drawn with one such object.
 
-    Args:
-        known: methods in the order of their colours; each is a tuple of compressor, collective and other settings.
+    Attributes:
+        known: methods in the order of their colours; each is a tuple of compressor, collective and other settings, and
+            appears once.
     """
 
-    def __init__(self, known: Iterable[tuple[str, ...]] = ()) -> None:
-        self._known = list(dict.fromkeys(known))
+    known: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
     def index(self, *method: str) -> int:
         """Return the index of the first known method that begins with these settings, or add a new method."""
-        for index, known in enumerate(self._known):
+        for index, known in enumerate(self.known):
             if known[: len(method)] == method:
                 return index
-        self._known.append(method)
-        return len(self._known) - 1
-
-    def looks(self, methods: Mapping[str, tuple[str, ...]]) -> dict[str, Look]:
-        """Return the look of each curve of one picture, by the curve's title.
-
-        Args:
-            methods: the settings of each curve's method, by the curve's title.
-        """
-        indices = [self.index(*method) for method in methods.values()]
-        numbered = zip(methods, enumerate(indices), strict=True)
-        return {title: (index, indices[:number].count(index)) for title, (number, index) in numbered}
+        self.known.append(method)
+        return len(self.known) - 1
 
 
 def tooltips(artist: Any, *texts: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.report.caveats import cautions, caveats
 from bench.report.comparison_table import shared_settings
+from bench.report.verdict import cautions, caveats
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
 from tests.unit.report.compared import DENSE, TOPK, cells, compared
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.core.errors import UsageError
-from bench.report.caveats import cautions, caveats
 from bench.report.comparison import compare
 from bench.report.comparison_table import comparison_table
 from bench.report.gates import Gate, GateResult, check
+from bench.report.verdict import cautions, caveats
 from tests.testing.fake_rows import fake_row, fake_seeds, stored, topk_seeds
 from tests.unit.report.compared import DENSE, TOPK, cells, compared, titles
 

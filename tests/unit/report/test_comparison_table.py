@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.report import store
-from bench.report.caveats import caveats
 from bench.report.comparison import compare
 from bench.report.comparison_table import answer_table, comparison_table
 from bench.report.tables import to_text
+from bench.report.verdict import caveats
 from tests.testing.fake_rows import fake_seeds, stored, topk_seeds
 from tests.unit.report.compared import DENSE, TOPK, cells, compared
 

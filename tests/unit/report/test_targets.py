@@ -11,12 +11,12 @@ import pytest
 from scipy import stats
 
 from bench.core.errors import UsageError
-from bench.report.caveats import caveats
 from bench.report.comparison import Comparison, compare
 from bench.report.comparison_table import comparison_table
 from bench.report.groups import RunGroup
 from bench.report.store import collect_runs
 from bench.report.targets import BYTES, TIME, Need, Target, find_target, gain, mean_need, needs
+from bench.report.verdict import caveats
 from tests.testing.fake_rows import fake_row, fake_seeds, stored
 
 

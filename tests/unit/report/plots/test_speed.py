@@ -1,4 +1,4 @@
-"""Speed over links and ranks, against numbers computed by hand."""
+"""Speed over links and ranks, and the parts of a step, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -79,3 +79,17 @@ def test_scaling_is_within_one_configuration(tmp_path: Path) -> None:
     rows = [row for row in everything()[0] if row["uplink_bps"] == 1e8]
     picture = speed.draw_over_ranks(results(tmp_path, rows))
     assert picture.alt.count("2.00x from 2 to 4 ranks") == 2
+
+
+def test_what_a_step_is_made_of_adds_up_to_it(tmp_path: Path) -> None:
+    (configuration,) = results(tmp_path, fake_run([0.95], step_time_s=0.05)).configurations
+    assert list(speed.parts_of_step(configuration).values()) == pytest.approx([0.03, 0.01, 0.05 - 0.04, 0.002, 0.010])
+
+
+def test_a_hidden_exchange_has_no_bar(tmp_path: Path) -> None:
+    (configuration,) = results(tmp_path, fake_run([0.95], encode_s=None, exchange_s=None)).configurations
+    assert list(speed.parts_of_step(configuration)) == [
+        "forward and backward",
+        "exposed exchange",
+        "optimizer and rest",
+    ]
