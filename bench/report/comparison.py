@@ -172,8 +172,9 @@ def compare(
     # With --by, compare the settings themselves: another version of the code may have given them another config_id.
     runs, repeated = one_per_seed(runs, (*by, *SETTINGS)) if by else one_per_seed(runs)
     groups = group_runs(runs, by)
-    preferred = BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
-    chosen, ambiguity = choose_baseline(groups, baseline, preferred)
+    chosen, ambiguity = choose_baseline(
+        groups, baseline, BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
+    )
     to_reach = [find_target(text, chosen) for text in targets] or [Target()]
     finished = [group for group in groups if group.ok]
     if finished and not any(

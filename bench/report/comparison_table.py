@@ -85,7 +85,7 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
     columns += [
         (TableColumn("verdict", "left"), partial(_verdict_cell, comparison, with_reason=True)),
         (TableColumn("accuracy\n% ± sd"), _accuracy_cell),
-        (TableColumn("accuracy vs baseline\npoints [95% CI]", priority=3), _accuracy_difference_cell),
+        (TableColumn("accuracy vs baseline\npoints [95% CI]", priority=3), partial(_points_cell, with_verdict=True)),
     ]
     for number, further in enumerate(comparison.targets[1:] if comparison.is_to_target else ()):
         cell = partial(_further_cell, number, further, interval=True)
@@ -115,7 +115,12 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
     settings = _components_above(comparison)
     names = [name for name in comparison.baseline.named_by or () if name not in COMPONENTS] if settings else None
     settings |= shared_settings(comparison)
-    columns: list[Declared] = [(TableColumn("", "left", 0), partial(_name_cell, names))]
+    columns: list[Declared] = [
+        (
+            TableColumn("", "left", 0),
+            lambda row: TableCell(text=row.group.title if names is None else name_of(row.group.label, names)),
+        )
+    ]
     (ok, runs), *other_counts = {(len(group.ok), len(group.runs)) for group in comparison.groups}
     if other_counts or ok < runs:
         columns.append((TableColumn("seeds"), partial(_seeds_cell, "{}/{}")))
@@ -124,11 +129,10 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
     if metric == "test_accuracy":
         columns += [
             (TableColumn("accuracy\n% ± sd"), _accuracy_cell),
-            (TableColumn(f"points vs {baseline}\n[95% CI]"), _points_cell),
+            (TableColumn(f"points vs {baseline}\n[95% CI]"), partial(_points_cell, with_verdict=False)),
         ]
     else:
-        heading = TableColumn(f"{gain}\nvs {baseline} [95% CI]")
-        columns += [_mean(metric, target), (heading, _gain_cell)]
+        columns += [_mean(metric, target), (TableColumn(f"{gain}\nvs {baseline} [95% CI]"), _gain_cell)]
     columns.append((TableColumn("verdict", "left"), partial(_verdict_cell, comparison, with_reason=False)))
     further = comparison.targets[1:] if comparison.is_to_target else []
     columns += [
@@ -255,10 +259,6 @@ def _label_cell(name: str, row: ComparedRow) -> TableCell:
     return TableCell(text=format_value(name, value), raw={name: value})
 
 
-def _name_cell(names: Sequence[str] | None, row: ComparedRow) -> TableCell:
-    return TableCell(text=row.group.title if names is None else name_of(row.group.label, names))
-
-
 def _seeds_cell(form: str, row: ComparedRow) -> TableCell:
     ok, runs = len(row.group.ok), len(row.group.runs)
     ids = row.group.distinct("config_id")
@@ -321,20 +321,17 @@ def _short_accuracy_cell(row: ComparedRow) -> TableCell:
     if known is None:
         return TableCell()
     change = f" ({format_points(effect.value)})" if effect else ""
-    return dataclasses.replace(_points_cell(row), text=f"{known.mean * 100:.1f}{change}")
+    return dataclasses.replace(_points_cell(row, with_verdict=False), text=f"{known.mean * 100:.1f}{change}")
 
 
-def _points_cell(row: ComparedRow) -> TableCell:
-    style = _STYLES.get(row.accuracy.verdict, "") if row.accuracy.effect else ""
-    return TableCell(text=format_effect(row.accuracy.effect, format_points), style=style)
-
-
-def _accuracy_difference_cell(row: ComparedRow) -> TableCell:
-    raw = _effect_raw("accuracy_difference", row.accuracy.effect)
-    raw |= {"accuracy_p_adjusted": row.accuracy.p, "accuracy_verdict": row.accuracy.verdict}
-    cell = _points_cell(row)
-    text = f"{cell.text} {row.accuracy.verdict}" if row.accuracy.effect else cell.text
-    return dataclasses.replace(cell, text=text, raw=raw)
+def _points_cell(row: ComparedRow, *, with_verdict: bool) -> TableCell:
+    # Show the difference from the baseline in percentage points, with its interval and, if wanted, the verdict.
+    effect, verdict = row.accuracy.effect, row.accuracy.verdict
+    raw = _effect_raw("accuracy_difference", effect)
+    raw |= {"accuracy_p_adjusted": row.accuracy.p, "accuracy_verdict": verdict}
+    text = format_effect(effect, format_points)
+    style = _STYLES.get(verdict, "") if effect else ""
+    return TableCell(text=f"{text} {verdict}" if effect and with_verdict else text, raw=raw, style=style)
 
 
 def _rates_cell(row: ComparedRow) -> TableCell:

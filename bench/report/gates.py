@@ -3,12 +3,10 @@
 The results decide the exit code of `bench compare`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from bench.core.errors import UsageError
 from bench.report.columns import format_factor, format_points
@@ -38,7 +36,7 @@ class Gate:
     text: str
 
     @classmethod
-    def parse(cls, text: str) -> Gate:
+    def parse(cls, text: str) -> Self:
         """Return the limit that the text describes.
 
         Args:

@@ -4,8 +4,6 @@ A cell has a text for people and raw values for programs. The terminal, Markdown
 contain the raw values in base units (seconds, bytes, shares).
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -13,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -26,7 +24,7 @@ _NARROWEST_NAME = 2  # narrowest column of names, if long names are printed abov
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    | {"≥": r"$\geq$", "±": r"$\pm$"}
+    | {"≥": r"$\geq$", "±": r"$\pm$", "\n": " "}
 )
 
 T = TypeVar("T")
@@ -88,7 +86,7 @@ class Table:
     rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = ()
 
-    def without_empty_columns(self) -> Table:
+    def without_empty_columns(self) -> Self:
         """Return the table without the columns whose cells are all ``-``."""
         kept = [i for i in range(len(self.columns)) if any(row[i].text != NOTHING for row in self.rows)]
         return dataclasses.replace(
@@ -106,8 +104,11 @@ def table_of(
         items: the items.
         texts: values for the other fields of `Table`, such as ``title``.
     """
-    rows = [[cell_of(item) for _, cell_of in declared] for item in items]
-    return Table(columns=[column for column, _ in declared], rows=rows, **texts)
+    return Table(
+        columns=[column for column, _ in declared],
+        rows=[[cell_of(item) for _, cell_of in declared] for item in items],
+        **texts,
+    )
 
 
 def to_csv(table: Table) -> str:
@@ -157,11 +158,11 @@ def to_latex(table: Table) -> str:
     shown = table.without_empty_columns()
     above = [shown.title, shown.subtitle, *(f"Caution: {caution}" for caution in shown.cautions)]
     texts = [[column.heading for column in shown.columns], *([cell.text for cell in row] for row in shown.rows)]
-    headings, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in texts)
+    headings, *rows = (" & ".join(text.translate(_LATEX) for text in row) + r" \\" for row in texts)
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\caption{{{_latex('. '.join(filter(None, above)))}}}",
+            rf"\caption{{{'. '.join(filter(None, above)).translate(_LATEX)}}}",
             rf"\begin{{tabular}}{{{''.join(column.align[0] for column in shown.columns)}}}",
             r"\toprule",
             headings,
@@ -169,15 +170,11 @@ def to_latex(table: Table) -> str:
             *rows,
             r"\bottomrule",
             r"\end{tabular}",
-            *(rf"\par {_latex(note)}" for note in shown.notes),
+            *(rf"\par {note.translate(_LATEX)}" for note in shown.notes),
             r"\end{table}",
             "",
         ]
     )
-
-
-def _latex(text: str) -> str:
-    return text.replace("\n", " ").translate(_LATEX)
 
 
 def to_text(table: Table, width: int = 120) -> str:

@@ -51,7 +51,6 @@ TORCH_DTYPES = {
     "int8": torch.int8,
     "int32": torch.int32,
 }
-_INT8_MAX = 127
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +120,7 @@ def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.
     dtype = TORCH_DTYPES[config.dtype]
     private = torch.Generator().manual_seed(config.seed * 1_000_003 + 1 + rank)
     if not dtype.is_floating_point:
-        limit = max(1, _INT8_MAX // config.world_size)
+        limit = max(1, torch.iinfo(torch.int8).max // config.world_size)
         return torch.randint(-limit, limit + 1, (count,), generator=private, dtype=dtype)
     values = torch.randn(count, generator=private)
     if config.overlap:

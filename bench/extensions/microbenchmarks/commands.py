@@ -41,8 +41,9 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
         checked = without_torch(check_sums, options)
         server.warm_up_for(checked[0] if checked else options)
         config, left_out = checked or server.call(check_sums, options)
-        device = server.call(choose_device, config.device, num_needed=config.world_size)
-        config = dataclasses.replace(config, device=device)
+        config = dataclasses.replace(
+            config, device=server.call(choose_device, config.device, num_needed=config.world_size)
+        )
         for reason in left_out:
             print(f"note: left out: {reason}", file=sys.stderr)
         pairs, sizes = len(config.pairs), len(parse_sizes(config.sizes))

@@ -71,7 +71,7 @@ def regime_map(path: Path, methods: style.Methods) -> style.Picture:
             1,
             left=column,
             height=1,
-            color=style.color(methods.index(*pairs[index])),
+            color=style.marker(methods.index(*pairs[index]))["color"],
             alpha=0.45,
             edgecolor="white",
             hatch=_HATCHES[index % len(_HATCHES)],

@@ -48,7 +48,7 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
     figure, (axes,) = style.new_figure(title=f"Test accuracy against {what}")
     lines, ends = {}, []
     for title, look, curve in curves:
-        (lines[title],) = axes.plot(curve["cost"], curve["mean"], **style.line(*look))
+        (lines[title],) = axes.plot(curve["cost"], curve["mean"], **look)
         style.tooltips(
             lines[title],
             *(
@@ -57,7 +57,7 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
                 for point in curve.itertuples()
             ),
         )
-        axes.fill_between(curve["cost"], curve["low"], curve["high"], color=style.color(*look), alpha=0.15, linewidth=0)
+        axes.fill_between(curve["cost"], curve["low"], curve["high"], color=look["color"], alpha=0.15, linewidth=0)
         ends.append(f"{title} {curve['mean'].iloc[-1]:.1%} after {format_value(unit_of, curve['cost'].iloc[-1])}")
     style.name_axis(axes, "x", what, unit_of, log=cost == "bytes_sent")
     style.accuracy_axis(axes)
@@ -103,10 +103,9 @@ def draw_pareto(results: Results) -> style.Picture:
                 y[0],
                 xerr=style.whiskers([x]),
                 yerr=style.whiskers([y]),
-                **style.marker(*look),
-                markerfacecolor=style.color(*look) if title in front else "white",
+                **look | {"linestyle": ""},
+                markerfacecolor=look["color"] if title in front else "white",
                 markersize=7,
-                linestyle="",
                 elinewidth=0.8,
             )
             style.tooltips(drawn[title].lines[0], f"{title}: {y[0]:.2%}, {what} {format_value(column, x[0])}")
@@ -165,7 +164,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
         watched_until = max(step for step, _ in each) if missed else last  # unknown beyond
         steps = [0.0, *waiting.quantiles, watched_until]
         shares = [shift, *(1.0 - waiting.probabilities + shift), 1.0 - waiting.probabilities[-1] + shift]
-        (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **style.line(*look) | {"marker": ""})
+        (curves[title],) = axes.plot(steps, shares, drawstyle="steps-post", **look | {"marker": ""})
         style.tooltips(curves[title], f"{title}: {len(each) - len(missed)} of {len(each)} seeds reached the target")
         axes.plot(
             missed,
@@ -173,7 +172,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
             linestyle="",
             marker="|",
             markersize=11,
-            color=style.color(*look),
+            color=look["color"],
         )
         counts.append(f"{title} {len(each) - len(missed)} of {len(each)}")
     style.name_axis(axes, "x", "optimizer steps", "step")
@@ -238,7 +237,7 @@ def draw_profile(results: Results) -> style.Picture:
             [1.0, *reached, last],
             [0.0, *shares, shares[-1] if shares else 0.0],
             drawstyle="steps-post",
-            **style.line(*looks[str(title)]),
+            **looks[str(title)],
         )
         style.tooltips(curves[str(title)], str(title))
         words.append(f"{title} is the fastest on {(values == 1.0).mean():.0%}")

@@ -194,9 +194,6 @@ def _added() -> list[object]:
     return found
 
 
-_RUN_FILE = "config.json"  # a folder with this file is a run folder
-
-
 def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:
     """Return pairs (kind, file) for every file that can be drawn, in the order of `file_kinds`.
 
@@ -217,7 +214,7 @@ def _candidates(path: str | Path) -> Iterator[Path]:
             yield match
             continue
         for folder, folders, names in walk(match):
-            if _RUN_FILE in names:
+            if "config.json" in names:  # a run folder
                 folders.clear()
             else:  # not pipes: reading one might never end
                 yield from filter(Path.is_file, (folder / name for name in names if name.endswith((".json", ".csv"))))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bench.core.errors import NothingToCompare
 from bench.core.schema import METRICS, Column
 from bench.report.groups import SETTINGS, RunGroup, group_runs
-from bench.report.plots.style import Look, Methods
+from bench.report.plots.style import Methods, line
 from bench.report.store import Row, Run, collect_runs, grouped, one_per_seed
 from bench.report.targets import bytes_sent
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound=Sized)
-Drawable = tuple[str, Look, T]
-
-_METHOD = ("compressor", "collective", "optimizer", "strategy")
 
 
 class NotDrawable(NothingToCompare):
@@ -85,17 +82,22 @@ class Results:
         """The colours and line styles of all methods, which are the same in every picture of these rows."""
         return Methods(list(dict.fromkeys(map(_method, self.runs))))
 
-    def looks(self, groups: Sequence[RunGroup]) -> dict[str, Look]:
-        """Return the look (colour, line style and marker) of each group of one picture, by the group's title.
+    def looks(self, groups: Sequence[RunGroup]) -> dict[str, dict[str, Any]]:
+        """Return matplotlib's arguments for the curve of each group of one picture, by the group's title.
 
-        Groups of the same method have the same colour, and differ in line style and marker.
+        The arguments are colour, line style and marker. Groups of the same method have the same colour, and differ in
+        the other two.
         """
         indices = [self.methods.index(*_method(group.runs[0])) for group in groups]
         numbered = enumerate(zip(groups, indices, strict=True))
-        return {group.title: (index, indices[:number].count(index)) for number, (group, index) in numbered}
+        return {group.title: line(index, indices[:number].count(index)) for number, (group, index) in numbered}
 
-    def drawable(self, groups: Sequence[RunGroup], data_of: Callable[[RunGroup], T], needs: str) -> list[Drawable[T]]:
+    def drawable(
+        self, groups: Sequence[RunGroup], data_of: Callable[[RunGroup], T], needs: str
+    ) -> list[tuple[str, dict[str, Any], T]]:
         """Return a tuple (title, look, data) for each group of a picture that has data.
+
+        The look is what `looks` returns for the group.
 
         Args:
             groups: the groups of the picture.
@@ -118,7 +120,7 @@ class Results:
 
 
 def _method(run: Run) -> tuple[str, ...]:
-    return tuple(str(run[name]) for name in _METHOD)
+    return tuple(str(run[name]) for name in ("compressor", "collective", "optimizer", "strategy"))
 
 
 def shortly_labelled(groups: list[RunGroup]) -> list[RunGroup]:

@@ -67,7 +67,7 @@ def draw_step(results: Results) -> style.Picture:
                 _BAR,
                 left=ends[offset],
                 label=name,
-                facecolor=style.color(*look),
+                facecolor=look["color"],
                 edgecolor="white",
                 linewidth=0.4,
                 **shade,
@@ -146,7 +146,7 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
             [bandwidth for bandwidth, _ in each],
             [effect.value for _, effect in each],
             yerr=style.whiskers([(effect.value, effect.low, effect.high) for _, effect in each]),
-            **style.line(*looks[title]),
+            **looks[title],
             elinewidth=0.8,
             capsize=2,
         )
@@ -157,7 +157,7 @@ def draw_over_bandwidth(results: Results) -> style.Picture:
             marker="o",
             markersize=9,
             fillstyle="none",
-            color=style.color(*looks[title]),
+            color=looks[title]["color"],
         )
         style.tooltips(
             curve.lines[0],
@@ -238,9 +238,7 @@ def draw_over_ranks(results: Results) -> style.Picture:
     for number, (title, look, curve) in enumerate(curves):
         sizes, means = list(curve), [sum(speeds) / len(speeds) for speeds in curve.values()]
         spread = [(mean, min(speeds), max(speeds)) for mean, speeds in zip(means, curve.values(), strict=True)]
-        drawn[title] = axes.errorbar(
-            sizes, means, yerr=style.whiskers(spread), **style.line(*look), elinewidth=0.8, capsize=2
-        )
+        drawn[title] = axes.errorbar(sizes, means, yerr=style.whiskers(spread), **look, elinewidth=0.8, capsize=2)
         style.tooltips(
             drawn[title].lines[0],
             *(f"{title}: {mean:,.0f} samples/s, {size:.0f} ranks" for size, mean in zip(sizes, means, strict=True)),
@@ -279,12 +277,14 @@ def draw_density(results: Results) -> style.Picture:
     """
     from matplotlib.colors import LogNorm
 
-    drawable = results.drawable(
-        results.configurations,
-        lambda group: _densities(results, group),
-        "density over time needs the layers.csv of a finished run that did not send every entry",
-    )
-    sparse = {title: each for title, _, each in drawable}
+    sparse = {
+        title: each
+        for title, _, each in results.drawable(
+            results.configurations,
+            lambda group: _densities(results, group),
+            "density over time needs the layers.csv of a finished run that did not send every entry",
+        )
+    }
     figure, panels = style.new_figure(
         height=sum(0.7 + _LAYER_IN * len(each) for each in sparse.values()),
         rows=len(sparse),
@@ -324,8 +324,11 @@ def _densities(results: Results, group: RunGroup) -> pd.DataFrame:
         of every layer was sent.
     """
     runs = {run["run_id"] for run in group.ok}
-    layers = to_frame([row for row in results.layers if row["run_id"] in runs], LAYERS)
-    known = layers.dropna(subset=["density_mean"])
-    table = known.pivot_table(index="layer", columns="step", values="density_mean", aggfunc="mean", sort=False)
-    table = table.sort_index(axis="columns").dropna(axis="columns")
+    table = (
+        to_frame([row for row in results.layers if row["run_id"] in runs], LAYERS)
+        .dropna(subset=["density_mean"])
+        .pivot_table(index="layer", columns="step", values="density_mean", aggfunc="mean", sort=False)
+        .sort_index(axis="columns")
+        .dropna(axis="columns")
+    )
     return table if table.size and table.min().min() < 1.0 else table[:0]

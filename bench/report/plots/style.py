@@ -41,7 +41,6 @@ _WIDTH_IN = 6.5  # the text width of A4 and letter paper
 _WRAP = 88  # characters of 8 points in that width
 _LEGEND_LINE_IN = 0.17
 _WIDE_RANGE = 20.0
-_COUNTS = ("epoch", "step")
 _TOOLTIPS_OF: weakref.WeakKeyDictionary[Figure, list[tuple[str, ...]]] = weakref.WeakKeyDictionary()
 
 _SETTINGS: dict[str, Any] = {
@@ -101,9 +100,6 @@ def new_figure(
     return figure, panels
 
 
-Look = tuple[int, int]  # index of a method, which decides its colour, and index of one of its curves in a picture
-
-
 def line(index: int, curve: int = 0) -> dict[str, Any]:
     """Return matplotlib's arguments for a curve: its colour, line style and marker.
 
@@ -121,15 +117,7 @@ def marker(index: int, curve: int = 0) -> dict[str, Any]:
         index: index of the method, which decides the colour.
         curve: index of the curve among those of the method in the picture; it varies the marker.
     """
-    return {"color": color(index), "marker": _MARKERS[(index + curve) % len(_MARKERS)]}
-
-
-def color(index: int, _: int = 0) -> str:
-    """Return the colour of the method with this index, such as ``#d55e00``.
-
-    The second argument is ignored; it allows the call ``color(*look)`` with a `Look`.
-    """
-    return PALETTE[index % len(PALETTE)]
+    return {"color": PALETTE[index % len(PALETTE)], "marker": _MARKERS[(index + curve) % len(_MARKERS)]}
 
 
 @dataclasses.dataclass
@@ -227,7 +215,7 @@ def name_axis(axes: Axes, which: Literal["x", "y"], what: str, column: str | Non
         axes.set(**{f"{which}scale": "log"})
     unit = METRICS_BY_NAME[column].unit if column else ""
     factor, unit = (0.01, "%") if column == "test_accuracy" else scale_of(unit, axis.get_view_interval()[1])
-    if column in _COUNTS:
+    if column in ("epoch", "step"):  # counts
         axes.locator_params(which, integer=True)
     write_ticks(axes, which, factor)
     axes.set(**{f"{which}label": f"{what} ({unit})" if unit else what})
