@@ -28,11 +28,10 @@ PARTS = {
     ),
     "wait": (
         "collectives.transport.sockets:SocketTransport._wait",
-        "collectives.transport.sockets:_Message.wait",
-        "collectives.transport.process_group:_Message.wait",
+        "collectives.transport.process_group:_Operation.wait",
     ),
     "unpack and add": (
-        "collectives.schedule.execution:PackedPieces._receive",
+        "collectives.schedule.execution:PackedPieces.apply",
         "collectives.payloads.bundle:UnreducedSum.add_to_",
     ),
     "report": ("compressors.ddp.reducer:_Encoded.layers",),

@@ -35,7 +35,7 @@ from collectives.schedule.rounds import Layout
 from collectives.transport.base import ReduceOp, Transport
 from collectives.transport.mapped_memory import LINE, PAGE, SharedMemory, SpinThenSleep, map_together
 from collectives.transport.memory_region import rounded_up
-from collectives.transport.messages import sum_wires_into_
+from collectives.transport.messages import sum_wires
 
 
 @dataclass(kw_only=True)
@@ -229,7 +229,7 @@ class PoolRounds:
                 lines.synchronize(term)
             result = self.slot(round_, n, piece.nbytes).view(wire.dtype)[own]
             start = index * (self._slot_bytes // wire.element_size()) + own.start
-            sum_wires_into_(result, terms, op, lost and functools.partial(lost, start))
+            sum_wires(terms, op, out=result, lost=lost and functools.partial(lost, start))
             lines.synchronize(result)
             ledger.book(result.nbytes)
 

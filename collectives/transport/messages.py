@@ -131,36 +131,32 @@ def combine_(into: torch.Tensor, incoming: torch.Tensor, op: ReduceOp = "sum", l
         lost(lost_in_sum(before, incoming, into))
 
 
-def sum_wires(wires: Sequence[torch.Tensor], op: ReduceOp = "sum") -> torch.Tensor:
-    """Return the sum or maximum of all ranks' tensors as a new tensor, computed as by `sum_wires_into_`."""
-    if len(wires) == 1:
-        return wires[0].clone()
-    total = torch.empty_like(wires[0])
-    sum_wires_into_(total, wires, op)
-    return total
-
-
-def sum_wires_into_(
-    out: torch.Tensor, wires: Sequence[torch.Tensor], op: ReduceOp = "sum", lost: Lost | None = None
-) -> None:
-    """Write the sum or maximum of two or more ranks' tensors into `out`, combined in rank order.
+def sum_wires(
+    wires: Sequence[torch.Tensor], op: ReduceOp = "sum", *, out: torch.Tensor | None = None, lost: Lost | None = None
+) -> torch.Tensor:
+    """Return the sum or maximum of all ranks' tensors, combined in rank order.
 
     16-bit floats are added in fp32 and rounded once.
 
     Args:
-        out: overwritten, of the same length and dtype as the tensors; must not overlap the third and later ones.
         wires: one tensor per rank, in rank order, all of the same length and dtype.
         op: "sum" or "max".
-        lost: called with the rounding errors, fp32, of 16-bit sums.
+        out: the tensor to write into and return, of the same length and dtype; must not overlap the third and later
+            ones of `wires`. None: a new tensor.
+        lost: called with the rounding errors, fp32, of 16-bit sums of two or more tensors.
     """
+    out = torch.empty_like(wires[0]) if out is None else out
+    if len(wires) == 1:
+        return out.copy_(wires[0])
     if out.dtype not in SHORT:
         (torch.maximum if op == "max" else torch.add)(wires[0], wires[1], out=out)
         for wire in wires[2:]:
             combine_(out, wire, op)
-        return
+        return out
     total = wires[0].float()
     for wire in wires[1:]:
         combine_(total, wire.float(), op)
     to_value_dtype(total, out.dtype, out=out)
     if lost is not None and op == "sum":
         lost(total.sub_(out))
+    return out

@@ -30,7 +30,7 @@ from collectives.transport.base import (
 )
 from collectives.transport.mapped_memory import PAGE, SharedMemory, SpinThenSleep, map_together
 from collectives.transport.memory_region import rounded_up
-from collectives.transport.messages import sum_wires_into_
+from collectives.transport.messages import sum_wires
 
 WORD = 8
 PARTS_PER_RING = 4  # the receiver reads one part while the sender writes the next ones
@@ -203,7 +203,7 @@ class SharedMemoryTransport(Transport):
         terms = [own.clone() for _ in range(n)]
         others = [rank for rank in range(n) if rank != self.rank]
         wait_all(self._start([(parts[rank], rank) for rank in others], [(terms[rank], rank) for rank in others]))
-        sum_wires_into_(own, terms, op)
+        sum_wires(terms, op, out=own)
         wait_all(self._start([(own, rank) for rank in others], [(parts[rank], rank) for rank in others]))
         return Pending()
 

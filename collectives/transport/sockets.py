@@ -201,19 +201,6 @@ class Connections:
         self._is_closed = False
         self.bell: WakeupEvent | None = None
 
-    def send(self, message: SocketSend, peer: int) -> None:
-        """Queue a message to rank `peer`, and send as many queued bytes as the kernel takes.
-
-        Raises:
-            TransportError: the connection is broken.
-        """
-        connection = self.by_rank[peer]
-        connection.outgoing.append(message)
-        try:
-            connection.move(select.POLLOUT)
-        except OSError as error:
-            raise self.failure(peer) from error
-
     def wait(self, message: MovedMessage, peer: int) -> None:
         """Transfer all messages under way until this one, from or to rank `peer`, is done or the event `bell` is set.
 
@@ -352,7 +339,12 @@ class SocketTransport(Transport):
                 self.ledger.book(tensor.nbytes)
                 peer = self.members[to]
                 sent.append(SocketSend(peer, self._wait, tensor))
-                self._connections.send(sent[-1], peer)
+                connection = self._connections.by_rank[peer]
+                connection.outgoing.append(sent[-1])
+                try:  # send as many queued bytes as the kernel takes
+                    connection.move(select.POLLOUT)
+                except OSError as error:
+                    raise self._connections.failure(peer) from error
             return received, sent
 
     def _wait(self, message: MovedMessage, peer: int) -> None:
