@@ -220,7 +220,6 @@ class Exchange(Protocol):
     @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Return the messages and bytes that this rank has sent since the start, per purpose."""
-        raise NotImplementedError
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:

@@ -249,16 +249,17 @@ class Candidates:
         choices: dict[Pair, Choice] = {}
         for pair in self.pairs:
             choice = self.choice(pair)
-            if all(choice.ways != other.ways for other in choices.values()):
+            if all(choice.pair_of != other.pair_of for other in choices.values()):
                 choices[pair] = choice
         return choices
 
     def choice(self, pair: Pair) -> Choice:
         """Return the choice of this pair for all layers, except those whose error or cost would be too high.
 
-        These layers get a denser pair: the next one whose error is allowed, or the dense pair if that is cheaper.
+        A layer with a high error gets the next denser pair whose error is allowed, or else the dense pair; a layer that
+        costs less with the dense pair gets that.
         """
-        ways: dict[tuple[Pair, str], list[int]] = {}
+        layers_of: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
         for layer in self.layers:
             error = self._seen[pair][layer.id].error
@@ -268,9 +269,11 @@ class Candidates:
             elif layer.numel > SMALL and error > self._largest_error:
                 denser = reversed(self.pairs[: self.pairs.index(pair)])
                 good = (other for other in denser if self._seen[other][layer.id].error <= self._largest_error)
-                chosen, why = next(good, self.dense), f"{pair.compressor} would lose {error:.1%} of it"
-            ways.setdefault((chosen, why), []).append(layer.id)
-        return Choice(step=0, parts=tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in ways.items()))
+                chosen, why = next(good, self.dense), f"{pair.compressor} would lose {error:.1%} of the gradient's norm"
+            layers_of.setdefault((chosen, why), []).append(layer.id)
+        return Choice(
+            step=0, parts=tuple(Part(pair=to, layers=tuple(ids), why=why) for (to, why), ids in layers_of.items())
+        )
 
     def cost_s(self, choice: Choice, link: MessageCost | None = None) -> float:
         """Return the estimated seconds of encoding and of messages in a step, as if nothing overlapped.
@@ -288,7 +291,7 @@ class Candidates:
             total += exchange_s(part.pair, nbytes, numel, link, self._world_size)
         return total
 
-    def unlikeness(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
+    def cost_ratio(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
         """Return the ratio, at least 1, by which the costs of a step differ between another link and the current one.
 
         It is the larger cost divided by the smaller one, for the dense pair or for `pair`, whichever differs more.
@@ -314,11 +317,11 @@ class Candidates:
             return set()
         without_waves, gains = dataclasses.replace(self.link, wave_s=0.0), {}
         for layer in (layer for layer in self.layers if layer.numel > SMALL):
-            mine_s, dense_s = (
-                seen.seconds + exchange_s(way, seen.nbytes, layer.numel, without_waves, self._world_size)
-                for way, seen in ((way, self._seen[way][layer.id]) for way in (pair, self.dense))
+            pair_s, dense_s = (
+                seen.seconds + exchange_s(other, seen.nbytes, layer.numel, without_waves, self._world_size)
+                for other, seen in ((other, self._seen[other][layer.id]) for other in (pair, self.dense))
             )
-            if mine_s > dense_s:
-                gains[layer.id] = mine_s - dense_s
+            if pair_s > dense_s:
+                gains[layer.id] = pair_s - dense_s
         more_s = len(self._buckets) * self.link.wave_s * 2 * (self._world_size - 1)
         return set(gains) if sum(gains.values()) > more_s else set()

@@ -90,7 +90,7 @@ class Choice:
         return next((part for part in self.parts if layer_id in part.layers), None)
 
     @functools.cached_property
-    def ways(self) -> dict[int, Pair]:
+    def pair_of(self) -> dict[int, Pair]:
         """Return the pair of each layer that has elements, by layer id."""
         return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
@@ -251,7 +251,7 @@ class ChosenPairs(Reducer):
         of_pair: dict[Pair, list[int]] = {}
         for index, layer in enumerate(bucket.layers):
             if layer.numel:  # layers without elements have no pair
-                of_pair.setdefault(self.choice.ways[layer.id], []).append(index)
+                of_pair.setdefault(self.choice.pair_of[layer.id], []).append(index)
         parts, pendings = [], []
         for pair, indices in sorted(of_pair.items()):
             bound = self.bound(pair)

@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import itertools
 import math
-import statistics
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,13 +28,13 @@ from compressors.auto.ranking import (
     PairwiseRatios,
     Ranking,
     StepSeconds,
+    medians,
     ms,
-    usual_s,
 )
 from compressors.layer import Layer, Step
 
 # Two states of the link count as the same if messages take at most this many times as long in one as in the other.
-ALIKE = 1.5
+SAME_STATE = 1.5
 # The link is measured again if steps take this many times as long as when it was measured.
 SLOWED = 1.25
 # A trial ends after its first step that counts if this step takes this many times as long as one of the trial before.
@@ -201,12 +200,12 @@ class Chooser:
 
     def _known(self) -> LinkKnowledge | None:
         """Return the knowledge about the state most similar to the current link; None if no known state is similar."""
-        nearest = min(self._found, key=self._unlikeness, default=None)
-        return nearest if nearest is not None and self._unlikeness(nearest) <= ALIKE else None
+        nearest = min(self._found, key=self._cost_ratio, default=None)
+        return nearest if nearest is not None and self._cost_ratio(nearest) <= SAME_STATE else None
 
-    def _unlikeness(self, found: LinkKnowledge) -> float:
-        negligible_s = NOTICEABLE * usual_s(found.usual) if found.usual else 0.0
-        return self._candidates.unlikeness(found.link, found.holder, negligible_s)
+    def _cost_ratio(self, found: LinkKnowledge) -> float:
+        negligible_s = NOTICEABLE * medians(found.usual).step_s if found.usual else 0.0
+        return self._candidates.cost_ratio(found.link, found.holder, negligible_s)
 
     def _recall(self, found: LinkKnowledge, why: str) -> LinkKnowledge:
         """Switch back to the pair that was used in an earlier state of the link, and return what is known about it."""
@@ -237,7 +236,7 @@ class Chooser:
                 self._measure_link()  # the link became slow, and a dense pair could now take seconds per step
                 priced_s = now_s
             # At least the time of computing, if all messages overlap with it.
-            computing_s = min(_median(ranking.of(each)).computing_s for each in ranking.pairs)
+            computing_s = min(medians(ranking.of(each)).computing_s for each in ranking.pairs)
             least_s = max(computing_s, self._candidates.cost_s(choices[pair]))
             if least_s <= WORTH_A_TRIAL * ranking.latest_s(ranking.leader):
                 yield from self._compare(pair, ranking, choices)
@@ -260,7 +259,7 @@ class Chooser:
             usual=ranking.of(winner)[-USUAL:],
         )
         self._measure_link()
-        if self._unlikeness(found) > ALIKE:  # the link changed during the trials
+        if self._cost_ratio(found) > SAME_STATE:  # the link changed during the trials
             found.link, found.was_tried = self._candidates.link, False
             found.usual.clear()
         known = self._known()
@@ -302,7 +301,7 @@ class Chooser:
             choice: the pair of every layer during the trial.
             hopeless_s: the trial ends early, after a step that takes longer than this many seconds.
         """
-        if choice.ways != self._reducer.choice.ways:
+        if choice.pair_of != self._reducer.choice.pair_of:
             self._reducer.switch(Choice(step=self.next_step, parts=choice.parts))
         taken: list[StepSeconds] = []
         while len(taken) <= SETTLING or (len(taken) < SETTLING + TRIAL and taken[-1].step_s <= hopeless_s):
@@ -328,7 +327,7 @@ class Chooser:
                 found.usual.append(seconds)
             if len(recent) < WINDOW:
                 continue
-            usual, now = _median(found.usual), _median(recent)
+            usual, now = medians(found.usual), medians(recent)
             change = _change(usual, now)
             if self._candidates.have_changed(self.step):
                 return Occasion("sparse pairs became sparser", is_urgent=True)
@@ -342,7 +341,7 @@ class Chooser:
             due = next((each for each in may_try if found.watched >= each.due), None)
             if due is None or change:  # after a change, a trial would not tell about this state
                 continue
-            outcome = yield from self._rival_ratio(due.pair, usual_s(list(recent)[-TRIAL:]))
+            outcome = yield from self._rival_ratio(due.pair, medians(list(recent)[-TRIAL:]).step_s)
             found.pairwise.add(due.pair, found.holder, outcome)
             if self._can_afford() and SLOWER * outcome < 1:
                 return Occasion(f"steps of {due.pair} took {outcome:.3g} times as long as those of {found.holder}")
@@ -369,10 +368,10 @@ class Chooser:
         of_holder = self._reducer.choice
         taken = yield from self._measure(self._candidates.choice(rival), HOPELESS * before_s)
         self._reducer.switch(dataclasses.replace(of_holder, step=self.next_step))
-        after_s = usual_s((yield from self._measure(self._reducer.choice)))
+        after_s = medians((yield from self._measure(self._reducer.choice))).step_s
         holder_s = math.sqrt(before_s * after_s)  # estimate for the middle of the trial, if the link's speed changes
-        outcome = usual_s(taken) / holder_s
-        self._lost_s += (SETTLING + len(taken)) * (usual_s(taken) - holder_s)
+        outcome = medians(taken).step_s / holder_s
+        self._lost_s += (SETTLING + len(taken)) * (medians(taken).step_s - holder_s)
         return outcome
 
     def _switch(self, pair: Pair, why: str) -> None:
@@ -396,7 +395,3 @@ def _change(usual: StepSeconds, now: StepSeconds) -> str:
     if high > DEPARTURE * low and high - low > NOTICEABLE * usual.step_s:
         return f"messages went from {ms(usual.wire_s)} to {ms(now.wire_s)} a step"
     return ""
-
-
-def _median(taken: Sequence[StepSeconds]) -> StepSeconds:
-    return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))

@@ -180,7 +180,7 @@ class Auto(OwnHook, name="auto"):
             )
         super().check_compatible(collective, layers)
         ids = {layer.id for layer in layers if layer.numel}
-        if layers and any(choice.ways.keys() != ids for choice in self.recorded):
+        if layers and any(choice.pair_of.keys() != ids for choice in self.recorded):
             raise Incompatible(
                 f"auto: the choices in {self.choices} are those of another model, which has other layers; give the "
                 "choices.jsonl of a run with this model"

@@ -151,10 +151,11 @@ class Ranking:
             False if nothing was compared, because the link's speed has jumped.
         """
         (_, before), (pair, between), (other, after) = self._trials[-3:]
-        low, high = sorted((usual_s(before), usual_s(after)))
+        low, high = sorted((medians(before).step_s, medians(after).step_s))
         if high > JUMP * low and not whatever:
             return False
-        log = math.log(usual_s(between)) - math.log(low * high) / 2  # the geometric mean corrects for a slow drift
+        # the geometric mean corrects for a slow drift
+        log = math.log(medians(between).step_s) - math.log(low * high) / 2
         self._logs_of.setdefault((pair, other), []).append(log)
         fastest = next(iter(self._logs()))
         if TIE * self.ratio(fastest, self.leader) < 1:
@@ -172,13 +173,13 @@ class Ranking:
 
     def latest_s(self, pair: Pair) -> float:
         """Return the median step time in the last trial of a pair, in seconds."""
-        return usual_s(next(taken for who, taken in reversed(self._trials) if who == pair))
+        return medians(next(taken for who, taken in reversed(self._trials) if who == pair)).step_s
 
     def lost_s(self, winner: Pair) -> float:
         """Return the seconds by which all trials took longer than as many steps with the winner would have taken."""
         logs = self._logs()
         return math.fsum(
-            (SETTLING + len(taken)) * usual_s(taken) * (1 - math.exp(logs[winner] - logs[pair]))
+            (SETTLING + len(taken)) * medians(taken).step_s * (1 - math.exp(logs[winner] - logs[pair]))
             for pair, taken in self._trials
         )
 
@@ -226,7 +227,7 @@ class Ranking:
 
     def summary(self, winner: Pair) -> str:
         """Return text such as "12 ms a step, bf16 on ring 15 ms, 4 pairs tried", which names the next fastest pair."""
-        step_s = usual_s(self.of(winner))
+        step_s = medians(self.of(winner)).step_s
         if (second := next((pair for pair in self._logs() if pair != winner), None)) is None:
             return f"{ms(step_s)} a step, no other pair was worth a trial"
         next_s = step_s * self.ratio(second, winner)
@@ -246,9 +247,9 @@ class Ranking:
         return dict(sorted(zip(self.pairs, solved.tolist(), strict=True), key=lambda entry: entry[1]))
 
 
-def usual_s(taken: Sequence[StepSeconds]) -> float:
-    """Return the median of the steps' `step_s`."""
-    return statistics.median(each.step_s for each in taken)
+def medians(taken: Sequence[StepSeconds]) -> StepSeconds:
+    """Return the median over some steps of each of their times."""
+    return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))
 
 
 def ms(seconds: float) -> str:

@@ -74,6 +74,8 @@ class Stage:
 
     Attributes:
         device: the torch device for tensors.
+        parameters: this device's trainable parameters by name, in the network's order.
+        buffers: the buffers of this device's modules by name, in the network's order.
         takes_input: True if this device receives the mini-batch.
         makes_result: True if this device computes the network's result and the loss.
         sent_bytes: bytes of activations and their gradients that this device has sent so far, by the receiver's rank.
@@ -83,6 +85,10 @@ class Stage:
         self._route = route
         self._own = own
         self._nodes = [node for node in route.nodes if route.device_of[node.name] == own]
+        names = {name for node in self._nodes for name in parameters_of(node, route.traced)}
+        self.parameters = {name: p for name, p in route.traced.named_parameters() if name in names}
+        modules = tuple(f"{node.target}." for node in self._nodes if node.op == "call_module")
+        self.buffers = {name: b for name, b in route.traced.named_buffers() if name.startswith(modules)}
         self._users = {node.name: route.users(node) for node in self._nodes}
         self._elsewhere = {node.name: route.elsewhere(node) for node in self._nodes}
         self._messages = {peer: route.messages(peer, own) for peer in set(route.device_of.values()) - {own}}
@@ -97,16 +103,6 @@ class Stage:
         self.takes_input = any(node.op == "placeholder" for node in self._nodes)
         self.makes_result = route.device_of[route.result.name] == own
         self.sent_bytes: collections.Counter[int] = collections.Counter()
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Return this device's trainable parameters by name, in the network's order."""
-        names = {name for node in self._nodes for name in parameters_of(node, self._route.traced)}
-        return {name: p for name, p in self._route.traced.named_parameters() if name in names}
-
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers of this device's modules by name, in the network's order."""
-        modules = tuple(f"{node.target}." for node in self._nodes if node.op == "call_module")
-        return {name: b for name, b in self._route.traced.named_buffers() if name.startswith(modules)}
 
     def forward(self, x: torch.Tensor | None, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
         """Run this device's operations, and send other devices the values that they need.
@@ -246,8 +242,8 @@ class DeviceProcess(CommandedRank):
         self._replica = replica
         self._channel = channel
         self._transport = transport
-        self._parameters = list(stage.parameters().values())
-        self._buffers = list(stage.buffers().values())
+        self._parameters = list(stage.parameters.values())
+        self._buffers = list(stage.buffers.values())
         self._optimizer = (
             optimizer.bind(nn.ParameterList(self._parameters), config.lr, channel) if self._parameters else None
         )

@@ -94,7 +94,7 @@ class HostTraining(BoundStrategy):
         if not self._is_loaded:  # only now, because devices first look for a checkpoint
             for rank, stage in self._stages.items():
                 tell(self._transport, rank, {"command": "load"})
-                send_all(self._transport, rank, [*stage.parameters().values(), *stage.buffers().values()])
+                send_all(self._transport, rank, [*stage.parameters.values(), *stage.buffers.values()])
         self._is_loaded = True
         step = {name: getattr(batch.step, name) for name in ("index", "epoch", "seed", "warmup")}
         self._tell_all({"command": "batch", "step": step, "lr": batch.lr})
@@ -149,12 +149,12 @@ class HostTraining(BoundStrategy):
         self._tell_all({"command": "report"})
         for index, first in enumerate(self._plan.ranks[0]):
             stage = self._stages[first]
-            buffers = list(stage.buffers().values())
+            buffers = list(stage.buffers.values())
             sums = [torch.zeros_like(buffer) for buffer in buffers]
             for rank in self._plan.peers(index):
                 self._reports[rank] = hear(self._transport, rank)
                 if rank == first:
-                    receive_all_(self._transport, rank, list(stage.parameters().values()))
+                    receive_all_(self._transport, rank, list(stage.parameters.values()))
                 receive_all_(self._transport, rank, buffers)
                 for total, buffer in zip(sums, buffers, strict=True):
                     total += buffer

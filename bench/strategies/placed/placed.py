@@ -184,7 +184,7 @@ class Placed(Strategy):
         layer_of = {id(layer.weight): layer for layer in layers_of(setup.model)}
         reducer, optimizer = setup.make_reducer()
         channel = CompressedCommunicator(
-            [layer_of[id(parameter)] for parameter in stage.parameters().values()],
+            [layer_of[id(parameter)] for parameter in stage.parameters.values()],
             reducer,
             HostSum(transport) if self.merge == "host" else setup.collective,
             transport.view(plan.peers(index)),

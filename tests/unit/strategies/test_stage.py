@@ -116,7 +116,7 @@ def on_devices(
             traced=traced, device_of={name: index_of[d] for name, d in placed.items()}, ranks=range(len(pool))
         )
         stage = Stage(route, transport.rank, transport, torch.device("cpu"))
-        parameters = stage.parameters()
+        parameters = stage.parameters
         optimizer = torch.optim.SGD(parameters.values(), lr=0.02, momentum=0.9) if parameters else None
         losses, gradients = [], []
         for x, y in batches(num_steps):
@@ -128,7 +128,7 @@ def on_devices(
             if optimizer is not None:
                 optimizer.step()
                 optimizer.zero_grad()
-        return losses, gradients, stage.buffers(), dict(stage.sent_bytes)
+        return losses, gradients, stage.buffers, dict(stage.sent_bytes)
 
     found = run_threads(work, len(pool))
     losses = [loss for each, *_ in found for loss in each]
