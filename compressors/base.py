@@ -366,9 +366,9 @@ class SharedScale(LossyCompressor):
         """Return the type of `encode`'s payload for this layer at full compression."""
         return Dense if self.shares_scale(layer) else Codes
 
-    @abc.abstractmethod
     def shares_scale(self, layer: Layer) -> bool:
-        """Return True if this layer is sent as levels with a shared scale."""
+        """Return True if this layer is sent as levels with a shared scale; by default if any layer is."""
+        return self.traits.needs_all_ranks
 
     @abc.abstractmethod
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:

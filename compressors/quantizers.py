@@ -222,10 +222,6 @@ class TernGrad(SharedScale, name="terngrad"):
         return dataclasses.replace(super().traits, emits=emits, needs_all_ranks=self.shared_scale)
 
     @override
-    def shares_scale(self, layer: Layer) -> bool:
-        return self.shared_scale
-
-    @override
     def local_scale(self, x: torch.Tensor) -> torch.Tensor:
         return x.new_tensor([min(self._limit_and_largest(x))])
 

@@ -99,7 +99,7 @@ class Bundle(Payload):
         (count,) = wire.numbers
         ends = [8 * (end & 0xFFFFFFFF) for end in wire.body.tensor(count, torch.int32).tolist()]
         wire.body.tensor(_padded(4 + 4 * count) - 4 - 4 * count, torch.uint8)
-        packed = wire.body.rest()
+        packed = wire.body.message[wire.body.offset :]
         if max(ends, default=0) > packed.numel():
             raise PayloadError("a bundle is cut short: its last member ends after the message")
         payloads = []

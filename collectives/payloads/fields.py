@@ -113,10 +113,6 @@ class Reader:
             raw = raw.clone()
         return raw.view(dtype)
 
-    def rest(self) -> torch.Tensor:
-        """Return the bytes that have not been read, uint8 [any], as a view of the message."""
-        return self.message[self.offset :]
-
     def _next(self, nbytes: int) -> slice:
         left = self.message.numel() - self.offset
         if nbytes > left:
