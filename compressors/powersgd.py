@@ -166,9 +166,13 @@ class _Batch:
     updates: list[torch.Tensor]
 
     def times(self, rows: torch.Tensor, factor: Factor) -> torch.Tensor:
-        """Multiply with the given factors: from all P, as rows [num, r, n], to all Q, as rows [num, r, m], or back.
+        """Return the other factor of every matrix: Q, as rows [num, r, m], from P, as rows [num, r, n], or P from Q.
 
-        A GPU multiplies them as a batch; on a CPU, stacking the matrices would cost as much as the products.
+        A GPU multiplies all matrices as a batch; on a CPU, stacking them would cost as much as the products.
+
+        Args:
+            rows: the given factors.
+            factor: "last_p" if `rows` are P, "last_q" if they are Q.
         """
         xs = self.xs if factor == "last_p" else [x.mT for x in self.xs]
         if rows.is_cuda:

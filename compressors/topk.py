@@ -62,7 +62,10 @@ class TypedSparsifier(Sparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class ShareSparsifier(Sparsifier):
-    """A sparsifier with options for the share of the entries to send and for its warm-up."""
+    """A sparsifier with options for the share of the entries to send and for its warm-up.
+
+    By default, the entries of largest magnitude are sent.
+    """
 
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.01
     warmup_epochs: Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")] = 4

@@ -199,7 +199,10 @@ class LayerStore:
         self._proposed, self._spare = {}, {}
 
     def _regroup(self, group: EncodeGroup) -> None:
-        """Concatenate the accepted tensors of the group's layers; other layers of their old groups become single."""
+        """Concatenate the accepted tensors of the group's layers, after DDP has changed its buckets.
+
+        Layers that were grouped with one of these layers, and are not in this group, get a tensor each.
+        """
         wanted = set(group.key)
         self._spare = {key: spare for key, spare in self._spare.items() if key == group.key or not wanted & set(key)}
         views = self.by_layer()

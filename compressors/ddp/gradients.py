@@ -1,4 +1,4 @@
-"""The gradients of a DistributedDataParallel model: which parameters it reduces, and large gradients taken uncopied."""
+"""Find the parameters whose gradients a DistributedDataParallel model reduces, and take large gradients uncopied."""
 
 import functools
 from typing import Any

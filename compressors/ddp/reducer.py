@@ -263,7 +263,7 @@ class PerLayerReducer(Reducer):
     def _encode_all(
         self, groups: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
     ) -> list[Encoded]:
-        """Let the ranks agree on shared scales, and encode each group.
+        """Encode each group; if ranks share scales, agree on the scales with the other ranks first.
 
         Raises:
             NonFiniteSum: the bucket was not screened, and the compressor found a value that is not finite.
