@@ -55,7 +55,7 @@ TORCH_DTYPES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticPayloads:
-    """The payloads (compressed or dense tensors) that the ranks sum.
+    """Hold the payloads (compressed or dense tensors) that the ranks sum.
 
     Attributes:
         own: this rank's payload; pass only copies of it to a collective, which may overwrite what it sums.
@@ -273,7 +273,7 @@ class Summing:
 
         Returns:
             ``row``: the measured columns of `COLLECTIVES`. ``extras``: values that are only printed, which are the
-            share of entries that ranks have in common, and the bytes that the busiest rank sent per sum.
+            share of entries that two ranks both send, and the bytes that the busiest rank sent per sum.
         """
         n = self._config.world_size
         messages, nbytes = self._transport.all_reduce_scalars([self._sent.messages / n, self._sent.nbytes / n], "sum")
@@ -359,7 +359,7 @@ def measure(
 
     Args:
         config: options of the command.
-        size: largest size of the tensor in bytes.
+        size: size of the tensor in bytes; the tensor has as many whole elements as fit into them.
         folder: the job's folder, to which rank 0 writes progress and rows.
         transport: connects the ranks.
         origin: columns of every row that name the machine, the versions and the start.
