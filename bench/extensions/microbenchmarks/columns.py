@@ -297,7 +297,7 @@ PAGE = Path("docs/measure-columns.md")
 
 def document() -> str:
     """Return the whole text of docs/measure-columns.md."""
-    from bench.cli.reference_pages import sections  # imports bench run, so only if it is needed
+    from bench.cli.reference_pages import sections  # imports `bench run`, so only if it is needed
 
     return f"""\
 <!-- Written by `python -m bench.extensions.microbenchmarks.columns`; edit the columns there, not this page. -->

@@ -10,7 +10,7 @@ import pytest
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.extensions.tune.tune_command import choose, tuned_file, tuning_sweep
+from bench.extensions.tune.tuning import choose, tuned_file, tuning_sweep
 from bench.launch.sweep_file import PlannedRun, SweepFile, read_sweep, run_arguments
 from bench.launch.sweep_state import PastRun, SweepState
 from tests.testing.configs import make_config

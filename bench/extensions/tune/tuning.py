@@ -1,0 +1,265 @@
+"""Choose the best settings for each configuration of a sweep file, by accuracy on held-out training samples.
+
+Tuning is a sweep with a seed that no other run uses. It never uses the test set, tries the same settings for every
+configuration, and trains all configurations for the same length.
+"""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.cli.console import print_json, stdout_console, table_of
+from bench.cli.options import flag_values
+from bench.core import spec
+from bench.core.config.run import RunConfig
+from bench.core.config.syntax import parse_seeds
+from bench.core.errors import RunFailed, UsageError
+from bench.launch.refusals import without_torch
+from bench.launch.sweep_file import (
+    Lists,
+    PlannedRun,
+    Settings,
+    SweepFile,
+    combinations,
+    read_sweep,
+    run_arguments,
+    table_text,
+    toml_table,
+)
+from bench.launch.sweep_state import SweepState
+
+METHODS = ["none", "topk", "powersgd"]
+# Learning rates to try, relative to --lr or the optimizer's default.
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Share of the training samples that is held out.
+HELD_OUT = 0.2
+
+
+# Settings to try.
+
+
+def methods_to_tune(
+    options: RunConfig, file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
+) -> SweepFile:
+    """Return the configurations to tune, with the values to try; defaults that are filled in are printed on stderr.
+
+    Args:
+        options: options of `bench run` for all runs.
+        file: a sweep file with a table [tune]; None if the command line has the options.
+        compressors: compressors to tune, separated by commas.
+        rates: learning rates to try, separated by commas.
+        seeds: seeds of the runs after tuning.
+
+    Raises:
+        UsageError: options contradict each other, the file is not a sweep file, or a component is unknown.
+    """
+    given = {name: value for name, value in flag_values(options).items() if value != getattr(RunConfig, name)}
+    try:
+        tried: dict[str, list[Any]] = {"lr": sorted({float(rate) for rate in rates.split(",")})} if rates else {}
+    except ValueError:
+        raise UsageError(f"--rates {rates} is not a list of numbers; write 0.01,0.02,0.05") from None
+    if file is not None:
+        if given or compressors or seeds or rates:
+            raise UsageError(f"{file} must contain all options; write the other options there, or leave out the file")
+        return read_sweep(file, "tune")
+    if "compressor" in given and compressors:
+        raise UsageError("--compressor and --compressors contradict each other; give one of them")
+    if options.nnodes > 1:
+        raise UsageError("tuning runs on this machine; leave out --nnodes")
+    if "seed" in given and seeds:
+        raise UsageError("--seed and --seeds contradict each other; give one of them")
+    first_seed = [given.pop("seed")] if "seed" in given else []
+    return with_defaults(
+        SweepFile(
+            where="the command line",
+            base=given,
+            seeds=parse_seeds(seeds) if seeds else first_seed,
+            matrix={"compressor": spec.split_list(compressors)} if compressors else {},
+            tune=tried,
+        )
+    )
+
+
+def with_defaults(sweep: SweepFile) -> SweepFile:
+    """Return the sweep with what it lacks for tuning: compressors, learning rates, number of held-out samples.
+
+    Print on stderr the command-line options that set the same values.
+
+    Raises:
+        UsageError: the optimizer, the data set or one of their options is unknown.
+    """
+    base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
+    if "compressor" not in base | matrix:
+        matrix["compressor"] = list(METHODS)
+        said.append(f"--compressors {','.join(METHODS)}")
+    if not tune or not base.get("holdout_size"):
+        lr, train_size = without_torch(_lr_and_size, base) or _lr_and_size(base)
+        if not tune:
+            base.pop("lr", None)
+            tune["lr"] = [float(f"{factor * lr:.3g}") for factor in FACTORS]
+            said.append(f"--rates {','.join(map(str, tune['lr']))}")
+        if not base.get("holdout_size"):
+            base["holdout_size"] = max(1, round(HELD_OUT * train_size))
+            said.append(f"--holdout-size {base['holdout_size']}")
+    if said:
+        print(f"chosen by default: {' '.join(said)}", file=sys.stderr)
+    return dataclasses.replace(sweep, base=base, matrix=matrix, tune=tune)
+
+
+def _lr_and_size(base: Settings) -> tuple[float, int]:
+    default_lr = spec.build("optimizers", base.get("optimizer", RunConfig.optimizer)).default_lr
+    dataset = spec.build("datasets", base.get("dataset", RunConfig.dataset))
+    train_size, _ = dataset.resolve_sizes(base.get("train_size"), None)
+    return base.get("lr", default_lr), train_size
+
+
+def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
+    """Return the sweep that tries every combination of values in `[tune]` for every configuration, with one seed.
+
+    Raises:
+        UsageError: there is nothing to tune, no samples are held out, the seed is one of the sweep's own seeds, a tuned
+            option is set elsewhere too, or configurations differ in length or number of samples.
+    """
+    if not sweep.tune:
+        raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]")
+    if not sweep.base.get("holdout_size"):
+        raise UsageError(f"{sweep.where} holds out no samples, which tuning needs; give --holdout-size")
+    if seed in sweep.seeds:
+        raise UsageError(f"--tuning-seed {seed} is also a seed of the runs after tuning; choose another --tuning-seed")
+    configurations = sweep.configurations()
+    for name in ("epochs", "steps", "train_size", "holdout_size", *sweep.tune):
+        if any(name in options for options in configurations) or (name in sweep.tune and name in sweep.base):
+            raise UsageError(
+                f"{sweep.where}: {name} cannot differ between configurations, because all are tuned with the same "
+                "budget and values; put it into [base]"
+            )
+    tried = [options | setting for options in configurations for setting in combinations(sweep.tune)]
+    return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=tried)
+
+
+# The best settings.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The result of tuning one configuration.
+
+    Attributes:
+        settings: options that the configuration adds to `[base]` or changes.
+        best: the chosen values of the tuned options.
+        accuracy: accuracy with these values on the held-out samples, 0 to 1.
+        rates_tried: number of settings tried, including those that failed.
+        at_the_end: names of tuned options whose best value is the smallest or largest value tried.
+    """
+
+    settings: Settings
+    best: Settings
+    accuracy: float
+    rates_tried: int
+    at_the_end: list[str]
+
+    @property
+    def chosen(self) -> Settings:
+        """Return the options with which to run the configuration, in addition to those of `[base]`."""
+        return {**self.settings, **self.best, "rates_tried": self.rates_tried}
+
+
+def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
+    """Return the most accurate settings of each configuration; among equally accurate ones, the first.
+
+    Args:
+        sweep: the sweep to tune.
+        state: the finished runs of the sweep that `tuning_sweep` returned.
+
+    Raises:
+        RunFailed: every setting of a configuration failed.
+    """
+    runs = {table_text(run.settings): run for run in state.runs}
+    settings = combinations(sweep.tune)
+    chosen = []
+    for options in sweep.configurations():
+        tried = [runs[text] for text in (table_text(options | each) for each in settings) if text in runs]
+        if tried:  # otherwise the configuration equals an earlier one
+            chosen.append(_best(options, tried, sweep.tune, state))
+    return chosen
+
+
+def tuned_file(sweep: SweepFile, tuned: Sequence[Tuned], seed: int) -> str:
+    """Return the text of a sweep file with the chosen settings, whose runs are evaluated on the test set.
+
+    Args:
+        sweep: the sweep that was tuned.
+        tuned: the chosen settings of each configuration.
+        seed: the seed with which the settings were tried.
+    """
+    holdout_size = sweep.base["holdout_size"]
+    seeds = {"seeds": ",".join(map(str, sweep.seeds))} if sweep.seeds else {}
+    comment = f"# Written by bench tune: chosen on {holdout_size} held-out training samples with seed {seed}.\n"
+    tables = [toml_table("[base]", evaluated_base(sweep) | seeds)]
+    tables += [toml_table("[[include]]", each.chosen) for each in tuned]
+    return "\n".join([comment, *tables])
+
+
+def evaluated_base(sweep: SweepFile) -> Settings:
+    """Return the options that all runs after tuning share; these runs hold out no samples and use the test set."""
+    return {name: value for name, value in sweep.base.items() if name != "holdout_size"}
+
+
+def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: SweepState) -> Tuned:
+    accuracies = {
+        run.config.digest: state.past[run.config.digest].summary["test_accuracy"]
+        for run in tried
+        if state.progress(run) == "done"
+    }
+    if not accuracies:
+        digest = tried[0].config.digest
+        error = state.unrecorded.get(digest) or state.past[digest].summary["error"]
+        failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
+        raise RunFailed(f"{failed}; see the logs, or try other values")
+    best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))
+    values = {name: best.settings[name] for name in lists}
+    at_the_end = []
+    for name, tried_values in lists.items():
+        numbers = [each for each in tried_values if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        if len(numbers) == len(tried_values) > 1 and values[name] in (min(numbers), max(numbers)):
+            at_the_end.append(name)
+    return Tuned(
+        settings=options,
+        best=values,
+        accuracy=accuracies[best.config.digest],
+        rates_tried=len(tried),
+        at_the_end=at_the_end,
+    )
+
+
+def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
+    """Print the best settings and the `bench run` commands that use them, and warn of values at the end of a list.
+
+    Args:
+        methods: the sweep that was tuned.
+        tuned: the chosen settings of each configuration.
+        as_json: print JSON instead of a table.
+    """
+    seeds = {"seeds": ",".join(map(str, methods.seeds))} if methods.seeds else {}
+    commands = [shlex.join(["bench", "run", *run_arguments(evaluated_base(methods) | t.chosen | seeds)]) for t in tuned]
+    if as_json:
+        print_json([vars(each) | {"command": command} for each, command in zip(tuned, commands, strict=True)])
+    else:
+        rows = [
+            (
+                table_text(each.settings) or "[base]",
+                table_text(each.best),
+                f"{each.accuracy:.2%}",
+                str(each.rates_tried),
+            )
+            for each in tuned
+        ]
+        stdout_console().print(table_of(("configuration", "best"), ("held-out accuracy", "tried"), rows))
+        print(*commands, sep="\n")
+    for each in tuned:
+        for name in each.at_the_end:
+            beyond = f"the best {name}, {each.best[name]}, is the smallest or largest tried; try values beyond it"
+            print(f"warning: {table_text(each.settings) or '[base]'}: {beyond}", file=sys.stderr)
