@@ -22,7 +22,8 @@ from torch import fx
 from typing_extensions import override
 
 from bench.core.topology import Device, Link, Topology
-from bench.extensions.place.step import Operation, Times, makespan, step_tasks
+from bench.extensions.place.catalog import Catalog
+from bench.extensions.place.step import CatalogTimes, Operation, makespan, step_tasks
 
 Kind = tuple[str, Literal["forward", "backward", "update"]]
 Coefficients = tuple[float, float, float]
@@ -69,16 +70,18 @@ class PlacedNetwork:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CalibratedTimes(Times):
+class CalibratedTimes(CatalogTimes):
     """Times of processes on this machine; the kinds of devices and links do not matter.
 
     Attributes:
+        catalog: not used.
         coefficients: (seconds, seconds per flop, seconds per byte) by kind; `ANY` is used for kinds not measured.
         bytes_per_s: rate of messages.
         message_s: seconds per message that do not depend on its length.
         slowdown: factor on the times of operations, because processes share cores.
     """
 
+    catalog: Catalog = dataclasses.field(default_factory=lambda: Catalog(links={}, devices={}))
     coefficients: Mapping[Kind, Coefficients]
     bytes_per_s: float
     message_s: float = 0.0

@@ -52,7 +52,7 @@ class Efficiency:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """One kind of device.
+    """One kind of device, such as a model of GPU.
 
     Attributes:
         flops_per_s: peak rate in fp32 operations per second.

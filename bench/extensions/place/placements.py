@@ -195,11 +195,10 @@ class PlacementComparison:
             for devices in zip(*pools, strict=True)
         }
         by_type = [assign(traced, pool, activations) for pool in pools]
-        by_producer = [assign(traced, pool, "producer") for pool in pools]
         self.notes = by_type[0].notes
         self._placements = {
             BY_TYPE: [each.device_of for each in by_type],
-            MATRIX_AND_CONVOLUTION: [each.device_of for each in by_producer],
+            MATRIX_AND_CONVOLUTION: [assign(traced, pool, "producer").device_of for pool in pools],
             **self._singles,
         }
 
@@ -215,9 +214,11 @@ class PlacementComparison:
         """
         topology = self._topology
         if link is not None:
-            links = tuple(dataclasses.replace(own, kind=link) for own in topology.links)
-            bridges = tuple(dataclasses.replace(own, kind=link) for own in topology.bridges)
-            topology = dataclasses.replace(topology, links=links, bridges=bridges)
+            topology = dataclasses.replace(
+                topology,
+                links=tuple(dataclasses.replace(own, kind=link) for own in topology.links),
+                bridges=tuple(dataclasses.replace(own, kind=link) for own in topology.bridges),
+            )
         check_kinds(topology, catalog.links, catalog.devices)
         times, costs = CatalogTimes(catalog), {}
         for title, placement in self._placements.items():
@@ -240,21 +241,22 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
     notes = [*comparison.notes, *verdict(own)]
     if as_json:
         by_type, single = own.by_placement[BY_TYPE], own.by_placement[own.best_single]
-        content = {
-            "title": title,
-            "figures": "modelled",
-            "placements": {name: dataclasses.asdict(cost) for name, cost in own.by_placement.items()},
-            "best_single": own.best_single,
-            "break_even_bytes_per_s": by_type.break_even_bytes_per_s(single),
-            "notes": notes,
-            "by_link": {
-                kind: {name: cost.makespan_s for name, cost in each.by_placement.items()}
-                for kind, each in by_link.items()
-            },
-            "links": {name: dataclasses.asdict(kind) for name, kind in catalog.links.items()},
-            "devices": {name: dataclasses.asdict(kind) for name, kind in catalog.devices.items()},
-        }
-        print_json(content)
+        print_json(
+            {
+                "title": title,
+                "figures": "modelled",
+                "placements": {name: dataclasses.asdict(cost) for name, cost in own.by_placement.items()},
+                "best_single": own.best_single,
+                "break_even_bytes_per_s": by_type.break_even_bytes_per_s(single),
+                "notes": notes,
+                "by_link": {
+                    kind: {name: cost.makespan_s for name, cost in each.by_placement.items()}
+                    for kind, each in by_link.items()
+                },
+                "links": {name: dataclasses.asdict(kind) for name, kind in catalog.links.items()},
+                "devices": {name: dataclasses.asdict(kind) for name, kind in catalog.devices.items()},
+            }
+        )
         return
     console = stdout_console()
     for table in (_placements(own, title), _devices(own, catalog), _links(own, catalog), _by_link(by_link, catalog)):
@@ -264,7 +266,7 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
 
 
 def verdict(costs: Costs) -> list[str]:
-    """Return one sentence each: is placing by type faster, at which rate of links, and does moving activations pay."""
+    """Return sentences that say whether placing by type is faster, at which rate of links, and whether moving pays."""
     by_type, without = costs.by_placement[BY_TYPE], costs.by_placement[MATRIX_AND_CONVOLUTION]
     single = costs.by_placement[costs.best_single]
     if not by_type.cut_nbytes:

@@ -17,7 +17,7 @@ timing anomalies", 1969.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx
@@ -164,24 +164,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 UPDATE_TRAFFIC = 5
 
 
-class Times(Protocol):
-    """Give the time that each task of a step takes."""
-
-    def forward(self, operation: Operation, device: Device) -> float:
-        """Return the seconds of an operation's forward pass on a device."""
-
-    def backward(self, operation: Operation, device: Device) -> float:
-        """Return the seconds of an operation's backward pass on a device."""
-
-    def update(self, parameters: Sequence[int], device: Device) -> float:
-        """Return the seconds in which an optimizer on a device updates parameters of these lengths in bytes."""
-
-    def transfer(self, route: Sequence[Link], nbytes: int) -> float:
-        """Return the seconds in which this many bytes travel over the links of a route."""
-
-
 @dataclasses.dataclass(frozen=True)
-class CatalogTimes(Times):
+class CatalogTimes:
     """Compute times from the figures of a catalogue.
 
     An operation takes its launch time plus the longer of arithmetic and memory traffic. A transfer takes the latencies
@@ -192,8 +176,8 @@ class CatalogTimes(Times):
 
     catalog: Catalog
 
-    @override
     def forward(self, operation: Operation, device: Device) -> float:
+        """Return the seconds of an operation's forward pass on a device."""
         if not operation.nbytes:
             return 0.0
         kind = self.catalog.devices[device.kind]
@@ -201,17 +185,17 @@ class CatalogTimes(Times):
         arithmetic_s = operation.flops / (kind.flops_per_s * share)
         return max(arithmetic_s, operation.nbytes / kind.memory_bytes_per_s) + kind.launch_s
 
-    @override
     def backward(self, operation: Operation, device: Device) -> float:
+        """Return the seconds of an operation's backward pass on a device."""
         return operation.gradients * self.forward(operation, device)
 
-    @override
     def update(self, parameters: Sequence[int], device: Device) -> float:
+        """Return the seconds in which an optimizer on a device updates parameters of these lengths in bytes."""
         kind = self.catalog.devices[device.kind]
         return UPDATE_TRAFFIC * sum(parameters) / kind.memory_bytes_per_s + kind.launch_s
 
-    @override
     def transfer(self, route: Sequence[Link], nbytes: int) -> float:
+        """Return the seconds in which this many bytes travel over the links of a route."""
         kinds = [self.catalog.links[link.kind] for link in route]
         return sum(kind.latency_s for kind in kinds) + nbytes / min(kind.bytes_per_s for kind in kinds)
 
@@ -267,7 +251,7 @@ def step_tasks(
     operations: Sequence[Operation],
     device_of: Sequence[Mapping[str, str]],
     topology: Topology,
-    times: Times,
+    times: CatalogTimes,
     *,
     batch_size: int,
 ) -> list[Task]:
@@ -299,7 +283,7 @@ class _Step:
         operations: Sequence[Operation],
         device_of: Sequence[Mapping[str, str]],
         topology: Topology,
-        times: Times,
+        times: CatalogTimes,
     ) -> None:
         self.tasks: list[Task] = []
         self._operations, self._device_of, self._topology, self._times = operations, device_of, topology, times
@@ -332,8 +316,8 @@ class _Step:
                 ]
                 if operation.is_input:
                     after.append(f"{pool} batch {operation.name}")
-                seconds = self._times.forward(operation, self._devices[here])
-                self.tasks.append(Task(name=name, seconds=seconds, uses=(here,), after=tuple(after)))
+                forward_s = self._times.forward(operation, self._devices[here])
+                self.tasks.append(Task(name=name, seconds=forward_s, uses=(here,), after=tuple(after)))
                 for there in dict.fromkeys(device_of[reader.name] for reader in self._readers[operation.name]):
                     if there != here:
                         self._transfer(f"{name} to {there}", here, there, operation.value_nbytes, (name,), "values")
@@ -352,8 +336,8 @@ class _Step:
                     self._transfer(after[-1], there, here, operation.value_nbytes, after[-2:-1], "values")
             if not readers:  # the last operation: its gradient comes from the loss
                 after += [f"{pool} forward {operation.name}", f"{pool} batch labels"]
-            seconds = self._times.backward(operation, self._devices[here])
-            self.tasks.append(Task(name=name, seconds=seconds, uses=(here,), after=tuple(after)))
+            backward_s = self._times.backward(operation, self._devices[here])
+            self.tasks.append(Task(name=name, seconds=backward_s, uses=(here,), after=tuple(after)))
             if operation.parameters:
                 self._gradients_done[here].append(name)
 
@@ -381,9 +365,14 @@ class _Step:
         """Update the parameters on every device that holds parameters."""
         for owners, parameters in self._replicas():
             for owner in owners:
-                seconds = self._times.update(parameters, self._devices[owner])
-                after = tuple(self._gradients_done[owner])
-                self.tasks.append(Task(name=f"update {owner}", seconds=seconds, uses=(owner,), after=after))
+                self.tasks.append(
+                    Task(
+                        name=f"update {owner}",
+                        seconds=self._times.update(parameters, self._devices[owner]),
+                        uses=(owner,),
+                        after=tuple(self._gradients_done[owner]),
+                    )
+                )
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
         """Return each group of devices that hold the same parameters, one of each pool, and those parameters' bytes."""

@@ -10,6 +10,7 @@ Computer Systems 22 (2006).
 Differs: a dump takes no time, because training waits only for a copy in memory.
 """
 
+import csv
 import dataclasses
 import itertools
 import math
@@ -25,7 +26,7 @@ from bench.cli.console import print_json
 from bench.cli.sweep import run_all, say_plan
 from bench.core import spec
 from bench.core.errors import UsageError
-from bench.core.files import check_writable
+from bench.core.files import check_writable, writing
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.predict.asynchronous import AsyncPrediction
 from bench.extensions.predict.calibration import Calibration
@@ -49,7 +50,6 @@ from bench.extensions.predict.validation import (
     latency_note,
     notes,
     with_validated,
-    write_table,
 )
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweep_file import plan_runs, read_sweep
@@ -85,7 +85,7 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
             f"The fastest of {len(requests)} collectives is shown; bench run takes {requests[0].collective} unless you "
             f"add --collective {checked.collective}"
         )
-    row = columns(checked, prediction, known)
+    row = columns(checked, known, prediction)
     if steps_from:
         said.append(_add_time_to_target(row, known, checked, steps_from))
     if options.losses:
@@ -137,8 +137,10 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
     row |= {"dense_collective": dense.request.collective, "dense_step_time_s": dense_s}
     ratio = dense.prediction.samples_per_s / prediction.samples_per_s
     if not checked.waits:
-        per_s = f"{dense.prediction.samples_per_s:.1f} per second"
-        return [f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: {per_s}"]
+        return [
+            f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: "
+            f"{dense.prediction.samples_per_s:.1f} per second"
+        ]
     than = f"dense {BASELINE} on {dense.request.collective}, whose step takes {format_seconds(dense_s)}"
     if checked.compressor == "none":
         return [f"without compression, in 32 bits, a step takes {ratio:.2f} times as long as with {than}"]
@@ -149,12 +151,12 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
 
 def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> dict[str, str]:
     step = "step of rank 0" if not checked.waits else "step" if prediction.step_time_p95_s is None else "mean step"
-    messages = f"{prediction.messages_per_step:.0f} messages"
+    nbytes = format_bytes(prediction.payload_bytes_per_step)
     lines = {
         step: format_seconds(prediction.step_time_s),
         "exposed": format_seconds(prediction.exposed_s),
         "bound by": prediction.bound_by,
-        "sent per rank": f"{format_bytes(prediction.payload_bytes_per_step)} in {messages}",
+        "sent per rank": f"{nbytes} in {prediction.messages_per_step:.0f} messages",
         "sent by the busiest": format_bytes(prediction.payload_bytes_max_per_step),
         "CPU per rank": format_seconds(prediction.cpu_s_per_step),
         "samples per second": f"{prediction.samples_per_s:.1f}",
@@ -168,8 +170,10 @@ def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, An
         lines["95 % of steps within"] = format_seconds(prediction.step_time_p95_s)
     for word, window in (("slowest", prediction.slowest_window), ("fastest", prediction.fastest_window)):
         if window is not None:
-            place = f"from {format_seconds(window.begin_s)} to {format_seconds(window.end_s)} of the trace"
-            lines[f"{word} tenth"] = f"{format_seconds(window.step_time_s)} per step that begins {place}"
+            lines[f"{word} tenth"] = (
+                f"{format_seconds(window.step_time_s)} per step that begins from {format_seconds(window.begin_s)} to "
+                f"{format_seconds(window.end_s)} of the trace"
+            )
     if row.get("time_to_target_s"):
         lines["time to target"] = f"{format_seconds(row['time_to_target_s'])} in {row['steps_to_target']:.0f} steps"
     if "losses" in row:
@@ -183,7 +187,7 @@ def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, An
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeededSteps:
-    """The number of steps that a configuration needs to its target.
+    """The number of training steps that a configuration needs to reach its target accuracy.
 
     Attributes:
         steps: median over seeds, with those that missed the target or diverged counted as infinite; None if unknown.
@@ -231,8 +235,9 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
         )
     target, *others = sorted({run["target_accuracy"] for run in runs})
     if others:
-        listed = ", ".join(map(str, (target, *others)))
-        raise UsageError(f"the runs have the targets {listed}; give only runs with one target")
+        raise UsageError(
+            f"the runs have the targets {', '.join(map(str, (target, *others)))}; give only runs with one target"
+        )
     by_size: dict[int, list[Run]] = {}
     for run in runs:
         by_size.setdefault(run["world_size"], []).append(run)
@@ -374,7 +379,10 @@ def _keep_compared(
     compared = compare(cells, agenda)
     rows = as_rows(compared, known)
     with_validated(known, compared).write(path)
-    write_table(rows, table)
+    with writing(table, "--table"), table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
     errors = sorted(abs(row["error"]) for row in rows if row["error"] is not None)
     middle = statistics.median(errors) if errors else None
     most = errors[math.ceil(0.9 * len(errors)) - 1] if errors else None

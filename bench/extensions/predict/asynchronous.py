@@ -71,7 +71,7 @@ class StepWork:
 
     @classmethod
     def of(cls, calibration: Calibration, job: Job) -> Self:
-        """Return the work that follows from a calibration, which has lengths of single layers, but no times of them."""
+        """Return the work that follows from a calibration; of single layers, only lengths are known, not times."""
         links, encoded = job.links, job.encoded
         offers = [bucket.offers[0] for bucket in encoded]
         messages = [len(bucket.numels) for bucket in calibration.buckets]
@@ -103,7 +103,7 @@ class StepWork:
 
 
 class _NumbersOfPushes(list[int]):
-    """Parameters without any elements for the server class, recorded as the number of pushes in each update."""
+    """Stand in for the parameters on the server; the list has the number of pushes in each update."""
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
         self.append(len(pushes))
@@ -185,13 +185,13 @@ class Simulation:
         return self._env.now
 
     def _push(self, rank: int, number: int) -> Life:
-        """Send a bucket to the server, and end when the server has received it."""
+        """Simulate sending a bucket to the server, until the server has received it."""
         yield self._star.send(rank, self._work.nbytes[number], to_server=True)
         yield self._env.timeout(self._star.latency_s(rank, to_server=True) + self._job.links.wake_s)
         yield from self._serve(self._job.slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
-        """Let the server apply a complete push, and wait until the rank may start its next step.
+        """Simulate the server applying a complete push, and the rank waiting until it may start its next step.
 
         Observations begin with the last push of the warm-up.
         """
@@ -202,9 +202,9 @@ class Simulation:
                 Push(rank=rank, payloads={}, clock_end=ClockEnd(index=session.clock, epoch=0, lr=0.0)), session
             )
             session.clock += 1
-            seconds = sum(work.apply_s + (terms - 1) * work.add_s for terms in self._applied)
+            work_s = sum(work.apply_s + (terms - 1) * work.add_s for terms in self._applied)
+            busy_s = 1 / self._cores.rate_with(self._root) * work_s
             self._applied.clear()
-            busy_s = 1 / self._cores.rate_with(self._root) * seconds
             yield self._env.timeout(busy_s)
             self.serving_s += busy_s
             self._changed.succeed()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def cannot_be_calibrated(compressor: Compressor) -> str | None:
-    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can be."""
+    """Return a sentence that says why a compressor's work cannot be measured on one rank; None if it can."""
     from compressors.base import MultiRound, TorchHook
     from compressors.ddp.hook import OwnHook
 
@@ -52,7 +52,7 @@ def cannot_be_calibrated(compressor: Compressor) -> str | None:
         ),
         (
             compressor.traits.needs_all_ranks and not isinstance(compressor, MultiRound),
-            "makes the ranks communicate before they encode, which is not part of the model; use other options",
+            "makes the ranks communicate before they encode, which cannot be predicted; use other options",
         ),
         (
             compressor.traits.one_bucket,
@@ -105,7 +105,8 @@ def check(options: CalibrateConfig) -> RunConfig:
     given = {name: getattr(options, name) for name in _OF_A_RUN}
     run = check_run(RunConfig(**given, world_size=1, device="cpu", steps=1))
     for text in spec.split_list(options.compressors):
-        _measurable(text)
+        if reason := cannot_be_calibrated(cast("Compressor", spec.build("compressors", text))):
+            raise UsageError(reason)
     return run
 
 
@@ -121,7 +122,9 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
         options,
         **{name: getattr(run, name) for name in _OF_A_RUN},
         device="cpu",
-        compressors=",".join(_measurable(text) for text in spec.split_list(options.compressors)),
+        compressors=",".join(
+            spec.short_text(spec.build("compressors", text)) for text in spec.split_list(options.compressors)
+        ),
     )
 
 
@@ -142,8 +145,8 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
         with processes.interruptible():
             _measure_parts(config, tell, server, kept)
     except (Interrupted, RunFailed) as error:
-        what = "stopped by the user" if isinstance(error, Interrupted) else str(error)
-        raise type(error)(f"{what}; {kept.said}") from None
+        reason = "stopped by the user" if isinstance(error, Interrupted) else error
+        raise type(error)(f"{reason}; {kept.said}") from None
     return kept.calibration(config)
 
 
@@ -205,14 +208,14 @@ class KeptParts:
     def __init__(self, out: Path, config: CalibrateConfig) -> None:
         self.path = out.with_name(f"{out.name}.parts")
         check_writable(self.path)
-        options = {name: value for name, value in dataclasses.asdict(config).items() if name not in _MAY_DIFFER}
-        self._of = json.loads(json.dumps(_origin() | options))
+        origin = _origin() | {key: value for key, value in dataclasses.asdict(config).items() if key not in _MAY_DIFFER}
+        self._of = json.loads(json.dumps(origin))
         self.parts = self._written()
         self._since = time.monotonic()
 
     @property
     def said(self) -> str:
-        """Return text that says how many parts are kept, to be appended to an error message."""
+        """Return a sentence for an error message that says how many parts are kept, and how to continue."""
         written = self._written()  # a signal may have come before the last part was written
         if not written:
             return "no part was measured yet"
@@ -312,10 +315,3 @@ def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
         lambda report: costs.update(report.get("messages", {})),
     )
     return costs
-
-
-def _measurable(text: str) -> str:
-    compressor = cast("Compressor", spec.build("compressors", text))
-    if reason := cannot_be_calibrated(compressor):
-        raise UsageError(reason)
-    return spec.short_text(compressor)

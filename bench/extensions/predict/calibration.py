@@ -14,7 +14,7 @@ import pydantic
 from annotated_types import Ge, Gt
 
 from bench.core.errors import UsageError
-from bench.core.files import check_regular
+from bench.core.files import check_regular, writing
 from bench.core.run_folder import write_json
 
 Seconds = Annotated[float, Ge(0), pydantic.AllowInfNan(False)]
@@ -245,10 +245,9 @@ class Calibration:
     cut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        count = len(self.buckets)
-        parts = [len(crowd.handed_over_s) for crowd in self.crowds] + [len(each) for each in self.encoded.values()]
+        per_bucket = [*(crowd.handed_over_s for crowd in self.crowds), *self.encoded.values()]
         fits = (
-            all(length == count for length in parts)
+            all(len(each) == len(self.buckets) for each in per_bucket)
             and all(len(bucket.layers) == len(bucket.numels) for bucket in self.buckets)
             and all(
                 len(made.work_s) == len(made.offers) + 1
@@ -279,10 +278,8 @@ class Calibration:
         Raises:
             UsageError: the file cannot be written.
         """
-        try:
+        with writing(path, "file"):
             write_json(path, dataclasses.asdict(self))
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another file") from None
 
     @classmethod
     def read(cls, path: Path) -> Calibration:

@@ -94,7 +94,7 @@ class Budget:
     def allot(self) -> tuple[int, float]:
         """Return the number of repetitions that the next part may make, and the seconds that it may take.
 
-        The seconds are for a part whose repetitions are timed only while it runs.
+        The seconds matter to a part that finds out only while it runs how long a repetition takes.
         """
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
@@ -126,7 +126,7 @@ class Budget:
 
     @property
     def _pace(self) -> float:
-        """Return the seconds that parts took / the seconds that were expected; close to 1 at the beginning."""
+        """Return the seconds that finished parts took / the seconds expected of them; close to 1 at the beginning."""
         return (self._took_s + PRIOR_S) / (self._expected_s + PRIOR_S)
 
 
@@ -142,10 +142,9 @@ MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
     """Measure all parts that are not in `config.done`; every process of the job must call."""
-    device = set_up_device(config.device, config.threads)
     ends = time.monotonic() + config.left_s
     number = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
-    with process_group(device, config.timeout_s):
+    with process_group(set_up_device(config.device, config.threads), config.timeout_s):
         measure = _Measurements(config, folder, number)
         messages = MeasuredPart(
             text="messages between two processes", measure=functools.partial(_messages, config), once_s=MESSAGES_S
@@ -154,8 +153,11 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
         if len(set(config.done) - set(config.later)) >= number:
             return
         parts = StepParts(config)
-        later = [MeasuredPart(text=text, once_s=LATER_S) for text in config.later]
-        measure([*_alone(config, parts), *_together(config, parts)], later, ends)
+        measure(
+            [*_alone(config, parts), *_together(config, parts)],
+            [MeasuredPart(text=text, once_s=LATER_S) for text in config.later],
+            ends,
+        )
 
 
 class _Measurements:

@@ -194,7 +194,7 @@ def crowd_at(calibration: Calibration, load: float) -> CpuContention:
 
 
 def work_alone(calibration: Calibration) -> tuple[float, ...]:
-    """Return a rank's CPU seconds, alone on the machine, until each bucket is ready and until backward has ended."""
+    """Return the CPU seconds of a rank alone on the machine until each bucket is ready and until backward has ended."""
     before_s = calibration.batch_s + calibration.forward_s
     return (*(before_s + bucket.ready_s for bucket in calibration.buckets), calibration.computed_s)
 
@@ -241,8 +241,8 @@ class SharedCores:
         Args:
             computes: which ranks compute, bool [ranks].
         """
-        load = self.load * float(self.shares[computes].sum())
-        slowdown = crowd_at(self.calibration, load).computed_s / self.calibration.computed_s
+        crowd = crowd_at(self.calibration, self.load * float(self.shares[computes].sum()))
+        slowdown = crowd.computed_s / self.calibration.computed_s
         return np.where(computes, self.shares / slowdown, 0.0)
 
 
@@ -325,7 +325,7 @@ class Computing:
         )
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """Return each rank's speed as `SharedCores.rates` does; a constant one if hosts have their own cores."""
+        """Return each rank's speed as `SharedCores.rates` does; a constant speed if hosts have their own cores."""
         return np.where(computes, 1 / self.factor, 0.0) if self.cores is None else self.cores.rates(computes)
 
     def reached(self, starts: Floats) -> Floats:

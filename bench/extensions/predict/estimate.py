@@ -1,4 +1,4 @@
-"""A rough estimate that replaces a calibration: from a model's shapes, the time of its step, and typical costs."""
+"""Estimate the parts of a step without measuring them: from a model's shapes, a step's time, and typical costs."""
 
 import dataclasses
 import itertools
@@ -72,14 +72,14 @@ class EstimatedCalibration(Calibration):
     """A calibration whose parts are estimated, not measured.
 
     Attributes:
-        said: a sentence that says what the estimate is based on.
+        said: a sentence that tells the user what the estimate is based on.
     """
 
     said: str
 
 
 def estimated(config: PredictConfig) -> EstimatedCalibration:
-    """Return the estimated parts of a step of `config.model` that takes `config.step_time` without any exchange.
+    """Return an estimated calibration of `config.model`, whose step takes `config.step_time` without any exchange.
 
     Raises:
         UsageError: the model is not named, or the cost of the compressor is not known.
@@ -152,7 +152,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
 
 
 def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tuple[EncodedBucket, ...]:
-    """Encode random gradients to find the length of the compressor's messages.
+    """Return each bucket's messages, whose lengths are found by encoding random gradients, and their estimated costs.
 
     Raises:
         UsageError: the compressor's cost is not known.

@@ -169,7 +169,7 @@ class Flows:
         self._paths: WavePaths | None = None
 
     def run(self, waves: Iterable[Wave], *, unpack: LinearCost = NOTHING, merge: LinearCost = NOTHING) -> None:
-        """Simulate one sum, which begins on each rank at its time in `ready`, and set `ready` to when it ends there.
+        """Simulate one sum, which begins on each rank at its time in `ready`; set `ready` to the times of its end.
 
         Args:
             waves: the messages of all ranks.
@@ -227,8 +227,9 @@ class Flows:
         arrive = np.maximum(parts[0], np.maximum(up[paths.from_hosts] + paths.latency_s, down[paths.to_hosts]))
         arrive = np.maximum(arrive, self._carry(begin.min(), over_link.sum()))
         if self.windows is not None:
-            slowest_s = np.maximum(paths.up_s, paths.down_s)
-            leaves_in_s = self.windows.leaves_in_s(sources, targets, over_link, slowest_s, paths.round_trip_s)
+            leaves_in_s = self.windows.leaves_in_s(
+                sources, targets, over_link, np.maximum(paths.up_s, paths.down_s), paths.round_trip_s
+            )
             arrive = np.maximum(arrive, begin + leaves_in_s + paths.latency_s)
             # The seconds for which the busiest link carries these messages, or the longest message takes.
             up_s = np.bincount(paths.from_hosts, up_bytes * paths.up_s).max()
@@ -339,7 +340,7 @@ class Flows:
         return np.maximum(arrived + self.links.wake_s, on_busy_cores)
 
     def _carry(self, begin: float, nbytes: float) -> float:
-        """Return when cores have carried a wave's bytes between virtual hosts; 0 if no cores carry messages."""
+        """Return the time at which cores have carried a wave between virtual hosts; 0 if no cores carry messages."""
         if not self.links.carry_byte_s:
             return 0.0
         self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes / self.links.carriers

@@ -186,8 +186,8 @@ class Windows:
 
     def __init__(self, num_ranks: int) -> None:
         self._silence_s = 0.0
-        self._longest = np.zeros((num_ranks, num_ranks), dtype=np.float32)
-        self._sent = np.zeros((num_ranks, num_ranks), dtype=np.float32)  # bytes of all messages of the step
+        # Bytes of the longest message, and of all messages, that each connection has carried in the step.
+        self._longest, self._sent = np.zeros((2, num_ranks, num_ranks), dtype=np.float32)
         self._is_grown = np.zeros((num_ranks, num_ranks), dtype=np.bool_)
 
     def begin_step(self, silence_s: float) -> None:
@@ -255,9 +255,8 @@ class SettlingWindows(Windows):
     def __init__(self, num_ranks: int) -> None:
         super().__init__(num_ranks)
         self._clock_s = NEW_S
-        self._came_at_s = np.zeros((num_ranks, num_ranks))  # readings of `_clock_s`
-        self._silences_s = np.zeros((num_ranks, num_ranks))
-        self._window = np.zeros((num_ranks, num_ranks))  # bytes
+        # Reading of `_clock_s` at the last message, seconds of silence since a long message, bytes of the window.
+        self._came_at_s, self._silences_s, self._window = np.zeros((3, num_ranks, num_ranks))
         self._longest_before = np.full((num_ranks, num_ranks), np.inf)
 
     @override

@@ -143,7 +143,7 @@ def forwarded_byte_s(transport: Transport) -> float:
 
 
 def _exchange(transport: Transport) -> None:
-    """Send one message from this rank to every other one, and receive one from each."""
+    """Send one message to every other rank, and receive one message from each."""
     others = [rank for rank in range(transport.world_size) if rank != transport.rank]
     mine, *theirs = torch.zeros(1 + len(others), MESSAGE_BYTES, dtype=torch.uint8)
     sends, receives = [(mine, other) for other in others], list(zip(theirs, others, strict=True))

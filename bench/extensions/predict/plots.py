@@ -137,7 +137,7 @@ def _check_above_zero(values: Iterable[float]) -> None:
 
 
 def _json(path: Path, key: str, command: str) -> dict[str, Any]:
-    """Read the JSON that `bench predict --json` wrote.
+    """Return the JSON object in a file that `bench predict --json` wrote.
 
     Raises:
         NotDrawable: the file cannot be read or lacks the key.

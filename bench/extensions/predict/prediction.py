@@ -48,12 +48,16 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
     """Return the layout of a message from a bucket: the sizes of its payloads, and those of its layers."""
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
-    leaves = []
-    for size in offer.leaves:
-        wire = None
-        if size.wire_numel is not None and size.wire_dtype is not None:
-            wire = size.wire_numel, getattr(torch, size.wire_dtype)
-        leaves.append(Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks))
+    wires = [
+        None
+        if size.wire_numel is None or size.wire_dtype is None
+        else (size.wire_numel, getattr(torch, size.wire_dtype))
+        for size in offer.leaves
+    ]
+    leaves = [
+        Leaf(size.numel, size.alignment, size.addable, wire, size.splits_blocks)
+        for size, wire in zip(offer.leaves, wires, strict=True)
+    ]
     return Layout(tuple(leaves), offer.layers, tuple(numel_of[layer] for layer in offer.layers))
 
 
@@ -139,8 +143,8 @@ def predict(
     job: Job,
     collective: Collective,
     *,
-    in_hook: bool = True,
-    starts_early: bool = True,
+    in_hook: bool,
+    starts_early: bool,
 ) -> Prediction:
     """Predict a step in which all ranks wait for each other.
 
@@ -315,8 +319,8 @@ class _Step:
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
         """Simulate the sum of one message; elements of several types are summed one type after the other."""
         collective = self._collective
-        everything = [tuple(range(len(offer.leaves)))]
-        for group in layout_of(offer, bucket).by_type() if collective.carries_wires else everything:
+        together = [tuple(range(len(offer.leaves)))]
+        for group in layout_of(offer, bucket).by_type() if collective.carries_wires else together:
             part = dataclasses.replace(offer, leaves=tuple(offer.leaves[index] for index in group))
             waves = waves_of(collective, self._job.links.num_ranks, layout_of(part, bucket), lengths_of(part))
             assert waves is not None  # `check_predictable` refuses collectives without rounds

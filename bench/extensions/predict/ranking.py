@@ -28,7 +28,6 @@ from bench.extensions.predict.request import (
     check_request,
     columns,
     predicted,
-    request_columns,
     request_from_options,
 )
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
@@ -47,14 +46,14 @@ SWEPT = ("uplink_bps", "downlink_bps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedPair:
-    """A pair of compressor and collective, named by a request, and the step that is predicted with it."""
+    """A request, which names a pair of compressor and collective, and the step that is predicted for it."""
 
     request: PredictionRequest
     prediction: Prediction
 
 
 def on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return a request for each collective that the compressor can use; that of a run's default collective is first.
+    """Return the request with each collective that its compressor can use, first the one that a run would choose.
 
     If `request` names a collective, or ranks do not wait for each other, or there are more than `MOST_TRIED` ranks, the
     list has one request only.
@@ -79,8 +78,8 @@ def dense_on_each_collective(calibration: Calibration, request: PredictionReques
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
     """Predict all requests, and return the one with the most samples per second; the first of several equally fast."""
-    each = [PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests]
-    return max(each, key=lambda pair: pair.prediction.samples_per_s)
+    found = (PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests)
+    return max(found, key=lambda pair: pair.prediction.samples_per_s)
 
 
 def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[PredictionRequest]:
@@ -91,8 +90,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
     """
     names = [*registry.entries("collectives")]
     if 1 < request.ranks_per_host < request.world_size:
-        by_host = spec.build("collectives", f"hierarchical:group_size={request.ranks_per_host}")
-        names.append(spec.short_text(by_host))
+        names.append(spec.short_text(spec.build("collectives", f"hierarchical:group_size={request.ranks_per_host}")))
     for name in dict.fromkeys(names):
         collective = cast(Collective, spec.build("collectives", name))
         if (
@@ -162,7 +160,7 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
     found, left_out = ranked(known, job)
     dense = fastest(known, dense_on_each_collective(known, job)) if BASELINE in known.encoded else None
     rows = [
-        columns(pair.request, pair.prediction, known)
+        columns(pair.request, known, pair.prediction)
         | ({"times_as_fast": pair.prediction.samples_per_s / dense.prediction.samples_per_s} if dense else {})
         for pair in found
     ]
@@ -195,14 +193,12 @@ class Curve:
     """Steps of one compressor and of dense gradients at several link rates.
 
     Attributes:
-        rates_bps: rates of all links in bits per second, ascending.
         pair: at each rate, the step of the requested compressor, on the named collective or on the fastest one.
         dense: at each rate, the step of dense 16-bit gradients on the fastest collective.
         pays: at each rate, True if the step of the compressor is shorter than that of dense gradients.
         break_even_bps: interpolated rates at which both steps take equally long.
     """
 
-    rates_bps: list[float]
     pair: list[PredictedPair]
     dense: list[PredictedPair]
     pays: list[bool]
@@ -225,7 +221,6 @@ def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Seque
     crossings = np.flatnonzero((ratios[:-1] < 0) != (ratios[1:] < 0))
     at = [logs[i] + (logs[i + 1] - logs[i]) * ratios[i] / (ratios[i] - ratios[i + 1]) for i in crossings]
     return Curve(
-        rates_bps=list(rates_bps),
         pair=pair,
         dense=dense,
         pays=[of_pair < of_dense for of_pair, of_dense in both],
@@ -257,7 +252,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
     curve = sweep(known, request_from_options(options), rates)
     said = list(dict.fromkeys(said for pair in (curve.pair[0], curve.pair[-1]) for said in notes(known, pair.request)))
     said += [*latency_note(options, checked), *_verdict(checked, curve)]
-    points = list(zip(curve.rates_bps, curve.pair, curve.dense, strict=True))
+    points = list(zip(rates, curve.pair, curve.dense, strict=True))
     if as_json:
         rows = [
             {
@@ -272,8 +267,14 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
             }
             for rate, pair, dense in points
         ]
-        same = request_columns(checked, known, without=SWEPT)
-        print_json({**same, "curve": rows, "break_even_bps": curve.break_even_bps, "notes": said})
+        print_json(
+            {
+                **columns(checked, known, without=SWEPT),
+                "curve": rows,
+                "break_even_bps": curve.break_even_bps,
+                "notes": said,
+            }
+        )
         return
     where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
     print(f"{checked.compressor}, {checked.world_size} ranks, compared with dense bf16 on {where}")
@@ -410,8 +411,13 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
     if beyond:
         said.append(f"{NOT_CHECKED}: {beyond} of {len(found)} cells; bench predict --validate does that")
     if as_json:
-        same = request_columns(checked, known, without=(*SWEPT, "compressor", "collective", "world_size", "hosts"))
-        print_json({**same, "regimes": list(map(dataclasses.asdict, found)), "notes": said})
+        print_json(
+            {
+                **columns(checked, known, without=(*SWEPT, "compressor", "collective", "world_size", "hosts")),
+                "regimes": list(map(dataclasses.asdict, found)),
+                "notes": said,
+            }
+        )
         return
     rows: dict[float, dict[str, str]] = {}
     for each in found:

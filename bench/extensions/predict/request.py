@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -20,7 +20,7 @@ from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.extensions.predict.contention import Job
-from bench.extensions.predict.links import Floats, Links, TraceClock
+from bench.extensions.predict.links import Links, TraceClock
 from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictConfig
 from bench.extensions.predict.prediction import Prediction, predict
 from bench.hosts.cluster import HostLink, Trace, has_real_frames
@@ -40,13 +40,14 @@ DDP = "ddp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """A request for a prediction.
+    """A request for a prediction: a pair of compressor and collective on given ranks and links.
 
     Attributes:
         compressor, collective, strategy: spec texts, in their shortest form once the request is checked.
-        trigger: as in `metrics.csv`.
         hosts: the link of each host.
+        ranks_per_host: number of ranks on each host, which share its link.
         shared_cores: number of cores that all hosts share; None if each host has those of the calibrated machine.
+        trigger: as in `metrics.csv`.
         straggler: a rank that is slowed down on purpose, or None.
     """
 
@@ -68,7 +69,7 @@ class PredictionRequest:
         ranks_per_host: int,
         shared_cores: int | None,
     ) -> Self:
-        """Return a request from the options that predictions and runs share, without checking it."""
+        """Return an unchecked request from the options that predictions and runs share, and from hosts and cores."""
         return cls(
             compressor=config.compressor,
             collective=config.collective,
@@ -82,12 +83,12 @@ class PredictionRequest:
 
     @property
     def waits(self) -> bool:
-        """Return whether ranks wait for each other in every step."""
+        """Return True if ranks wait for each other in every step."""
         return self.strategy.partition(":")[0] == DDP
 
     @property
     def straggler_text(self) -> str | None:
-        """Return the straggler as in `metrics.csv`."""
+        """Return the straggler as `metrics.csv` names it, like "rank=1,slowdown=3"; None if there is none."""
         return None if self.straggler is None else str(self.straggler)
 
     @property
@@ -96,29 +97,29 @@ class PredictionRequest:
 
         The mean rate counts for a link that follows a trace.
         """
-        return slowest(rate for host in self.hosts for rate in host.mean_rates)
+        return min((rate for host in self.hosts for rate in host.mean_rates if rate is not None), default=None)
 
     @property
     def link_trace(self) -> str | None:
-        """Return the traces that links follow, as in `metrics.csv`."""
+        """Return the names of the traces that links follow, as in `metrics.csv`; None if all rates are constant."""
         return ", ".join(dict.fromkeys(trace.label for host in self.hosts for trace in host.traces if trace)) or None
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks."""
+        """Return the number of ranks on all hosts."""
         return len(self.hosts) * self.ranks_per_host
 
     def load(self, calibration: Calibration) -> float:
-        """Return the number of computing threads / the number of cores that they share."""
+        """Return the load while all ranks compute: number of threads / number of cores that the threads share."""
         if self.shared_cores is None:
             return self.ranks_per_host * calibration.threads / calibration.cores
         return self.world_size * calibration.threads / self.shared_cores
 
     def at_rate(self, bandwidth_bps: float) -> PredictionRequest:
-        """Return the same request with this rate of all links in both directions.
+        """Return the same request with all links at this rate in both directions.
 
         Raises:
-            UsageError: links of hosts already have rates, or follow a trace, or ranks do not wait for each other.
+            UsageError: hosts already have rates or follow a trace, or ranks do not wait for each other.
         """
         if not self.waits:
             raise UsageError(
@@ -132,11 +133,6 @@ class PredictionRequest:
         return dataclasses.replace(self, hosts=tuple(hosts))
 
 
-def slowest(rates: Iterable[float | None]) -> float | None:
-    """Return the slowest of the rates; None if no rate is limited."""
-    return min((rate for rate in rates if rate is not None), default=None)
-
-
 BASELINE = "bf16"
 # Strategies whose steps can be predicted.
 PREDICTED = (DDP, "async_server")
@@ -146,7 +142,9 @@ ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like
 
 
 def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
-    """Return the checked request of the options; without a named collective, it has the one that a run would choose.
+    """Return the checked request of the options of `bench predict`.
+
+    If the options name no collective, the request has the collective that a run would choose.
 
     Raises:
         UsageError: a component is unknown or not calibrated, the components are incompatible, or the collective does
@@ -156,7 +154,7 @@ def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
 
 
 def request_from_options(config: PredictConfig) -> PredictionRequest:
-    """Return the unchecked request of the options; it is uncompressed if they name no compressor.
+    """Return the unchecked request of the options of `bench predict`; uncompressed if they name no compressor.
 
     Raises:
         UsageError: options of hosts or links contradict each other, or there are too many ranks.
@@ -185,7 +183,7 @@ def request_from_options(config: PredictConfig) -> PredictionRequest:
 
 
 def check_request(calibration: Calibration, request: PredictionRequest) -> PredictionRequest:
-    """Return the request with compressor, collective and strategy filled in, in their shortest form.
+    """Check a request, and return it with compressor, collective and strategy filled in, in their shortest form.
 
     Raises:
         UsageError: see `check`.
@@ -215,8 +213,10 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
             "bench calibrate --compressors"
         )
     defaults = strategy.default_collectives or compressor.traits.default_collectives
-    names = [request.collective] if request.collective else defaults
-    components = [cast(Collective, spec.build("collectives", name)) for name in names]
+    components = [
+        cast(Collective, spec.build("collectives", name))
+        for name in ([request.collective] if request.collective else defaults)
+    ]
     legal = next((c for c in components if not incompatibility(compressor.check_compatible, c)), components[-1])
     with spec.usage_errors():
         compressor.check_compatible(legal)
@@ -237,7 +237,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
 
 
 def check_predictable(collective: Collective) -> None:
-    """Check that a collective's sums can be predicted.
+    """Check that a collective describes the messages of its sums, so that they can be simulated.
 
     Raises:
         Incompatible: "native does not say what its ranks send, so it cannot be predicted; try ring or tree".
@@ -257,19 +257,18 @@ MS_PER_S = 1e3
 
 
 def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
-    """Return the job's links; rates are bytes of TCP payload per second, without the headers of frames.
+    """Return the links between the requested ranks; rates are bytes of TCP payload per second, without frame headers.
 
     Raises:
         UsageError: the file of a trace is missing, or has changed.
     """
-    way = _way(calibration, request)
-    framed, acked = (1.0, 0.0) if way == SEGMENTS else (FRAME_PER_PAYLOAD, ACK_SHARE)
-    costs = calibration.messages.get(way, calibration.messages[LOCAL])
-
-    def rates(figures: Iterable[float | None]) -> Floats:
-        return np.array([math.inf if bps is None else bps / 8 / framed for bps in figures])
-
-    up, down = zip(*(host.mean_rates for host in request.hosts), strict=True)
+    path = _path_of_messages(calibration, request)
+    framed, acked = (1.0, 0.0) if path == SEGMENTS else (FRAME_PER_PAYLOAD, ACK_SHARE)
+    costs = calibration.messages.get(path, calibration.messages[LOCAL])
+    up_rate, down_rate = (
+        np.array([math.inf if bps is None else bps / 8 / framed for bps in rates])
+        for rates in zip(*(host.mean_rates for host in request.hosts), strict=True)
+    )
     clocks: dict[Trace | None, TraceClock] = {  # each trace is read once
         trace: TraceClock(np.array(trace.opportunities()) / MS_PER_S)
         for trace in dict.fromkeys(trace for host in request.hosts for trace in host.traces)
@@ -281,8 +280,8 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
         crowded_wake_s = calibration.crowded_wake_s * max(0.0, request.load(calibration) - 1) / (known - 1)
     return Links(
         host_of=np.repeat(np.arange(len(request.hosts)), request.ranks_per_host),
-        up_rate=rates(up),
-        down_rate=rates(down),
+        up_rate=up_rate,
+        down_rate=down_rate,
         up_paces=up_paces,
         down_paces=down_paces,
         latency_s=np.array([host.latency_s for host in request.hosts]),
@@ -292,12 +291,12 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
         wake_s=costs.wake_s,
         crowded_wake_s=crowded_wake_s,
         carry_byte_s=costs.carry_byte_s,
-        carriers=1 if way == FORWARDED else request.shared_cores or 1,  # the forwarder is one thread
+        carriers=1 if path == FORWARDED else request.shared_cores or 1,  # the forwarder is one thread
     )
 
 
-def _way(calibration: Calibration, request: PredictionRequest) -> str:
-    """Return how messages travel, a key of `Calibration.messages`.
+def _path_of_messages(calibration: Calibration, request: PredictionRequest) -> str:
+    """Return how messages travel: LOCAL, FORWARDED, FRAMES or SEGMENTS, the keys of `Calibration.messages`.
 
     LOCAL stands for links between machines, and for a single host. Between virtual hosts that share cores, a thread
     forwards the frames of links with a trace or a delay, if that was measured. Otherwise the kernel carries messages
@@ -311,10 +310,10 @@ def _way(calibration: Calibration, request: PredictionRequest) -> str:
 
 
 def predicted(calibration: Calibration, request: PredictionRequest) -> Prediction:
-    """Predict a step of a request.
+    """Predict a step of a checked request.
 
     Raises:
-        UsageError: it is too large to be simulated, or the file of a trace is missing or has changed.
+        UsageError: there are too many ranks for a simulation, or the file of a trace is missing or has changed.
     """
     job = Job(
         encoded=calibration.encoded[request.compressor],
@@ -326,11 +325,13 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
     )
     if not request.waits:
         return predict_async(calibration, job, cast(AsyncServer, spec.build("strategies", request.strategy)))
-    collective = cast(Collective, spec.build("collectives", request.collective))
     plain = (request.compressor, request.collective, request.trigger) == ("none", "native", "async")
-    if plain:  # DDP by itself
-        free = [dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded]
-        job = dataclasses.replace(job, encoded=free)
+    if plain:  # DDP by itself, which encodes nothing
+        job = dataclasses.replace(
+            job,
+            encoded=[dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded],
+        )
+    collective = cast(Collective, spec.build("collectives", request.collective))
     return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
 
 
@@ -338,18 +339,21 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
 OVER_TIME = ("step_time_p95_s", "slowest_window", "fastest_window")
 
 
-def columns(request: PredictionRequest, prediction: Prediction, calibration: Calibration) -> dict[str, Any]:
-    """Return a request and its prediction, by the names of the columns of `metrics.csv`."""
-    return request_columns(request, calibration) | {
-        name: value for name, value in dataclasses.asdict(prediction).items() if name not in OVER_TIME or value
-    }
-
-
-def request_columns(
-    request: PredictionRequest, calibration: Calibration, without: Collection[str] = ()
+def columns(
+    request: PredictionRequest,
+    calibration: Calibration,
+    prediction: Prediction | None = None,
+    *,
+    without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return a request, except for some columns, by the names of the columns of `metrics.csv`."""
-    uplinks, downlinks = zip(*(host.mean_rates for host in request.hosts), strict=True)
+    """Return the values of a request, and of its prediction if given, by the names of the columns of `metrics.csv`.
+
+    Columns in `without` are left out.
+    """
+    uplink_bps, downlink_bps = (
+        min((rate for rate in rates if rate is not None), default=None)
+        for rates in zip(*(host.mean_rates for host in request.hosts), strict=True)
+    )
     row = {
         "model": calibration.model,
         "dataset": calibration.dataset,
@@ -363,10 +367,12 @@ def request_columns(
         "world_size": request.world_size,
         "hosts": len(request.hosts),
         "ranks_per_host": request.ranks_per_host,
-        "uplink_bps": slowest(uplinks),
-        "downlink_bps": slowest(downlinks),
+        "uplink_bps": uplink_bps,
+        "downlink_bps": downlink_bps,
         "link_trace": request.link_trace,
         "latency_s": max(host.latency_s for host in request.hosts),
         "cpu_share": min(host.cpu_share for host in request.hosts),
     }
+    if prediction is not None:
+        row |= {name: value for name, value in dataclasses.asdict(prediction).items() if name not in OVER_TIME or value}
     return {name: value for name, value in row.items() if name not in without}

@@ -99,11 +99,16 @@ class StepParts:
         dataset = cast(Dataset, spec.build("datasets", config.dataset))
         model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
         self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
-        optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer))
-        self._optimizer = optimizer.build(model.parameters(), 0.0)  # the gradients never reach the optimizer
+        # The gradients never reach the optimizer.
+        self._optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer)).build(model.parameters(), 0.0)
         train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
-        of_run = RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1)
-        self._batches = Batches(of_run, dataset, train, 0, device)
+        self._batches = Batches(
+            RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1),
+            dataset,
+            train,
+            0,
+            device,
+        )
         self.numel = sum(parameter.numel() for parameter in model.parameters())
         self._times: list[list[float]] = []
         self._layer_of = {id(layer.weight): layer for layer in layers_of(model)}
@@ -131,14 +136,9 @@ class StepParts:
         seconds from the start of backward until the bucket is ready.
         """
         for _ in range(count):
-            self._time_step()
+            self._step(is_timed=True)
         times, self._times = self._times, []
         return times
-
-    def _time_step(self) -> None:
-        marks, arrived = self._step()
-        durations = [after - before for before, after in itertools.pairwise(marks)]
-        self._times.append(durations + [at - marks[2] for at in arrived])
 
     def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
         """Measure the wall-clock time of steps that all ranks of a group begin together; each of these ranks must call.
@@ -221,8 +221,8 @@ class StepParts:
         torch.nn.functional.cross_entropy(self._ddp(x[:STIRRED_SAMPLES]), y[:STIRRED_SAMPLES]).backward()
         self._optimizer.zero_grad()
 
-    def _step(self) -> tuple[list[float], list[float]]:
-        """Run one step, and return readings of `_now` in seconds.
+    def _step(self, *, is_timed: bool = False) -> tuple[list[float], list[float]]:
+        """Run one step, and return readings of `_now` in seconds; if `is_timed`, also keep its times for `times`.
 
         Returns:
             The times before batch, forward, backward and update and after update, and the time at which each bucket
@@ -239,7 +239,11 @@ class StepParts:
         self._optimizer.step()
         self._optimizer.zero_grad()
         marks.append(self._now())
-        return marks, [arrived for arrived, _, _ in self._arrived]
+        arrived = [at for at, _, _ in self._arrived]
+        if is_timed:
+            durations = [after - before for before, after in itertools.pairwise(marks)]
+            self._times.append(durations + [at - marks[2] for at in arrived])
+        return marks, arrived
 
     def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
         """Run and time a step for each of `RANKS` simulated ranks; return the gradients, as [rank][bucket].
@@ -250,7 +254,7 @@ class StepParts:
         self._keeps = True
         ranks = []
         for _ in range(RANKS):
-            self._time_step()
+            self._step(is_timed=True)
             ranks.append([(of, kept) for _, of, kept in self._arrived])
         self._keeps = False
         return ranks
@@ -307,8 +311,9 @@ def encoded(
         seconds: time limit; if it is short, there are fewer repetitions, but at least `LEAST_TURNS`.
     """
     compressor = cast(Compressor, spec.build("compressors", text))
-    momentum = MOMENTUM if compressor.traits.owns_momentum else 0.0
-    reducers = [reducer_for(compressor, momentum=momentum) for _ in gradients]
+    reducers = [
+        reducer_for(compressor, momentum=MOMENTUM if compressor.traits.owns_momentum else 0.0) for _ in gradients
+    ]
     num_buckets = len(gradients[0])
     works: list[list[list[float]]] = [[] for _ in range(num_buckets)]
     offers: list[list[list[SentMessage]]] = []
@@ -358,7 +363,7 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMe
 
 
 def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats: int) -> MessageProfile:
-    """Return the sizes and costs of a message, of which `messages` has that of each rank."""
+    """Return the sizes and costs of a message; `messages` has the message of each rank."""
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
     growth = [(1, 1.0)]

@@ -1,7 +1,6 @@
-"""Comparison of predictions with runs of a sweep file or finished runs, and notes on what was not compared."""
+"""Compare predictions with the runs of a sweep file or with finished runs, and note what was not compared."""
 
 import collections
-import csv
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +36,7 @@ _LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValidationCell:
-    """One configuration of a sweep, its prediction, and what its runs measured.
+    """One configuration of a sweep, its prediction, and the values that its runs measured.
 
     Attributes:
         settings: the settings that the sweep file adds to `[base]`.
@@ -45,6 +44,7 @@ class ValidationCell:
         runs: the planned runs, one per seed.
         num_runs: number of finished runs.
         measured: medians over the finished runs, by column; None if no run has a value.
+        error: predicted / measured - 1 of the step time; None if the step time was not measured.
     """
 
     settings: str
@@ -53,12 +53,7 @@ class ValidationCell:
     runs: tuple[PlannedRun, ...]
     num_runs: int = 0
     measured: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-
-    @property
-    def error(self) -> float | None:
-        """Return predicted / measured - 1 of the step time; None if it was not measured."""
-        step_time_s = self.measured.get("step_time_s")
-        return None if step_time_s is None else self.prediction.step_time_s / step_time_s - 1
+    error: float | None = None
 
 
 def check_machine(calibration: Calibration) -> None:
@@ -77,7 +72,7 @@ def check_machine(calibration: Calibration) -> None:
 
 
 def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[ValidationCell]:
-    """Predict every configuration of a plan.
+    """Return a cell with a prediction, but without measured values, for every configuration of these runs.
 
     Raises:
         UsageError: a configuration differs from the calibrated one.
@@ -85,23 +80,23 @@ def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[Valid
     by_configuration: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_configuration.setdefault(run.config.config_id, []).append(run)
-    requests = [request_of_run(calibration, of_one[0].config) for of_one in by_configuration.values()]
+    requests = [request_of_run(calibration, same[0].config) for same in by_configuration.values()]
     return [
         ValidationCell(
-            settings=table_text(of_one[0].settings),
+            settings=table_text(same[0].settings),
             request=request,
             prediction=predicted(calibration, request),
-            runs=tuple(of_one),
+            runs=tuple(same),
         )
-        for request, of_one in zip(requests, by_configuration.values(), strict=True)
+        for request, same in zip(requests, by_configuration.values(), strict=True)
     ]
 
 
 def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionRequest:
-    """Return the checked request for the prediction of a run.
+    """Return the checked request with which the step of a run is predicted.
 
     Args:
-        calibration: the calibration of the machine of the run.
+        calibration: the calibration of the machine on which the run is made.
         config: the complete configuration of the run.
 
     Raises:
@@ -114,13 +109,11 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
             raise UsageError(f"{name} is {value}, but was calibrated with {known}; change the file or calibrate again")
     for option in RunConfig.options():
         if option.name in _FIXED and getattr(config, option.name) != option.default:
-            raise UsageError(
-                f"{option.flag_name} {getattr(config, option.name)} is not part of the model; leave it out"
-            )
+            raise UsageError(f"{option.flag_name} {getattr(config, option.name)} cannot be predicted; leave it out")
     if config.device == "cuda":
-        raise UsageError("GPUs are not part of the model; use --device cpu")
+        raise UsageError("steps on GPUs cannot be predicted; use --device cpu")
     if left_out := [word for name, word in _LEFT_OUT.items() if getattr(config, name)]:
-        raise UsageError(f"links with {' and '.join(left_out)} are not part of the model; leave these options out")
+        raise UsageError(f"links with {' and '.join(left_out)} cannot be predicted; leave these options out")
     hosts: tuple[HostLink, ...] = (HostLink(name="machine"),)
     ranks_per_host = config.world_size
     if config.cluster is not None:
@@ -128,8 +121,7 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
         hosts, ranks_per_host = cluster.hosts, cluster.ranks_per_host
     request = PredictionRequest.of(config, hosts=hosts, ranks_per_host=ranks_per_host, shared_cores=calibration.cores)
     request = check_request(calibration, request)
-    compressor = cast(Compressor, spec.build("compressors", request.compressor))
-    denser_epochs = compressor.traits.denser_epochs
+    denser_epochs = cast(Compressor, spec.build("compressors", request.compressor)).traits.denser_epochs
     if config.epochs is not None:
         every = min(config.eval_every or config.epochs, config.epochs)
         if (config.epochs - 1) // every * every < denser_epochs:  # when the last row's interval begins
@@ -141,7 +133,12 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
 
 
 def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[ValidationCell]:
-    """Return every cell with the measured values of its finished runs."""
+    """Return the cells with the measured values of their finished runs.
+
+    Args:
+        cells: the result of `cells_of`.
+        agenda: the runs of the sweep that have finished.
+    """
     compared = []
     for cell in cells:
         done = [agenda.past[run.config.digest] for run in cell.runs if agenda.progress(run) == "done"]
@@ -152,7 +149,9 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
             known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
             last = [values[-1] for values in known if values]
             measured[column] = statistics.median(last) if last else None
-        compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured))
+        step_time_s = measured["step_time_s"]
+        error = None if step_time_s is None else cell.prediction.step_time_s / step_time_s - 1
+        compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured, error=error))
     return compared
 
 
@@ -174,21 +173,6 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
             row |= {f"predicted_{column}": getattr(cell.prediction, column), column: cell.measured[column]}
         rows.append(row)
     return rows
-
-
-def write_table(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write the table as CSV.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --table") from None
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
@@ -214,7 +198,7 @@ _PAIR = ("compressor", "collective")
 
 
 def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], None]) -> SweepState:
-    """Return the finished runs in a folder that this calibration can predict.
+    """Return the finished runs in a folder whose steps this calibration can predict.
 
     Args:
         calibration: the calibration of the machine of the runs.
@@ -245,13 +229,11 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
         )
     if reasons:
         tell(f"note: {reasons.total()} of {len(folders)} runs are left out{left_out}")
-    told = [
+    differing = [
         option.name
         for option in RunConfig.options()
         if option.flag and option.name != "seed" and (option.recorded.identity or option.flag.panel == VIRTUAL_HOSTS)
-    ]
-    differing = [
-        name for name in told if name in _PAIR or len({getattr(config, name) for config in configs.values()}) > 1
+        if option.name in _PAIR or len({getattr(config, option.name) for config in configs.values()}) > 1
     ]
     runs = []
     for config in configs.values():
@@ -263,7 +245,7 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
 
 
 def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
-    """Return a run's configuration.
+    """Return the configuration of a run after checking that its step can be predicted.
 
     Raises:
         UsageError: the run did not finish, or differs from what was calibrated.
@@ -289,7 +271,7 @@ NOT_CHECKED = "Not yet checked against real runs on this machine"
 
 
 def latency_note(config: PredictConfig, request: PredictionRequest) -> list[str]:
-    """Return a note that latency is taken as 0, if neither an option nor a file gives a latency."""
+    """Return a note that latency is taken as 0, if neither an option nor the cluster file gives a latency."""
     if len(request.hosts) == 1 or config.latency is not None or any(host.latency_s for host in request.hosts):
         return []
     how = "add --latency" if config.cluster_file is None else f"write it into {config.cluster_file}"
@@ -302,7 +284,7 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
     Args:
         calibration: the calibration that the prediction was made from.
         request: the request that was predicted.
-        range_too: also return how the request differs from the runs that predictions were checked against.
+        range_too: True to add how the request differs from the runs that predictions were checked against.
     """
     said = []
     if isinstance(calibration, EstimatedCalibration):
@@ -315,10 +297,10 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
     if calibration.cut:
         said.append(f"The calibration had little time: {', '.join(calibration.cut)}")
     if any(host.jitter_s or host.loss for host in request.hosts):
-        said.append("jitter and loss are not part of the model, and left out")
+        said.append("The prediction leaves out the jitter and the loss of links")
     if range_too and (reason := outside(calibration, request)):
         said.append(f"{NOT_CHECKED}: {reason}")
-    if errors := [abs(cell.error) for cell in _alike(calibration, request)]:
+    if errors := [abs(cell.error) for cell in _comparable(calibration, request)]:
         elsewhere = request.shared_cores != calibration.cores
         where = f", whose ranks shared {calibration.cores} core(s), unlike these" if elsewhere else ""
         said.append(
@@ -328,18 +310,18 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
     return said
 
 
-def range_notes(calibration: Calibration, ways: Sequence[PredictionRequest]) -> list[str]:
-    """Return a note that says how many predictions differ from the runs that predictions were checked against."""
-    reasons = [reason for request in ways if (reason := outside(calibration, request))]
+def range_notes(calibration: Calibration, requests: Sequence[PredictionRequest]) -> list[str]:
+    """Return a note that says how many requests differ from the runs that predictions were checked against."""
+    reasons = [reason for request in requests if (reason := outside(calibration, request))]
     if not reasons:
         return []
-    some = "" if len(reasons) == len(ways) else f" for {len(reasons)} of {len(ways)} predictions"
+    some = "" if len(reasons) == len(requests) else f" for {len(reasons)} of {len(requests)} predictions"
     same = f": {reasons[0]}" if len(set(reasons)) == 1 else ""
     return [f"{NOT_CHECKED}{some}{same}"]
 
 
-def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validated]:
-    """Return the validated runs with the same strategy, trigger, straggler and link trace."""
+def _comparable(calibration: Calibration, request: PredictionRequest) -> list[Validated]:
+    """Return the validated configurations with the same strategy, trigger, straggler and link trace as the request."""
     wanted = request.strategy, request.trigger, request.straggler_text, request.link_trace
     return [
         cell
@@ -349,7 +331,7 @@ def _alike(calibration: Calibration, request: PredictionRequest) -> list[Validat
 
 
 def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
-    """Return why this request is outside the range that was checked against real runs; None if it is inside."""
+    """Return the reason why a request is outside the range that was checked against real runs; None if it is inside."""
     if isinstance(calibration, EstimatedCalibration):
         return "this is a rough estimate"
     if not calibration.validated:
@@ -358,7 +340,7 @@ def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
     if not any((cell.strategy, cell.trigger, cell.straggler) == wanted for cell in calibration.validated):
         beside = "without a straggler" if request.straggler is None else f"with the straggler {request.straggler}"
         return f"{request.strategy} {beside}, trigger {request.trigger}, was not measured"
-    if not (checked := _alike(calibration, request)):
+    if not (checked := _comparable(calibration, request)):
         return f"links that follow {request.link_trace or 'no trace'} were not measured"
     name = request.collective.partition(":")[0]
     if (request.compressor, name) not in {(cell.compressor, cell.collective.partition(":")[0]) for cell in checked}:

@@ -71,9 +71,9 @@ def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
     ("changes", "row", "reason"),
     [
         ({"profile": 3}, {}, "slowed down by --profile"),
-        ({"device": "cuda"}, {}, "GPUs are not part of the model"),
-        ({"jitter_s": 0.001}, {}, "links with jitter are not part of the model"),
-        ({"loss_ratio": 0.1}, {}, "links with loss are not part of the model"),
+        ({"device": "cuda"}, {}, "steps on GPUs cannot be predicted"),
+        ({"jitter_s": 0.001}, {}, "links with jitter cannot be predicted"),
+        ({"loss_ratio": 0.1}, {}, "links with loss cannot be predicted"),
         ({"batch_size": 64}, {}, "batch_size is 64, but was calibrated with 32"),
         ({"compressor": "dgc"}, {}, "dgc is not in the calibration, which holds none, bf16, topk"),
         (

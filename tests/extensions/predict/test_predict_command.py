@@ -464,7 +464,7 @@ def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path, arguments: li
     ("base", "other", "sentence"),
     [
         ('model = "resnet20"', {}, "model is resnet20, but was calibrated with small_cnn"),
-        ("accumulate = 2", {}, "--accumulate 2 is not part of the model"),
+        ("accumulate = 2", {}, "--accumulate 2 cannot be predicted"),
         ("", {"cpu": "another"}, "the calibration is of another machine"),
     ],
 )

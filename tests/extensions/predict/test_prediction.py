@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.core.errors import UsageError
-from bench.extensions.predict.calibrating import _measurable
+from bench.extensions.predict import calibrating
 from bench.extensions.predict.calibration import (
     FRAMES,
     LOCAL,
@@ -31,7 +31,7 @@ from bench.extensions.predict.calibration import (
     Validated,
 )
 from bench.extensions.predict.contention import crowd_at
-from bench.extensions.predict.options import PredictConfig
+from bench.extensions.predict.options import CalibrateConfig, PredictConfig
 from bench.extensions.predict.prediction import Prediction, lengths_of
 from bench.extensions.predict.ranking import _verdict, dense_on_each_collective, parse_sweep, sweep
 from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, check_request, predicted
@@ -460,7 +460,7 @@ def test_what_cannot_be_calibrated_is_not_asked_for(compressor: str, sentence: s
     with pytest.raises(UsageError, match=sentence):
         step(compressor=compressor)
     with pytest.raises(UsageError, match=sentence):
-        _measurable(compressor)
+        calibrating.check(CalibrateConfig(compressors=compressor))
 
 
 def test_ranks_of_a_host_are_one_group_of_a_dense_opponent() -> None:

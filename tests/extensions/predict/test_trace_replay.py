@@ -144,13 +144,13 @@ def test_twice_the_opportunities_make_no_step_slower(tmp_path: Path, collective:
 def test_columns_name_the_trace_and_its_mean_rate(tmp_path: Path) -> None:
     path = written(tmp_path / "bursts", BURSTS)
     asked = check(PredictConfig(hosts=2, collective="ring", uplink_trace=path, downlink="1gbit"), calibration())
-    row = columns(asked, predicted(calibration(), asked), calibration())
+    row = columns(asked, calibration(), predicted(calibration(), asked))
     assert row["link_trace"].startswith("bursts (")
     assert (row["uplink_bps"], row["downlink_bps"]) == pytest.approx((1514 * 8 * len(BURSTS) / 4, 1e9))
     assert row["slowest_window"]["begin_s"] < 2 <= row["fastest_window"]["begin_s"]
     assert row["fastest_window"]["step_time_s"] < row["step_time_s"] < row["slowest_window"]["step_time_s"]
     constant = check(PredictConfig(hosts=2), calibration())
-    assert "slowest_window" not in columns(constant, predicted(calibration(), constant), calibration())
+    assert "slowest_window" not in columns(constant, calibration(), predicted(calibration(), constant))
 
 
 def test_hosts_of_a_file_may_differ_in_traces(tmp_path: Path) -> None:
