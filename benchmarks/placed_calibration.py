@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from bench.core.topology import Device, Link, Topology
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.step import CatalogTimes, Operation, makespan, step_tasks
+from bench.extensions.place.step import CatalogTimes, Operation, end_times, step_tasks
 
 Kind = tuple[str, Literal["forward", "backward", "update"]]
 Coefficients = tuple[float, float, float]
@@ -109,7 +109,8 @@ class CalibratedTimes(CatalogTimes):
     def step(self, network: PlacedNetwork) -> float:
         """Return the modelled seconds of one step of a network."""
         device_of, topology = [network.device_of], network.topology
-        return makespan(step_tasks(network.operations, device_of, topology, self, batch_size=network.batch_size))
+        tasks = step_tasks(network.operations, device_of, topology, self, batch_size=network.batch_size)
+        return max(end_times(tasks).values())
 
     @override
     def forward(self, operation: Operation, device: Device) -> float:

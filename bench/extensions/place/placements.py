@@ -16,7 +16,7 @@ from bench.cli.console import plain_table, print_json, stdout_console
 from bench.core.topology import Topology
 from bench.core.units import format_bytes, format_seconds
 from bench.extensions.place.catalog import Catalog
-from bench.extensions.place.step import CatalogTimes, Operation, Task, directions, makespan, step_tasks
+from bench.extensions.place.step import CatalogTimes, Operation, Task, directions, end_times, step_tasks
 from bench.strategies.placed.assignment import ActivationPolicy, assign
 from bench.strategies.placed.catalog import check_kinds
 
@@ -128,8 +128,8 @@ class Cost:
                 )
             )
         return cls(
-            makespan_s=makespan(tasks),
-            critical_path_s=makespan([dataclasses.replace(task, uses=()) for task in tasks]),
+            makespan_s=max(end_times(tasks).values()),
+            critical_path_s=max(end_times([dataclasses.replace(task, uses=()) for task in tasks]).values()),
             serial_s=serial_s,
             compute_s=sum(task.seconds for task in tasks if task.purpose == "compute"),
             transfer_s=transfer_s,

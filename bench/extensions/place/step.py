@@ -239,11 +239,6 @@ def end_times(tasks: Sequence[Task]) -> dict[str, float]:
     return ends
 
 
-def makespan(tasks: Sequence[Task]) -> float:
-    """Return the seconds from the start of the step until the last task ends."""
-    return max(end_times(tasks).values(), default=0.0)
-
-
 LABEL_NBYTES = 8
 
 

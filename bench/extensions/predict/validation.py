@@ -44,7 +44,6 @@ class ValidationCell:
         runs: the planned runs, one per seed.
         num_runs: number of finished runs.
         measured: medians over the finished runs, by column; None if no run has a value.
-        error: predicted / measured - 1 of the step time; None if the step time was not measured.
     """
 
     settings: str
@@ -53,7 +52,12 @@ class ValidationCell:
     runs: tuple[PlannedRun, ...]
     num_runs: int = 0
     measured: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
-    error: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Return predicted / measured - 1 of the step time; None if the step time was not measured."""
+        step_time_s = self.measured.get("step_time_s")
+        return None if step_time_s is None else self.prediction.step_time_s / step_time_s - 1
 
 
 def check_machine(calibration: Calibration) -> None:
@@ -149,9 +153,7 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
             known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
             last = [values[-1] for values in known if values]
             measured[column] = statistics.median(last) if last else None
-        step_time_s = measured["step_time_s"]
-        error = None if step_time_s is None else cell.prediction.step_time_s / step_time_s - 1
-        compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured, error=error))
+        compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured))
     return compared
 
 
