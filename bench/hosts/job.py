@@ -26,7 +26,7 @@ from bench.core import processes
 from bench.core.counters import WIRE_HEADERS_VARIABLE
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import STOP_GRACE_S, import_variables, killed_by
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, read_json
 from bench.hosts import support
 from bench.hosts.cluster import Cluster
 from bench.hosts.link_report import NetworkReport
@@ -204,10 +204,10 @@ def start_hosts(
         undo.callback(job.wait)
         undo.callback(job.kill)
         job.wait_until_ready()
-        report = NetworkReport.read(RunFolder(run_dir))
+        report = read_json(RunFolder(run_dir).link)
         if report is None:
             raise RunFailed(f"the measurements of the virtual hosts are missing in {run_dir}; run it again")
-        job.network = report
+        job.network = pydantic.TypeAdapter(NetworkReport).validate_python(report)
         undo.pop_all()
     return job
 

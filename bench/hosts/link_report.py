@@ -3,12 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self
-
-import pydantic
+from typing import Literal
 
 from bench.core.counters import WireHeaders
-from bench.core.run_folder import RunFolder, read_json
 from bench.core.units import format_rate, format_seconds
 from bench.hosts.cluster import Cluster
 
@@ -64,12 +61,6 @@ class NetworkReport:
     congestion_control: str
     warnings: tuple[str, ...]
     flows: tuple[Flow, ...]
-
-    @classmethod
-    def read(cls, folder: RunFolder) -> Self | None:
-        """Read the report that the supervisor wrote; None if the run has no virtual hosts."""
-        values: dict[str, Any] | None = read_json(folder.link)
-        return None if values is None else pydantic.TypeAdapter(cls).validate_python(values)
 
 
 SHORT_MESSAGE_BYTES = 100_000

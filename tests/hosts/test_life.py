@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pydantic
 import pytest
 
 from bench.core.errors import RunFailed, UsageError
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, read_json
 from bench.hosts import job, support
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.job import start_hosts
@@ -56,7 +57,8 @@ def test_every_host_runs_its_command_and_the_report_is_written(tmp_path: Path) -
     for index in range(2):
         number, headers, *interface = (tmp_path / str(index)).read_text(encoding="utf-8").split()
         assert (number, headers, interface[1:]) == (str(index), "estimated", ["UP", f"10.77.0.{index + 1}/24"])
-    assert NetworkReport.read(RunFolder(tmp_path)) == job.network
+    report = read_json(RunFolder(tmp_path).link)
+    assert pydantic.TypeAdapter(NetworkReport).validate_python(report) == job.network
     assert [flow.configured_bps for flow in job.network.flows] == [None, None]
     assert job.network.warnings == ()
 

@@ -316,10 +316,6 @@ class Plan:
         rank_of = {device.name: rank for rank, device in enumerate(devices, start=HOST_RANK + 1)}
         return cls(names=names, pool=pools[0], ranks=[[rank_of[device.name] for device in pool] for pool in pools])
 
-    def peers(self, index: int) -> list[int]:
-        """Return the ranks of the devices at this index in their pools, which hold the same part of every replica."""
-        return [ranks[index] for ranks in self.ranks]
-
     def assign(self, model: nn.Module, activations: ActivationPolicy) -> tuple[Assignment, list[Route]]:
         """Return the assignment of operations to the first replica's devices, and a route for every replica.
 

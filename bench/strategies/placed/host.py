@@ -136,8 +136,7 @@ class HostTraining(BoundStrategy):
         it reports.
         """
         reports: list[dict[str, Any]] = []
-        for index in range(len(self._plan.ranks[0])):
-            ranks = self._plan.peers(index)
+        for ranks in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
             while "sum" in (messages := [hear(self._transport, rank) for rank in ranks])[0]:
                 serve_sum(self._transport, ranks, messages)
             reports += messages
@@ -147,13 +146,13 @@ class HostTraining(BoundStrategy):
     def synchronize(self) -> None:
         """Fetch the first replica's parameters; average buffers (running statistics) over replicas, also on devices."""
         self._tell_all({"command": "report"})
-        for index, first in enumerate(self._plan.ranks[0]):
-            stage = self._stages[first]
+        for peers in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
+            stage = self._stages[peers[0]]
             buffers = list(stage.buffers.values())
             sums = [torch.zeros_like(buffer) for buffer in buffers]
-            for rank in self._plan.peers(index):
+            for rank in peers:
                 self._reports[rank] = hear(self._transport, rank)
-                if rank == first:
+                if rank == peers[0]:
                     receive_all_(self._transport, rank, list(stage.parameters.values()))
                 receive_all_(self._transport, rank, buffers)
                 for total, buffer in zip(sums, buffers, strict=True):
@@ -161,7 +160,7 @@ class HostTraining(BoundStrategy):
             for total, buffer in zip(sums, buffers, strict=True):
                 if buffer.is_floating_point():
                     buffer.copy_(total / len(self._plan.ranks))
-            for rank in self._plan.peers(index):
+            for rank in peers:
                 send_all(self._transport, rank, buffers)
 
     @override

@@ -187,6 +187,6 @@ class Placed(Strategy):
             [layer_of[id(parameter)] for parameter in stage.parameters.values()],
             reducer,
             HostSum(transport) if self.merge == "host" else setup.collective,
-            transport.view(plan.peers(index)),
+            transport.view([ranks[index] for ranks in plan.ranks]),
         )
         return DeviceProcess(config, stage, replica, channel, transport, optimizer)

@@ -61,7 +61,10 @@ def train(
         replica, index = transport.rank - 1, 0  # one device in each replica
         collective: Collective = HostSum(transport) if merge == "host" else Ring()
         channel = CompressedCommunicator(
-            layers_of(model), reducer_for(compressor), collective, transport.view(plan.peers(index))
+            layers_of(model),
+            reducer_for(compressor),
+            collective,
+            transport.view([ranks[index] for ranks in plan.ranks]),
         )
         stage = Stage(routes[replica], index, transport, CPU)
         device = DeviceProcess(config, stage, replica, channel, transport, Sgd(momentum=0.9))
