@@ -280,7 +280,7 @@ class PerLayerReducer(Reducer):
         return [self._encode(group, x, bucket, screened=screened) for group, x in zip(groups, inputs, strict=True)]
 
     def _residual_to_add(self, group: EncodeGroup) -> torch.Tensor | None:
-        """Return the residual that `encode_sum` adds to this group's gradients; None if it cannot."""
+        """Return the residual that `encode_sum` adds to this group's gradients; None if `encode_sum` cannot be used."""
         if self._encode_sum is None or group.dense or not group.is_plain:
             return None
         return self._residuals.accepted(group)

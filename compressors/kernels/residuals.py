@@ -106,8 +106,7 @@ _TOP_K = Loop(
 )
 
 
-# The sum of the squares of all entries; the ascending positions where the magnitude reaches a level, int64 [count]; the
-# entries there, fp32 [count].
+# the result of `add_and_find`
 LargeEntries = tuple[float, torch.Tensor, torch.Tensor]
 
 
@@ -130,7 +129,17 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
 
 
 def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, out: torch.Tensor) -> LargeEntries:
-    """Write gradient + residual to `out` as `add_and_measure` does, and find its entries with |x| >= level."""
+    """Write gradient + residual to `out`; return its sum of squares, and its entries of at least a magnitude.
+
+    Args:
+        gradient: fp32 [numel], contiguous.
+        residual: fp32 [numel].
+        level: the smallest magnitude of the entries to return.
+        out: fp32 [numel], overwritten.
+
+    Returns:
+        The sum of squares in fp64; the positions of the entries, int64 [count], ascending; the entries, fp32 [count].
+    """
     if _FIND.serves(gradient, residual):
         capacity = len(out) // FEW + SPARE
         positions, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=torch.float32)
@@ -191,6 +200,6 @@ def send_top_k(
 
 
 def find(x: torch.Tensor, level: float) -> LargeEntries:
-    """Find the entries of `x`, fp32 [numel], contiguous, with |x| >= level."""
+    """Return the sum of squares of `x`, fp32 [numel], and its entries with |x| >= level, as `add_and_find` does."""
     positions = reaching(x, level)
     return sum_of_squares(x), positions, x.index_select(0, positions)

@@ -247,7 +247,7 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Return work memory for the top-k loops: the maximum number of candidates, and buffers for positions and bits."""
+    """Return work memory for the native top-k loops: the most candidates that fit, their positions, their bits."""
     most = min(numel, 2 * k + SPARE)
     return most, torch.empty(most, dtype=torch.int64), torch.empty(max(most, numel // 64), dtype=torch.int32)
 
