@@ -271,7 +271,7 @@ def step_tasks(
 
 
 class _Step:
-    """Build the list of tasks; pools take turns at every operation, because they work at the same time."""
+    """Build the list of tasks, in which the pools' tasks for each operation stand together: pools work in parallel."""
 
     def __init__(
         self,

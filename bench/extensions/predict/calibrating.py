@@ -68,7 +68,7 @@ FORWARDING = "bench.extensions.predict.message_costs"
 # Number of ranks per core in the measurement of several ranks that compute at once, and the largest number of ranks.
 CROWDED = 2
 MOST_AT_ONCE = 16
-# Links on which messages are measured, by the way that frames take. The total rate of the forwarder's links exceeds
+# Links on which messages are measured, by how frames travel. The total rate of the forwarder's links exceeds
 # what the forwarder can carry, because its CPU time per byte matters only when it is nearly always busy. The total is
 # at most twice what it can carry, because the forwarder needs less time per byte when it handles many frames at once.
 LINKS = {
@@ -153,13 +153,13 @@ def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkSe
 def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> None:
     took_s = math.fsum(part["seconds"] for part in kept.parts.values())
     ends = time.monotonic() + parse_duration(config.budget) - OUTSIDE_S - took_s
-    clusters: dict[str, tuple[str, Cluster]] = {}  # the way that frames take and the hosts, by the text of the part
-    for way, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
+    clusters: dict[str, tuple[str, Cluster]] = {}  # how frames travel, and the hosts, by the name of the part
+    for path, link in LINKS.items() if config.virtual_hosts and hosts_supported()[0] else ():
         hosts = tuple(dataclasses.replace(link, name=f"host{index}") for index in range(_at_once(threads=1)))
         with contextlib.suppress(UsageError):  # nothing here can delay frames
             cluster = choose_backend(Cluster(hosts=hosts))
-            if cluster.forwarded == (way == FORWARDED):
-                clusters[f"messages between virtual hosts, {way}"] = way, cluster
+            if cluster.forwarded == (path == FORWARDED):
+                clusters[f"messages between virtual hosts, {path}"] = path, cluster
 
     def say(number: int, of: int, text: str, left_s: float | None) -> None:
         left = ""
@@ -189,8 +189,8 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
     number = len(kept.parts)
     for done, text in enumerate(left):
         say(number + done + 1, number + len(left), text, HOSTS_S * (len(left) - done))
-        way, cluster = clusters[text]
-        kept.add({"part": text, "found": {"messages": {way: _messages(config, cluster)}}})
+        path, cluster = clusters[text]
+        kept.add({"part": text, "found": {"messages": {path: _messages(config, cluster)}}})
 
 
 class KeptParts:
