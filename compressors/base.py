@@ -18,11 +18,10 @@ from typing_extensions import Doc, override
 
 from collectives.base import Collective
 from collectives.options import CountOrZero, Incompatible, OptionError, Options
-from collectives.payloads import Bundle, Codes, Dense, Payload
-from collectives.payloads.base import HEADER_BYTES
+from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
-from compressors.layer import Layer, LayerKind, Step, end_to_end
+from compressors.layer import Layer, LayerKind, Step
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -282,23 +281,6 @@ class TorchHook(Compressor):
 
     def restore(self, state: Any, saved: dict[str, Any]) -> None:
         """Load what `state_of` returned into the hook's state."""
-
-
-def expected_bucket_nbytes(compressor: Compressor, layers: Sequence[Layer]) -> int | None:
-    """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
-    if isinstance(compressor, MultiRound):
-        return compressor.expected_bucket_nbytes(layers)
-    if isinstance(compressor, TorchHook):  # tensors that the backend all-reduces have no headers
-        return sum(compressor.expected_nbytes(layer) or 0 for layer in layers)
-    dense = sum(layer.numel for layer in layers if compressor.leaves_dense(layer))
-    units = [layer for layer in layers if layer.numel and not compressor.leaves_dense(layer)]
-    if compressor.granularity == "bucket" and units:
-        units = [end_to_end(units)]
-    lengths = [nbytes for nbytes in map(compressor.expected_nbytes, units) if nbytes is not None]
-    if len(lengths) < len(units):
-        return None
-    lengths += [HEADER_BYTES + FP32_BYTES * dense] * bool(dense)
-    return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0
 
 
 @dataclasses.dataclass(kw_only=True)

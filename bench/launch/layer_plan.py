@@ -63,7 +63,6 @@ def plan_layers(config: RunConfig) -> LayerPlan:
     """Return the plan for a run's complete configuration; it is computed from the shapes of the model's parameters."""
     import torch
 
-    from compressors.base import expected_bucket_nbytes
     from compressors.layer import layers_of
 
     num_classes = spec.build("datasets", config.filled["dataset"]).num_classes
@@ -81,7 +80,7 @@ def plan_layers(config: RunConfig) -> LayerPlan:
 
 def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[PlannedLayer]:
     """Return the compressor's treatment of each layer, in the order of `layers`."""
-    from compressors.base import FP32_BYTES, expected_bucket_nbytes
+    from compressors.base import FP32_BYTES
 
     return [
         PlannedLayer(
@@ -105,3 +104,25 @@ def _payload(compressor: Compressor, layer: Layer) -> str:
     if compressor.leaves_dense(layer) or not isinstance(compressor, PerLayer):
         return "Dense"
     return (compressor.kind_for(layer) if isinstance(compressor, SharedScale) else compressor.sends).__name__
+
+
+def expected_bucket_nbytes(compressor: Compressor, layers: Sequence[Layer]) -> int | None:
+    """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
+    from collectives.payloads import Bundle
+    from collectives.payloads.base import HEADER_BYTES
+    from compressors.base import FP32_BYTES, MultiRound, TorchHook
+    from compressors.layer import end_to_end
+
+    if isinstance(compressor, MultiRound):
+        return compressor.expected_bucket_nbytes(layers)
+    if isinstance(compressor, TorchHook):  # tensors that the backend all-reduces have no headers
+        return sum(compressor.expected_nbytes(layer) or 0 for layer in layers)
+    dense = sum(layer.numel for layer in layers if compressor.leaves_dense(layer))
+    units = [layer for layer in layers if layer.numel and not compressor.leaves_dense(layer)]
+    if compressor.granularity == "bucket" and units:
+        units = [end_to_end(units)]
+    lengths = [nbytes for nbytes in map(compressor.expected_nbytes, units) if nbytes is not None]
+    if len(lengths) < len(units):
+        return None
+    lengths += [HEADER_BYTES + FP32_BYTES * dense] * bool(dense)
+    return lengths[0] if len(lengths) == 1 else Bundle.packed_nbytes(lengths) if lengths else 0

@@ -10,7 +10,7 @@ import torch
 
 from bench.extensions.microbenchmarks.compressors_worker import WARMUP_PASSES, Encoding, buckets_of, recorded, synthetic
 from bench.extensions.microbenchmarks.options import CompressorsConfig
-from compressors.base import expected_bucket_nbytes
+from bench.launch.layer_plan import expected_bucket_nbytes
 from compressors.layer import layers_of
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes
