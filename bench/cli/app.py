@@ -85,7 +85,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before the command, and clean up after killed jobs."""
+    """Handle the options that stand before the command, and clean up after killed jobs."""
     clear_away()
 
 

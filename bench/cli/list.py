@@ -54,7 +54,10 @@ def list_components(
     long: Annotated[
         bool,
         typer.Option(
-            "--long", "-l", help="Show every option with type, default, range and meaning, or why a pair is refused."
+            "--long",
+            "-l",
+            help="Show every option with type, default, range and meaning, or why a compressor does not work with a "
+            "collective.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
@@ -216,7 +219,10 @@ def _list_pairs(*, long: bool, as_json: bool) -> None:
     for pair in refused if long else ():
         console.print(f"{pair['compressor']} + {pair['collective']}: {escape(pair['refusal'] or '')}")
     if refused and not long:
-        console.print("[dim]with default options; `bench list pairs --long` says why a pair is refused[/dim]")
+        console.print(
+            "[dim]with default options; `bench list pairs --long` says why a compressor does not work with a "
+            "collective[/dim]"
+        )
 
 
 # Runs.

@@ -30,7 +30,7 @@ def report(
     baseline: Baseline = None,
     out: Annotated[Path, typer.Option(help="The HTML file.", metavar="FILE")] = DEFAULT_OUT,
 ) -> None:
-    """Write one HTML file: the question, the verdict, tables, pictures, caveats, machines and commands.
+    """Write one HTML file: what is compared, the verdict, tables, pictures, caveats, machines and commands.
 
     The verdict is also printed. The file needs no network and can be printed. If PATHS contain files that bench predict
     wrote (the JSON of a sweep, or the table of --validate), the HTML file also shows their pictures.

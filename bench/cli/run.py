@@ -137,13 +137,13 @@ def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunC
         return [dataclasses.replace(outcome, seed=seed) for seed in seeds]
     if options.nnodes > 1:
         raise UsageError(
-            f"--compressor names {len(specs)} methods, which are compared on one machine; give one of them with "
+            f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
             f"--nnodes {options.nnodes}"
         )
     methods = SweepFile(where="--compressor", base=flag_values(options), seeds=seeds, matrix={"compressor": specs})
     configs = [run.config for run in plan_runs(methods, server)]
     if len(configs) < len(specs) * len(seeds):
-        raise UsageError(f"--compressor {options.compressor} names one method twice; name each method once")
+        raise UsageError(f"--compressor {options.compressor} names one compressor twice; name each compressor once")
     return configs
 
 

@@ -124,7 +124,11 @@ def kernels(device: str = "cpu") -> Kernels:
 
 
 def origin_columns(device: str = "cpu") -> dict[str, Any]:
-    """Return the `origin` columns of `metrics.csv` except `started_at`, by name, for ranks on "cpu" or "cuda"."""
+    """Return the columns of `metrics.csv` about machine and versions (group `origin`), except `started_at`, by name.
+
+    Args:
+        device: device of the ranks, "cpu" or "cuda".
+    """
     sha, dirty = checkout()
     return {
         "host": socket.gethostname(),

@@ -213,5 +213,5 @@ def text(table: Mapping[str, Any], key: str, default: str | None, *, where: str)
     if value is None:
         raise UsageError(f'{where} has no {key}; add a line like {key} = "..."')
     if not (isinstance(value, str) and value.strip()):
-        raise UsageError(f'{where}: {key}={value!r} is not a text; write it like {key} = "..."')
+        raise UsageError(f'{where}: {key}={value!r} is not text; write it like {key} = "..."')
     return value

@@ -93,13 +93,13 @@ def from_cell(cell: str, type_: type) -> Any:
     """Return the value in a CSV cell, converted to this type; None for an empty cell, and for an infinite or NaN float.
 
     Raises:
-        ValueError: the cell does not hold a value of this type, or holds a number larger than any measurement.
+        ValueError: the cell does not hold a value of this type, or a number that is too large to be a measurement.
     """
     if cell == "":
         return None
     if type_ is bool:
         if cell.lower() not in ("true", "false"):
-            raise ValueError(f"'{cell}' is neither true nor false")
+            raise ValueError(f"'{cell}' is neither true nor false, the values of its column")
         return cell.lower() == "true"
     if type_ is str:
         return cell
@@ -109,7 +109,7 @@ def from_cell(cell: str, type_: type) -> Any:
     if not abs(number) <= _LARGEST[type_]:
         raise ValueError(f"'{cell}' is not a number, or larger than anything that can be measured")
     if type_ is int and number != int(number):
-        raise ValueError(f"'{cell}' is not a whole number")
+        raise ValueError(f"'{cell}' is not a whole number, as all values of its column are")
     return type_(number)
 
 

@@ -72,10 +72,10 @@ def build(kind: str, text: str) -> Any:
 
 
 def short_text(component: Options) -> str:
-    """Return a component's spec text with only the options that differ from their defaults, sorted, as in CSV files."""
+    """Return a component as text such as ``topk:ratio=0.1``, with only the options that are not defaults."""
     return str(Spec(component.component_name, component.option_texts(only_changed=True)))
 
 
 def full_text(component: Options) -> str:
-    """Return a component's spec text with every option, which is part of an experiment's identity."""
+    """Return a component as text such as ``topk:ratio=0.1``, with every option, for the experiment's identity."""
     return str(Spec(component.component_name, component.option_texts()))

@@ -71,7 +71,7 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device of a host, such as a GPU, that holds a part of the network.
+    """One device of a host, such as a GPU, that holds a part of the neural network.
 
     Attributes:
         name: role and number, such as "gpu0".
@@ -216,7 +216,7 @@ class Topology:
         return routes[to]
 
     def pools(self) -> list[tuple[Device, ...]]:
-        """Divide the devices into pools, each of which can hold one copy of the network, and return the pools.
+        """Divide the devices into pools (groups that can each hold one copy of the network), and return the pools.
 
         A host's devices make as many pools as there are devices of its rarest role; each pool has equally many devices
         of every role.
@@ -230,8 +230,8 @@ class Topology:
         first, *others = [[device.role for device in group] for group in groups]
         if other := next((roles for roles in others if roles != first), None):
             raise UsageError(
-                f"one pool has the devices {', '.join(first)}, another {', '.join(other)}; give every host the "
-                "same devices in each pool"
+                "devices are divided into groups that hold one copy of the model each, and the groups must be equal: "
+                f"one has {', '.join(first)}, another {', '.join(other)}; give every host the same devices"
             )
         return [tuple(group) for group in groups]
 
@@ -274,8 +274,8 @@ def _equal_groups(devices: Sequence[Device]) -> list[list[Device]]:
     for role, count in counts.items():
         if number and count % number:
             raise UsageError(
-                f"{count} devices of role {role} cannot be divided into {number} equal pools; make their count "
-                f"a multiple of {number}"
+                f"{count} devices of role {role} cannot be divided into {number} equal groups, each for one "
+                f"copy of the model; make their count a multiple of {number}"
             )
         for index, device in enumerate(device for device in devices if device.role == role):
             groups[index % number].append(device)

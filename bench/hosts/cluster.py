@@ -58,14 +58,14 @@ class Trace:
         """Read and check a trace file, and return its path, digest and mean rate.
 
         Raises:
-            UsageError: the file cannot be read, or is not a trace.
+            UsageError: the file cannot be read, or its lines are not ascending whole numbers of milliseconds.
         """
         opportunities, digest = _read(path)
         mean_bps = 8 * FRAME_BYTES * len(opportunities) / (1e-3 * opportunities[-1])
         return cls(path=str(path.absolute()), digest=digest, mean_bps=mean_bps)
 
     def opportunities(self) -> array.array[int]:
-        """Read the file and return the millisecond of each opportunity, ascending, as unsigned 32-bit numbers.
+        """Read the file; return the milliseconds at which one packet each may pass, ascending, unsigned 32-bit.
 
         Raises:
             UsageError: the file cannot be read, or has changed since the run was configured.
@@ -82,10 +82,10 @@ class Trace:
 
 
 def _read(path: Path) -> tuple[array.array[int], str]:
-    """Read a trace file; return the millisecond of each delivery opportunity, ascending, and a digest of all of them.
+    """Read a trace file; return the milliseconds at which one packet each may pass, ascending, and their digest.
 
     Raises:
-        UsageError: the file cannot be read, or is not a trace.
+        UsageError: the file cannot be read, or its lines are not ascending whole numbers of milliseconds.
     """
     check_regular(path)
     try:
@@ -106,7 +106,7 @@ def _read(path: Path) -> tuple[array.array[int], str]:
                 " as whole numbers, one on each line, none smaller than the number before"
             )
     if not any(moments):
-        raise UsageError(f"{path} is not a trace: it needs a delivery opportunity after millisecond 0")
+        raise UsageError(f"{path} is not a trace: it needs a line with a millisecond above 0")
     return array.array("I", moments), hashlib.sha256(" ".join(map(str, moments)).encode()).hexdigest()[:10]
 
 

@@ -137,7 +137,7 @@ def link_of(texts: Mapping[str, Any], *, where: str = "--", folder: Path = Path(
         folder: the folder to which paths of traces are relative.
 
     Raises:
-        UsageError: options contradict each other, or a value is not a rate, delay or share.
+        UsageError: options contradict each other, or a value is not a rate, a delay or a probability.
     """
     for key, text in texts.items():
         if key in _EXAMPLE and not isinstance(text, str):
@@ -177,9 +177,9 @@ def _flag(key: str) -> str:
 
 
 def _parse_share(value: object) -> float:
-    """Parse a share such as ``1%``, ``"0.01"`` or 0.01, and return it as a number (0.01)."""
+    """Parse a probability such as ``1%``, ``"0.01"`` or 0.01, and return it as a number (0.01)."""
     text = str(value).strip()
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"'{value}' is not a share; write it like 1% or 0.01") from None
+        raise UsageError(f"'{value}' is not a probability of loss; write it like 1% or 0.01") from None

@@ -37,8 +37,8 @@ def burst_bytes(rate_bps: float, *, real_frames: bool) -> int:
 
     Args:
         rate_bps: the link's rate in bits per second.
-        real_frames: every packet is a single frame. If not, segmentation offload allows packets of up to 64 kB, and the
-            bucket's size has no upper limit.
+        real_frames: True if every packet is a single Ethernet frame. If not, segmentation offload allows packets of up
+            to 64 kB, and the bucket's size has no upper limit.
     """
     burst = max(2 * FRAME_BYTES, math.ceil(rate_bps / 8 * _BURST_S))
     return min(burst, 3 * FRAME_BYTES) if real_frames else burst
@@ -67,7 +67,13 @@ def offload_arguments(cluster: Cluster, uplink_bps: float | None = None) -> list
 
 
 def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> list[list[str]]:
-    """Return the `tc` commands that limit the rate at which a device sends; none if the rate is not limited."""
+    """Return the `tc` commands that limit the rate at which a device sends; none if the rate is not limited.
+
+    Args:
+        device: name of the network interface.
+        rate_bps: the rate in bits per second; None: not limited.
+        real_frames: True if every packet is a single Ethernet frame, without segmentation offload.
+    """
     if rate_bps is None:
         return []
     burst = burst_bytes(rate_bps, real_frames=real_frames)
@@ -76,7 +82,13 @@ def rate_commands(device: str, rate_bps: float | None, *, real_frames: bool) -> 
 
 
 def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[list[str]]:
-    """Return the `tc` commands for what a host sends: they limit its rate, delay it and lose some of it."""
+    """Return the `tc` commands that limit the rate of a host's packets, and delay and lose packets as the link says.
+
+    Args:
+        device: name of the network interface through which the host sends.
+        host: the host's link.
+        real_frames: True if every packet is a single Ethernet frame, without segmentation offload.
+    """
     commands = rate_commands(device, host.uplink_bps, real_frames=real_frames)
     if not host.impaired:
         return commands

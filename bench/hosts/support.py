@@ -139,7 +139,9 @@ MOST_LATENCY_S = 1.4
 
 
 def check_and_choose_backend(cluster: Cluster) -> Cluster:
-    """Check that virtual hosts work on this machine, and return the cluster as `choose_backend` does.
+    """Check that virtual hosts work on this machine, and choose whether the kernel or the forwarder makes their links.
+
+    Return the cluster with the choice in `forwarded`: False for the kernel, True for the forwarder.
 
     Raises:
         UsageError: virtual hosts, or the settings of their links, are not possible here.

@@ -29,8 +29,8 @@ class PlannedLayer:
         payload: class name of the payload; "Dense" (fp32) if the compressor leaves the layer uncompressed, "to be
             chosen" if the payload is chosen during training.
         dense_nbytes: bytes of the gradient in fp32.
-        sent_nbytes: bytes of the payload at full compression if the layer is sent on its own; None if the number
-            depends on the data.
+        sent_nbytes: bytes of the payload after the compressor's warm-up epochs, if the layer is sent on its own; None
+            if the number depends on the data.
     """
 
     name: str
@@ -48,8 +48,8 @@ class LayerPlan:
     Attributes:
         layers: one entry per parameter.
         dense_nbytes: bytes of the whole gradient in fp32.
-        sent_nbytes: bytes of one rank's packed payload at full compression, with the whole model in one bucket; None
-            if the number depends on the data.
+        sent_nbytes: bytes of one rank's packed payload after the compressor's warm-up epochs, with the whole model in
+            one bucket; None if the number depends on the data.
         warnings: notes for the user about the compressor, one sentence each.
     """
 
@@ -60,7 +60,11 @@ class LayerPlan:
 
 
 def plan_layers(config: RunConfig) -> LayerPlan:
-    """Return the plan for a run's complete configuration; it is computed from the shapes of the model's parameters."""
+    """Return how a run's compressor will treat each layer, computed from the shapes of the model's parameters.
+
+    Args:
+        config: the run's complete configuration.
+    """
     import torch
 
     from compressors.layer import layers_of
@@ -107,7 +111,10 @@ def _payload(compressor: Compressor, layer: Layer) -> str:
 
 
 def expected_bucket_nbytes(compressor: Compressor, layers: Sequence[Layer]) -> int | None:
-    """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
+    """Return the bytes that one rank sends for a bucket of these layers, or None if they depend on the data.
+
+    The number is that of steps after the compressor's warm-up epochs.
+    """
     from collectives.payloads import Bundle
     from collectives.payloads.base import HEADER_BYTES
     from compressors.base import FP32_BYTES, MultiRound, TorchHook

@@ -95,7 +95,7 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Placeholder:
-    """Stands for any object of torch; its attributes are placeholders too, each always the same one."""
+    """Stands for any object of torch or numpy; the attributes are placeholders too, the same object at each access."""
 
     __iter__ = None  # not iterable, although it has items
 

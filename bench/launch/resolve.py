@@ -176,7 +176,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Components:
-    """The six components of a run; the fields have the names of the options. Each component is valid on its own."""
+    """The six components of a run, in fields named as the options; whether they work together is not checked yet."""
 
     model: Model
     dataset: Dataset

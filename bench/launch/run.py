@@ -71,7 +71,9 @@ def resume(
         server: starts the ranks; made with `fork_server.TRAIN`.
         config: configuration from now on, which may have another timeout, or another number of ranks and come from
             `resolve.with_ranks`; None keeps the old configuration.
-        residuals: "sum" or "drop", for the old ranks' residuals; None if the number of ranks does not change.
+        residuals: what happens to the gradient residuals that the old ranks have not sent: "sum" gives every
+            new rank their mean, so that the mean over ranks stays the same; "drop" discards them. None if the number
+            of ranks does not change.
 
     Raises:
         UsageError: the run cannot be resumed, or another command is executing the run.
@@ -240,7 +242,8 @@ def change_ranks(folder: RunFolder, config: RunConfig, waiting: str) -> None:
     Args:
         folder: the run's folder.
         config: the new configuration, as `resolve.with_ranks` returns it.
-        waiting: "sum" or "drop", for the residuals that the old ranks have not sent yet.
+        waiting: what happens to the gradient residuals that the old ranks have not sent: "sum" gives every
+            new rank their mean, so that the mean over ranks stays the same; "drop" discards them.
     """
     checkpoints = Checkpoints(folder)
     manifest = checkpoints.manifest(checkpoints.steps()[0])
@@ -264,7 +267,7 @@ def last_step(folder: RunFolder) -> int | None:
 def prepare_folder(folder: RunFolder) -> None:
     """Clear a run's folder for its next job, keep the logs of the old job, and count one more resume.
 
-    No process of the old job may be left.
+    All processes of the old job must have ended before.
     """
     resumed = read_json(folder.resume) or {"resumes": 0}
     attempt = resumed["resumes"] + 1
@@ -298,18 +301,18 @@ def measure(
     timeouts: WatchdogTimeouts,
     on_report: OnReport,
 ) -> None:
-    """Run the job; return when none of its processes is left.
+    """Run a job that measures something, in a temporary folder; return when all processes of the job have ended.
 
     Args:
-        command: name of the command, for the temporary folder.
-        config: complete configuration.
+        command: name of the command that measures, which becomes part of the temporary folder's name.
+        config: the job's complete configuration, which the ranks read from the folder.
         start: starts the job in its folder.
-        timeouts: how long the job may report nothing.
+        timeouts: how long the job may report nothing before it is stopped.
         on_report: called with each report of rank 0.
 
     Raises:
         RunFailed: a process failed or hung; the message names the logs, which are kept.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the job.
     """
     with scratch_folder(command) as folder:
         write_json(folder.config, dataclasses.asdict(config))
@@ -318,20 +321,20 @@ def measure(
         except KeyboardInterrupt:
             raise Interrupted("stopped by the user") from None
         if ending.silent_s is not None and not reports_of(folder):
-            raise RunFailed(f"no turn ended within {ending.silent_s:g} s; raise --timeout")
+            raise RunFailed(f"the job reported no result for {ending.silent_s:g} s; raise --timeout")
         if ending.exit_code != 0:
             raise RunFailed(explain(folder))
 
 
 @contextlib.contextmanager
 def scratch_folder(command: str) -> Iterator[RunFolder]:
-    """Make a temporary folder for the job in the block, and remove it afterwards.
+    """Make a temporary folder for a job that the block runs, and remove the folder afterwards.
 
     Args:
         command: name of the command, part of the folder's name.
 
     Raises:
-        RunFailed: the block raised it; the folder is kept, and its path is added to the message.
+        RunFailed: the block raised this error; the folder is kept, and the folder's path is added to the message.
     """
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=f"bench-{command}-")))
     with noted(command, folder.path):

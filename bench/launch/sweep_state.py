@@ -60,7 +60,7 @@ def past_runs(out: Path, digest: str = "") -> list[PastRun]:
 
 
 def by_digest(runs: list[PastRun]) -> dict[str, PastRun]:
-    """Return one run per digest: the newest that is done, else the newest that failed, else the newest that is torn.
+    """Return for each configuration's digest the newest run that is done, else the newest that failed, else the newest.
 
     Args:
         runs: runs in the order of `past_runs`.
@@ -127,7 +127,7 @@ def run_missing(
     Args:
         configs: configurations of the runs; each run is missing in `seen`, or failed and is to be executed again.
         out: folder of the runs.
-        seen: runs that the folder held when `configs` were chosen, by digest.
+        seen: runs that the folder held when `configs` were chosen, by the digest of their configuration.
         train: executes one run, or resumes the run in the given folder; its exceptions end the sweep.
 
     Raises:
@@ -178,8 +178,8 @@ class SweepState:
     Attributes:
         runs: all runs of the sweep, in order.
         out: folder of the runs.
-        past: runs that were in the folder when it was read, by digest.
-        unrecorded: errors of failed runs that could not be written to the folder, by digest.
+        past: runs that were in the folder when the folder was read, by the digest of their configuration.
+        unrecorded: errors of failed runs that could not be written to the folder, by the digest of the configuration.
     """
 
     runs: list[PlannedRun]

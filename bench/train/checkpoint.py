@@ -36,7 +36,9 @@ class Restored:
     Attributes:
         step: optimizer steps done when the checkpoint was made.
         states: list of this rank's saved state; if the number of ranks has changed, of the states of all old ranks.
-        waiting: "sum" or "drop" for residuals if the number of ranks has changed (see `resized`), else None.
+        waiting: if the number of ranks has changed, what happens to the gradient residuals that the old ranks have not
+            sent: "sum" gives every new rank their mean, so that the mean over ranks stays the same; "drop" discards
+            them. None if the number has not changed.
     """
 
     step: int
@@ -258,9 +260,10 @@ def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor
 
 
 def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> RankState:
-    """Return a collective's state with the residuals of all its servers, of which each new rank keeps what it serves.
+    """Return a collective's state with the residuals of all servers (ranks that sum one part of the gradient each).
 
-    A server's residuals are parts of sums over ranks, so they are multiplied by (number of new ranks / old ranks).
+    Each new rank will keep the residuals of the part that it sums. A server's residuals are parts of sums over ranks,
+    so they are multiplied by (number of new ranks / number of old ranks).
 
     Args:
         parts: the state of the collective on each old rank; empty if it has no servers.
@@ -279,7 +282,7 @@ def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> Ra
 def _redistributed(
     saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: ImageSet
 ) -> RankState:
-    """Return the state of `Batches` for a new rank, with the rank's share of the samples left in the current epoch.
+    """Return the state of a new rank's `Batches`, with the samples of the current epoch that are left for this rank.
 
     Args:
         saved: the old ranks' states of `Batches`.

@@ -69,12 +69,12 @@ class LayerCounts:
     """Statistics of one layer over the steps since the previous row.
 
     Attributes:
-        payload: kinds of payload of the last step, joined by +.
-        nbytes: encoded bytes of all steps.
-        seconds: encoding time of all steps.
-        density: share of the layer's elements that each message sends.
-        wanted: share of elements that the compressor was configured to send.
-        of_wanted: share sent divided by share configured.
+        payload: class names of the last step's payloads, joined by +.
+        nbytes: encoded bytes, summed over the steps.
+        seconds: encoding time in seconds, summed over the steps.
+        density: fraction of the layer's elements that a message sends, 0 to 1.
+        wanted: fraction of elements that the compressor was configured to send, 0 to 1.
+        of_wanted: the fraction sent divided by the fraction configured.
     """
 
     payload: str = ""
@@ -110,7 +110,7 @@ class Recorder:
     Args:
         config: the run's configuration.
         folder: the run's folder.
-        strategy: the strategy whose traffic and residuals are recorded.
+        strategy: trains the model; its traffic and the norms of its residuals are recorded.
         started_at: start time of the process, in seconds of `time.time`.
         after: the optimizer step from which training resumes; 0 in a new run.
 
@@ -383,10 +383,13 @@ MAX_POSITIONS = 1 << 19
 
 
 def support_overlap(payloads: Sequence[Payload]) -> float | None:
-    """Return the share of entries that two ranks both send, 2 |A and B| / (|A| + |B|), as the mean over pairs of ranks.
+    """Return the share of positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
 
-    There is one payload per rank, all of the same layers. The result is None if a payload sends every element, or if no
-    payload sends any.
+    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of gradient positions that the two ranks send. The
+    result is None if a payload sends every element, or if no payload sends any.
+
+    Args:
+        payloads: one payload per rank, all of the same layers.
     """
     if any(payload.num_entries == payload.numel for payload in payloads):
         return None
@@ -394,7 +397,7 @@ def support_overlap(payloads: Sequence[Payload]) -> float | None:
 
 
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict[str, str]:
-    """Sample positions of each payload at random, and return which of them are sent, for `sampled_overlap`.
+    """Sample positions of each payload's layers at random, and return which of these positions the payload sends.
 
     The result is a text per payload, by the ids of the payload's layers: one bit per position, compressed, in base64.
     The sampled positions are the same on every rank. They are random, because positions at a fixed stride could
@@ -418,9 +421,10 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict
 
 
 def sampled_overlap(of_ranks: Sequence[dict[str, str]]) -> float | None:
-    """Return the mean over pairs of ranks of the share of entries that both send, as `support_overlap` defines it.
+    """Return the share of sampled positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
 
-    Only payloads that every rank has made are compared; the result is None if there are none.
+    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of sampled positions that the two ranks send. Only
+    payloads that every rank has made are compared; the result is None if there are none.
 
     Args:
         of_ranks: for each rank, the result of `sample_index_sets`.

@@ -61,7 +61,9 @@ class StepTime:
 
 
 def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
-    """Return the `speed` columns that are times, in seconds, by name; an empty dict if there are no steps.
+    """Return the columns of `metrics.csv` about the time of a step and its parts, in seconds, by name.
+
+    The dict is empty if there are no steps.
 
     The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
     mean time of the part could exceed the median step if a few steps are slow.

@@ -60,12 +60,12 @@ def test_each_method_has_a_plan_and_seeds_are_outermost(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (("--compressor", "none,topkk"), "compressor = topkk: there is no compressor 'topkk' (did you mean 'topk'?)"),
-        (("--compressor", "topk,topk:ratio=0.01"), "names one method twice; name each method once"),
-        (("--compressor", "none", "--compressor", "none"), "--compressor none,none names one method twice"),
+        (("--compressor", "topk,topk:ratio=0.01"), "names one compressor twice; name each compressor once"),
+        (("--compressor", "none", "--compressor", "none"), "--compressor none,none names one compressor twice"),
         (("--compressor", ","), "',' names no component"),
         (
             ("--compressor", "none,topk", "--nnodes", "2", "--rdzv-endpoint", "a:1"),
-            "--compressor names 2 methods, which are compared on one machine; give one of them with --nnodes 2",
+            "--compressor names 2 compressors, which are compared on one machine; give one of them with --nnodes 2",
         ),
         (("--compressor", "none,topk", "--resume", "a"), "leave out --compressor"),
     ],

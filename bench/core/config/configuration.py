@@ -157,7 +157,7 @@ class Configuration:
         """Read a configuration whose fields are in a JSON file, such as `config.json`.
 
         Raises:
-            UsageError: the file cannot be read, or does not hold a configuration of this class.
+            UsageError: the file cannot be read, or lacks a field of this class, or has an unknown or invalid one.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))

@@ -358,7 +358,7 @@ class RunConfig(RanksConfig):
 
     @property
     def samples_per_step(self) -> int:
-        """Return the number of training samples that one replica uses in an optimizer step."""
+        """Return the number of training samples that one replica (copy of the model) uses in an optimizer step."""
         return self.batch_size * self.accumulate
 
     @property

@@ -1,4 +1,4 @@
-"""The forwarder: a user-space switch between virtual hosts that delays and loses frames and follows traces.
+"""The forwarder: a user-space switch between virtual hosts that delays and loses frames and varies rates.
 
 `tun` is the only kernel module it needs: every host's `eth0` is a TAP device, whose frames a thread of the supervisor
 reads, holds and passes on (`native/forwarder.c`). The forwarder ends with the supervisor. The kernel's token bucket on
@@ -29,15 +29,15 @@ from collectives.kernels.library import Library, open_library
 
 @functools.cache
 def found() -> Library:
-    """Load the compiled library; return its handle, or the reason why there is none. The result is cached."""
+    """Load the forwarder's compiled library; return its handle, or why it is missing. The result is cached."""
     return open_library(HERE / LIBRARY, sources(), "compiled")
 
 
 def library() -> ctypes.CDLL:
-    """Return the handle of the compiled library.
+    """Return the handle of the forwarder's compiled library.
 
     Raises:
-        UsageError: the library has not been built, or cannot be loaded.
+        UsageError: the library has not been compiled, or cannot be loaded.
     """
     handle = found().handle
     if handle is None:
@@ -175,7 +175,7 @@ class Forwarder:
         return f"{os.getpid()}/task/{self._thread.native_id}"
 
     def restart(self) -> None:
-        """Start traces, losses and jitter from their beginning again, without stopping the forwarder."""
+        """Start the varying rates, losses and jitter from their beginning again, without stopping the forwarder."""
         self._network.origin_ns = time.monotonic_ns()
 
     def close(self) -> None:

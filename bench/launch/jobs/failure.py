@@ -29,7 +29,8 @@ class ProgressReader:
 
     Attributes:
         path: the file, which holds one JSON object per line and may not exist yet.
-        last: the last report of a step; if an evaluation was reported after it, with the evaluation's epoch and step.
+        last: the newest report of training progress; if an evaluation was reported later, the report has the
+            evaluation's epoch and step. Empty before the first report.
     """
 
     path: Path
@@ -64,7 +65,9 @@ START_S = 120.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchdogTimeouts:
-    """Seconds without a report of rank 0 after which a job is stopped; an answer of machine 0 counts as a report.
+    """Limits of the time without a report of rank 0, in seconds; when a limit is exceeded, the job is stopped.
+
+    Machines other than machine 0 do not see these reports; there, each connection that machine 0 accepts counts as one.
 
     Attributes:
         first_s: limit before the first report; all machines must start within this time.
@@ -97,7 +100,8 @@ _FREE_BYTES_NEEDED = 1 << 20  # not 0, because a job that ended frees some space
 def explain(folder: RunFolder) -> str:
     """Return one sentence that explains why a job failed.
 
-    It is the error of the first rank that failed, the name of a process that was killed, or the last line of a log.
+    The sentence is the error of the first rank that failed, names a process that was killed, or is the last line of a
+    log.
     """
     reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
@@ -152,7 +156,7 @@ def record_ending(
 ) -> dict[str, Any]:
     """Write the last row of `metrics.csv`, and `status.json`; return the content of `status.json`.
 
-    No process of the run may be left.
+    All processes of the run must have ended before.
 
     Args:
         config: the run's configuration.
@@ -203,7 +207,9 @@ def _last_row_with(folder: RunFolder, column: str) -> dict[str, Any]:
 
 
 def noted(command: str, folder: Path) -> AbstractContextManager[object]:
-    """Keep a file that names a job's folder while the block runs, so that `clear_away` finds the job after a kill.
+    """Keep a file that names a job's folder while the block runs.
+
+    If this process is killed, the next command finds the job by this file and cleans up (`clear_away`).
 
     Do nothing if the file cannot be written.
 

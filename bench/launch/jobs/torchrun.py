@@ -76,7 +76,7 @@ class Ending:
     Attributes:
         exit_code: exit code of the job; 1 if the job was stopped.
         silent_s: seconds without a report after which the job was stopped; None if it ended by itself.
-        was_heard: True if there was at least one report of rank 0, or one answer of machine 0.
+        was_heard: True if rank 0 reported at least once, or machine 0 accepted at least one connection.
     """
 
     exit_code: int
@@ -244,7 +244,8 @@ def watch(
         progress: reads rank 0's reports.
         timeouts: how long the job may report nothing before it is stopped.
         on_progress: called with every report.
-        machine_zero: given if rank 0 is on another machine; then answers of machine 0 count as reports.
+        machine_zero: given if rank 0 is on another machine; then each connection that machine 0 accepts counts as a
+            report. None if rank 0 is on this machine.
 
     Raises:
         RunFailed: the process that the ranks are forked from, or a torchrun agent, was killed.

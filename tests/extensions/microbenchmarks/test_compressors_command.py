@@ -109,7 +109,7 @@ def test_a_process_that_says_nothing_is_stopped(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(measurement, "ENCODE", silent_worker.__name__)
     answer = measure("--timeout", "1")
     assert answer.code == 3
-    assert "no turn ended within 1 s" in answer.error
+    assert "the job reported no result for 1 s" in answer.error
 
 
 def test_all_compressors_are_measured_unless_some_are_named() -> None:

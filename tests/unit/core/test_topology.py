@@ -99,12 +99,16 @@ def test_each_host_has_pools_of_its_own(tmp_path: Path) -> None:
     text = TWO_HOSTS + HOSTS_JOINED + FPGA + 'host = "right"\n' + FPGA + 'host = "left"\n'
     names = [[device.name for device in pool] for pool in read(tmp_path, text).pools()]
     assert names == [["gpu0", "fpga1"], ["gpu1", "fpga0"]]
-    with pytest.raises(UsageError, match="one pool has the devices gpu, fpga, another gpu; give every host the same"):
+    with pytest.raises(
+        UsageError, match="groups must be equal: one has gpu, fpga, another gpu; give every host the same"
+    ):
         read(tmp_path, TWO_HOSTS + HOSTS_JOINED + FPGA + 'host = "left"\n').pools()
 
 
 def test_pools_must_be_equal(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="3 devices of role gpu cannot be divided into 2 equal pools"):
+    with pytest.raises(
+        UsageError, match="3 devices of role gpu cannot be divided into 2 equal groups, each for one copy of the model"
+    ):
         read(tmp_path, f"{GPU}count = 3\n{FPGA}count = 2\n").pools()
 
 

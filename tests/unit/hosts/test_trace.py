@@ -45,8 +45,8 @@ def test_a_trace_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "needs a delivery opportunity after millisecond 0"),
-        ("0\n0\n", "needs a delivery opportunity after millisecond 0"),
+        ("", "needs a line with a millisecond above 0"),
+        ("0\n0\n", "needs a line with a millisecond above 0"),
         ("1\nfast\n", "line 2: 'fast' is not a delivery opportunity"),
         ("2\n1\n", "line 2: '1' is not a delivery opportunity; .* none smaller than the number before"),
         ("1.5\n", "line 1: '1.5' is not"),
