@@ -128,7 +128,7 @@ class Collective(Options, abc.ABC):
         """
 
     def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
-        """Return the stretch of elements of each payload in the sum, if payloads are sent packed."""
+        """Return (first element, one past the last) of each payload in the result, if payloads are sent packed."""
         return layout.chunks(1)
 
     def expected_bytes(

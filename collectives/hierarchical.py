@@ -91,20 +91,20 @@ class Hierarchical(Collective):
         return [everyone[first : first + self.group_size] for first in everyone[:: self.group_size]]
 
     def keeps_kinds(self, layout: Layout) -> bool:
-        """Return True if the sum within a group keeps the kinds of the payloads.
+        """Return True if the sum within a group consists of payloads of the same kinds as the ranks' payloads.
 
-        Otherwise the sum is decoded before leaders exchange it.
+        Otherwise the sum is decoded to a dense tensor before the group leaders exchange it.
         """
         return all(leaf.wire is not None or (leaf.addable and not self.within.decodes) for leaf in layout.leaves)
 
     @property
     def gathers(self) -> bool:
-        """Return True if all ranks' payloads reach every rank unchanged when they cannot be added."""
+        """Return True if payloads that cannot be added are gathered: every rank gets the payloads of all ranks."""
         return self.within.leaves_terms and isinstance(self.between, Allgather)
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> None:
-        """Return None, because the collectives `within` groups and `between` leaders move the payloads."""
+        """Return None, because the collectives `within` and `between` send the messages."""
 
     @override
     def expected_bytes(
@@ -169,7 +169,7 @@ class BoundHierarchical(BoundCollective):
             self._inter.close()
 
     def _among_groups(self, total: Payload, layout: Layout, op: ReduceOp) -> Payload:
-        """Return the sum over all groups, given this group's sum: leaders sum theirs and broadcast the result."""
+        """Return the sum over all groups: group leaders add their groups' sums, `total`, and broadcast the result."""
         if self._inter is not None:
             # one of the leaders, which all add the same, keeps what is lost
             keep_lost = total.keep_lost if self.transport.rank == 0 else None

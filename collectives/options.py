@@ -37,7 +37,7 @@ class Incompatible(OptionError):
 
 
 def incompatibility(check: Callable[..., None], *args: Any) -> str | None:
-    """Return the message of the `Incompatible` that `check(*args)` raises, or None if it raises nothing."""
+    """Call `check(*args)`; return the message of the `Incompatible` that it raises, or None if it raises nothing."""
     try:
         check(*args)
     except Incompatible as error:
@@ -250,7 +250,7 @@ def _type_text(bare: Any) -> str:
 
 
 def _bound_text(bound: Any) -> str:
-    """Return a bound of a range as text; powers of ten above a million look like ``1e9``."""
+    """Return a bound of an option's range as text; powers of ten above a million look like ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
 
@@ -315,7 +315,9 @@ def build(package: str, base: type[T], text: str) -> T:
         try:  # an extension, or another distribution
             added: type[T] = point.load()
         except ModuleNotFoundError as error:
-            raise OptionError(f"'{spec.name}' is an extension that is not installed here ({error})") from None
+            raise OptionError(
+                f"'{spec.name}' is an extension that is not installed here ({error}); install it"
+            ) from None
         added.component_name = spec.name
         return added.from_text(spec.options)
     near = did_you_mean(spec.name, component_names(package, base))

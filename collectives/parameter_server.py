@@ -107,9 +107,10 @@ class Parameters(Protocol):
 class ParameterServer:
     """A server that holds the parameters, applies pushed gradients to them, and limits how far workers may run ahead.
 
-    With a limit, the pushes of one clock are applied together, in one update, once all workers have sent theirs; a
-    worker may start clock c, counted from 0, when the parameters have version c - staleness or a later one. Without a
-    limit, every push is applied when it arrives, as 1 / world_size of a step, and no worker waits for others.
+    A clock is one step of a worker. With a limit, the pushes (gradients) of one clock are applied together, in one
+    update, once all workers have sent theirs; a worker may start clock c, counted from 0, when the parameters have
+    version c - staleness or a later one. Without a limit, every push is applied when it arrives, as 1 / world_size of a
+    step, and no worker waits for others.
 
     Args:
         parameters: the parameters with their update rule.
@@ -140,7 +141,7 @@ class ParameterServer:
         return self._sessions[rank]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the version and the number of clocks that each worker has ended.
+        """Return the version of the parameters, and the number of clocks (steps) that each worker has ended.
 
         No push may be waiting to be applied, so let all workers call `synchronize` before.
         """
@@ -160,9 +161,10 @@ class ParameterServer:
             self._changed.notify_all()
 
     def take(self, push: Push, session: Session) -> int:
-        """Apply a push, or keep it until the pushes of all workers for its clock have arrived.
+        """Apply a push (one worker's gradients), or keep it until the pushes of all workers for its step have arrived.
 
-        Return its staleness, as in `Answer`. Only one thread may call this method at a time; sessions ensure this.
+        Return the staleness of the push, as in `Answer`. Only one thread may call this method at a time; sessions
+        ensure this.
         """
         if self.staleness is None:
             behind = self.version - session.version
@@ -180,7 +182,7 @@ class ParameterServer:
         return session.clock - session.version
 
     def may_start(self, clock: int) -> bool:
-        """Return True if a worker may start the clock with this number, counted from 0."""
+        """Return True if a worker may start the clock (its step) with this number, counted from 0."""
         return self.staleness is None or self.version >= clock - self.staleness
 
     def _answer(self, session: Session, staleness: int | None) -> Answer:
@@ -214,8 +216,8 @@ class Session:
 
     Attributes:
         rank: the worker's rank.
-        clock: number of clocks that the worker has ended.
-        version: version of the parameters that the worker has.
+        clock: number of clocks (steps) that the worker has ended.
+        version: version of the parameters that the worker has: the number of updates in them.
     """
 
     def __init__(self, server: ParameterServer, rank: int) -> None:
@@ -226,11 +228,11 @@ class Session:
         self._payloads: dict[int, Payload] = {}  # pushed in the current clock
 
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Push the encoded gradient of one layer in the current clock; its tensors must not change afterwards."""
+        """Push the encoded gradient of one layer in the current step; its tensors must not change afterwards."""
         self._payloads[layer_id] = payload
 
     def end_clock(self, clock_end: ClockEnd) -> Answer:
-        """End the current clock after all layers were pushed; return the parameters when the next clock may start.
+        """End the current clock (step) after all layers were pushed; return the parameters when the next one may start.
 
         Raises:
             TransportError: a rank was lost, or the slowest rank did not push in time.
@@ -286,7 +288,7 @@ _FEWEST_POSTED, _POSTED_BYTES = 8, 1 << 27
 class Request(enum.IntEnum):
     """The command in a worker's control message to the server.
 
-    APPLY and DROP end a clock: the server applies the gradients pushed in it, or discards them.
+    APPLY and DROP end a clock (a step of the worker): the server applies the gradients pushed in it, or discards them.
     """
 
     APPLY = 1
@@ -301,7 +303,7 @@ class ControlMessage:
 
     Attributes:
         command: the command to the server.
-        clock_end: the worker's step, epoch and learning rate, if the command ends a clock.
+        clock_end: the worker's step, epoch and learning rate, if the command ends a clock (a step of the worker).
     """
 
     FORM: ClassVar = struct.Struct("<HBxIIxxxxd")
@@ -338,7 +340,7 @@ CONTROL_BYTES = ControlMessage.FORM.size
 
 
 class RemoteServer:
-    """One worker's interface to a parameter server in another process, over a link; used by one thread at a time.
+    """One worker's interface to a parameter server in another process; used by one thread at a time.
 
     Args:
         link: transport of two ranks: the server is rank 0 and this worker is rank 1.
@@ -355,16 +357,16 @@ class RemoteServer:
         self._sent: list[Pending] = []
 
     def push(self, layer_id: int, payload: Payload) -> None:
-        """Send the encoded gradient of one layer to the server, as `Session.push` hands it over in one process."""
+        """Send the encoded gradient of one layer to the server."""
         payload.tensor_id = layer_id
         self._sent.append(self._link.send(messages.pack(payload, self._link, self._bound), SERVER))
 
     def end_clock(self, clock_end: ClockEnd) -> Answer:
-        """End the current clock, as `Session.end_clock` does in the server's process."""
+        """End the current clock (step); wait for and return the parameters with which the next one starts."""
         return self._ask(ControlMessage(Request.DROP if clock_end.dropped else Request.APPLY, clock_end))
 
     def synchronize(self) -> Answer:
-        """Wait until all workers have called `synchronize`, as `Session.synchronize` does in the server's process."""
+        """Wait until all workers have called this method and all gradients are applied; return the parameters."""
         return self._ask(ControlMessage(Request.SYNCHRONIZE))
 
     def disconnect(self) -> None:
@@ -393,7 +395,7 @@ class RemoteServer:
 
 
 def serve(link: Transport, session: Session, numels: Sequence[int]) -> None:
-    """Serve the worker at the other end of a link until it disconnects.
+    """Answer the messages of one worker in another process until it disconnects.
 
     Args:
         link: transport of two ranks: this server is rank 0 and the worker is rank 1; no other thread may use it.

@@ -2,11 +2,11 @@
 
 Source: the pool collectives of CCCL (arXiv:2602.22457), in a form that does not need cache coherence: every cache line
 has a single writer, and there are no locks and no atomic read-modify-write operations. Each rank copies its payload
-into its slot and announces that in its own cache line. When all have done so, each rank adds its own chunk over all
-slots in rank order and announces that; then every rank copies the result. Two sets of slots alternate, so that a rank
-can fill one while others still read the other. Payloads that are not element-wise are copied to every rank, and come
-back as terms in rank order. Payloads longer than a slot are transferred in pieces. A gradient that lies in the pool
-(`BoundPool.buffer`) serves as its own slot and is not copied.
+into its slot (its part of the memory) and announces that in its own cache line. When all have done so, each rank adds
+its own chunk over all slots in rank order and announces that; then every rank copies the result. Two sets of slots
+alternate, so that a rank can fill one while others still read the other. Payloads that are not element-wise are copied
+to every rank, and come back as terms in rank order. Payloads longer than a slot are transferred in pieces. A gradient
+that lies in the pool (`BoundPool.buffer`) serves as its own slot and is not copied.
 Differs: measures shared memory, not CXL; a DAX device is used in the same way and has its own latency.
 
 Bytes: written to the pool, once the payload per rank: its slot without its own chunk, and its own chunk of the result.
@@ -99,7 +99,7 @@ class BoundPool(BoundCollective):
             self._pool_rounds = self._map(rounded_up(options.slot_bytes, PAGE), 2, "a smaller slot_bytes")
 
     def buffer(self, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a tensor of zeros, `dtype` [numel], that lies in the pool and belongs to this rank.
+        """Return a tensor of zeros, `dtype` [numel], that lies in the shared memory and belongs to this rank.
 
         Every rank must call this method with the same arguments. A sum of exactly this tensor makes no copy, because
         the ranks read all buffers in place; every rank must then pass its own buffer. The sum replaces the contents of
@@ -139,8 +139,8 @@ class BoundPool(BoundCollective):
     def _map(self, slot_bytes: int, num_sets: int, smaller: str) -> PoolRounds:
         """Map memory regions for `num_sets` sets of slots, and return the `PoolRounds` that use them.
 
-        Every rank must call this method. `smaller` names what the user should choose, for the error message if there is
-        not enough memory.
+        A slot is the part of the memory for one rank's data, or for the result. Every rank must call this method.
+        `smaller` names what the user should choose, for the error message if there is not enough memory.
         """
         transport, options = self.transport, self.options
         n, num_regions = transport.world_size, options.regions
@@ -152,15 +152,16 @@ class BoundPool(BoundCollective):
         return PoolRounds(transport, memories, slot_bytes, num_sets)
 
 
-READY, DONE, LENGTH = 0, 1, 2  # numbers in a rank's line: the last round that it filled, and that it added
+READY, DONE, LENGTH = 0, 1, 2  # fields of a rank's line: the last round that it filled, that it added; a length
 
 
 class PoolRounds:
     """This rank's part of sums and gathers through shared memory, each of which takes one or more rounds.
 
-    A set of slots has one slot per rank and one for the result. Consecutive slots lie in different regions, so that the
-    traffic of one round is spread over all regions. Each rank has a line in the first region with three numbers: the
-    last round that it filled, the last round that it read and added, and the length of its current message.
+    A slot is a part of the memory that one rank fills; a set of slots has one per rank and one for the result.
+    Consecutive slots lie in different regions, so that the traffic of one round is spread over all regions. Each rank
+    has a line (128 bytes that only it writes) in the first region with three numbers: the last round that it filled,
+    the last round that it read and added, and the length of its current message.
 
     In each round a rank fills its slot and announces READY; then it reads all slots, writes its part of the result and
     announces DONE. Two sets of slots make it safe to fill ahead:
@@ -188,7 +189,7 @@ class PoolRounds:
         self._round = 0
 
     def slot(self, round_: int, rank: int, nbytes: int) -> torch.Tensor:
-        """Return the first `nbytes` bytes of a rank's slot in this round; rank `world_size` stands for the result."""
+        """Return the first `nbytes` bytes of the memory of a rank in this round; rank `world_size` means the result."""
         number = round_ % self._num_sets * (self._transport.world_size + 1) + rank
         index, region = divmod(number, len(self._memories))
         return self._memories[region].data[index * self._slot_bytes :][:nbytes]
@@ -306,7 +307,7 @@ class PoolRounds:
                 read(self._round, index)
 
     def _await(self, field: int, value: int) -> None:
-        """Wait until every rank has announced at least `value` in this field of its line.
+        """Wait until every rank has announced at least `value` in this field (READY or DONE) of its shared line.
 
         Raises:
             TransportError: a rank did not announce it in time.
@@ -318,7 +319,7 @@ class PoolRounds:
 
 
 def region_nbytes(world_size: int, slot_bytes: int, num_sets: int, num_regions: int) -> int:
-    """Return the bytes of data in each region, if the slots of all sets are distributed over the regions."""
+    """Return the bytes of data in each memory region, which hold `num_sets` times one slot per rank and one more."""
     return -(-num_sets * (world_size + 1) // num_regions) * slot_bytes
 
 

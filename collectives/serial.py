@@ -59,7 +59,9 @@ def error_bound(payloads: Terms) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | None:
-    """Return the collective's sum of some ranks' payloads, as one payload; None as for `serial_sum`.
+    """Return the collective's sum of some ranks' payloads, as one payload.
+
+    Return None if the backend determines the order of additions, or if a compressor encodes the sum.
 
     Args:
         collective: the collective, with its options.
@@ -156,7 +158,10 @@ def _by_layer(server: Server, terms: Terms) -> Payload | None:
 
 
 def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Payload | None:
-    """Return the sum that `intra` computes in each group and `inter` over the groups' totals; None as for `_total`."""
+    """Return the sum of `hierarchical`: by collective `intra` in each group, then by `inter` over the groups' totals.
+
+    Return None if the backend determines the order of additions.
+    """
     size = collective.group_size
     groups = [terms[start : start + size] for start in range(0, len(terms), size)]
     if len(groups) == 1:
@@ -175,7 +180,7 @@ def _by_groups(collective: Hierarchical, terms: Terms, layout: Payload) -> Paylo
 
 
 def _as_one_payload(collective: Collective, terms: Terms, layout: Payload) -> Payload | None:
-    """Return the collective's sum as one payload; if it leaves terms without adding them, add them in rank order."""
+    """Return the collective's sum as one payload; if the collective only gathers the terms, add them in rank order."""
     leaves_terms = collective.component_name == "allgather" or (
         collective.component_name == "pool" and not layout.elementwise
     )

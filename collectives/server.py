@@ -118,7 +118,7 @@ class Server(Collective):
             )
 
     def shards(self, world_size: int, layout: Layout) -> list[Shard]:
-        """Return the shards into which messages with this layout are divided.
+        """Return the shards (parts, each summed by one server) into which messages with this layout are divided.
 
         There is one shard per layer if the layers can and need to be separated. If the servers are sharded, long layers
         and payloads that hold several layers are divided among all servers.
@@ -144,7 +144,7 @@ class Server(Collective):
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:
-        """Return two rounds: ranks push their shards to the servers, then the servers send the sums to all ranks."""
+        """Return two rounds: ranks send the parts of their messages to the servers; servers send the sums to all."""
         by_server: dict[int, list[Shard]] = {}
         for shard in self.shards(world_size, layout):
             by_server.setdefault(shard.server, []).append(shard)
@@ -175,9 +175,9 @@ class Server(Collective):
 
 
 class BoundServer(BoundCollective):
-    """The collective `server` on one rank: it pushes, sums the shards that this rank serves, and pulls.
+    """The collective `server` on one rank: pushes payloads, sums the parts that this rank serves, and pulls the sums.
 
-    It also keeps the residuals of this rank's shards if the sums that are sent back lose information.
+    If the sums that are sent back lose information, it also keeps the errors (residuals) of the parts that it serves.
     """
 
     options: Server
@@ -244,7 +244,7 @@ class BoundServer(BoundCollective):
             if sum(numels) != layout.numel:
                 raise PayloadError(
                     f"a server with error feedback was sent {layout.numel} elements for layers {list(layout.key)}, "
-                    f"which have {sum(numels)}"
+                    f"which have {sum(numels)}; give the ids of exactly the layers in the payload"
                 )
             layers = list(zip(layout.key, itertools.accumulate(numels, initial=0), numels, strict=False))
             for index, shard in enumerate(shards):
@@ -257,7 +257,7 @@ class BoundServer(BoundCollective):
         return shards
 
     def _answer(self, shard: Shard, terms: Sequence[Payload], op: ReduceOp) -> Payload:
-        """Return a server's answer for one shard: the sum of all ranks' payloads in rank order, plus any residual."""
+        """Return a server's answer for one shard (part of a message): the sum in rank order, plus the kept residual."""
         elementwise = all(term.elementwise for term in terms)
         if op == "max" or not (shard.keeps_loss or (self.options.downlink != "dense" and not elementwise)):
             return added(terms, op)
@@ -312,7 +312,7 @@ def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
 
 
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
-    """Return, as a sparse payload, the elements of `total`, fp32 [numel], that at least one term sends.
+    """Return a sparse payload of those elements of `total`, fp32 [numel], that at least one of the payloads sends.
 
     Values have the terms' value dtype, or the widest of several. Terms with whole rows give a payload with whole rows.
     """
@@ -352,7 +352,7 @@ class AnswerResiduals:
         self._keepers: dict[LayerStretch, int] = {}
 
     def settle(self, keepers: Mapping[LayerStretch, int]) -> None:
-        """Move residuals to the ranks that serve the stretches from now on. Every rank must call this method.
+        """Move residuals to the ranks that serve the stretches of layers from now on. Every rank must call this method.
 
         Nothing is sent if the same ranks serve the same stretches as before; otherwise one fp32 message, counted as
         `state`, for each piece of a stretch that moves to another rank.
@@ -394,7 +394,7 @@ class AnswerResiduals:
         self._keepers |= changed
 
     def add_to_(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Add the accepted residuals of these stretches to `total` (mutated).
+        """Add the accepted residuals of these ranges of layers' elements to `total` (mutated).
 
         Args:
             total: fp32 [elements of all stretches].
@@ -405,7 +405,7 @@ class AnswerResiduals:
                 part.add_(self._kept[stretch])
 
     def propose(self, total: torch.Tensor, stretches: Sequence[LayerStretch]) -> None:
-        """Propose the elements of `total` as the new residuals of these stretches.
+        """Propose the elements of `total` as the new residuals of these ranges of layers' elements.
 
         Args:
             total: the residuals, concatenated, fp32; not copied, so it must not change afterwards.
@@ -423,7 +423,7 @@ class AnswerResiduals:
         self._proposed = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the accepted residuals on this rank, and the rank that keeps the residual of every stretch."""
+        """Return this rank's accepted residuals, and which rank keeps the residual of which range of a layer."""
         return {
             "residuals": {tuple(stretch): residual.clone() for stretch, residual in self._kept.items()},
             "keepers": {tuple(stretch): keeper for stretch, keeper in self._keepers.items()},

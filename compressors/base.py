@@ -84,7 +84,7 @@ class Compressor(Options, abc.ABC):
 
     Attributes:
         sends: type of the payloads at full compression, if it is the same for all layers and options.
-        biased: True if, under default options, the expectation of the decoded payload differs from the gradient.
+        biased: True if, with default options, the expectation of the decoded payload differs from the gradient.
         granularity: "layer" treats each layer by itself; "bucket" treats the concatenated layers of a bucket, in model
             order.
     """
@@ -123,12 +123,12 @@ class Compressor(Options, abc.ABC):
         if self.traits.feedback_diverges or (bound is not None and bound > 1):
             raise Incompatible(
                 "server:downlink=recode keeps the error of its answers, which would grow without limit: "
-                f"{self.component_name} is no contraction under these options; use downlink=dense or union, "
+                f"{self.component_name} is no contraction with these options; use downlink=dense or union, "
                 "or error_feedback=false"
             )
 
     def leaves_dense(self, layer: Layer) -> bool:
-        """Return True if the per-layer policy sends this layer uncompressed, in fp32."""
+        """Return True if the options say that this layer is sent uncompressed, in fp32."""
         return False
 
     @abc.abstractmethod
@@ -145,19 +145,19 @@ class Compressor(Options, abc.ABC):
         return None
 
     def warnings(self) -> list[str]:
-        """Return what a user should know before a run with these options, one sentence each."""
+        """Return warnings for the user about a run with these options, one sentence each; often none."""
         return []
 
 
 @dataclasses.dataclass(kw_only=True)
 class PerLayer(Compressor):
-    """Encode each layer, or the concatenated layers of a bucket, into one payload.
+    """Base of the compressors that encode each layer, or the concatenated layers of a bucket, into one payload.
 
     A subclass defines `sends`, `encode` and `expected_nbytes`. The other methods have defaults.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep a subclass that encodes in its own way from inheriting the `encode_sum` of another class."""
+        """Reset the inherited `encode_sum` of a subclass that defines `encode` only, because it would not match."""
         super().__init_subclass__(**kwargs)
         if "encode" in vars(cls) and "encode_sum" not in vars(cls):
             cls.encode_sum = PerLayer.encode_sum  # type: ignore[method-assign]
@@ -188,12 +188,12 @@ class PerLayer(Compressor):
             The payload, or None if there is no such pass; the caller then takes the three steps one by one.
 
         Raises:
-            NonFiniteSum: the sum is not finite (only methods that are marked with `finds_nonfinite`).
+            NonFiniteSum: the sum holds NaN or infinity (raised only by methods marked with `finds_nonfinite`).
         """
         return None
 
     def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Write the update that follows from the sum over ranks; by default the mean.
+        """Decode the sum over ranks, and write the update of the layer to `out`: by default the mean.
 
         Args:
             total: the sum of all ranks' payloads, bit-identical on all ranks.
@@ -213,7 +213,7 @@ def finds_nonfinite(encode_sum: F) -> F:
 
 @dataclasses.dataclass(kw_only=True)
 class MultiRound(Compressor):
-    """Exchange several messages per bucket, each of them the mean of one tensor over ranks."""
+    """Base of the compressors that exchange several messages per bucket, each to average one tensor over ranks."""
 
     needs_all_ranks: ClassVar[bool] = True
 
@@ -250,7 +250,7 @@ class MultiRound(Compressor):
 
 @dataclasses.dataclass(kw_only=True)
 class TorchHook(Compressor):
-    """Register one of PyTorch's own communication hooks.
+    """Base of the compressors that are one of PyTorch's own communication hooks for DDP.
 
     Bytes are computed from a formula, because the backend does not report what it sends.
 
@@ -285,7 +285,7 @@ class TorchHook(Compressor):
 
 @dataclasses.dataclass(kw_only=True)
 class LayerPolicy(Compressor):
-    """The options of a compressor with error feedback that can send chosen layers uncompressed."""
+    """Options of most compressors: error feedback, and layers to send uncompressed."""
 
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
@@ -310,12 +310,12 @@ class LayerPolicy(Compressor):
 
 @dataclasses.dataclass(kw_only=True)
 class LossyCompressor(LayerPolicy, PerLayer):
-    """The usual base class: encode per layer, with the options of `LayerPolicy`."""
+    """The usual base class: encodes per layer, with options for error feedback and for layers to send uncompressed."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class PartsEncoder(LossyCompressor):
-    """Encode the gradients of a bucket where they lie, without concatenating them first."""
+    """Base of the compressors that encode a bucket's gradients where they lie, without concatenating them first."""
 
     granularity: ClassVar[Granularity] = "bucket"
 

@@ -33,15 +33,15 @@ def send_drawn(
     world_size: int,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw random positions, do there what `send_at` does, and return the positions, int64 [count], ascending.
+    """Select entries of x = gradient + residual at random positions; return the positions, int64 [count], ascending.
 
     Args:
         gradient: fp32 [numel], contiguous.
-        residual: as in `send_at`.
-        left: as in `send_at`.
-        seed: seed of the positions, as in `seeded_positions`.
-        world_size: as in `send_at`.
-        values: as in `send_at`; its length is the number of positions.
+        residual: fp32 [numel].
+        left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
+        seed: seed of the positions, 0..2^64 - 1.
+        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
+        values: [count], contiguous, overwritten with the selected entries; fp32, fp16 or bf16.
     """
     numel, count = gradient.numel(), values.numel()
     check_numel(numel)
@@ -71,8 +71,8 @@ def send_at(
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         positions: int64 [count], strictly ascending within 0..numel-1.
-        world_size: as in `to_value_dtype`.
-        values: [count], contiguous, overwritten; one of `TYPES`.
+        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
+        values: [count], contiguous, overwritten; fp32, fp16 or bf16.
     """
     dtype = values.dtype
     if _SEND_AT.serves(left, *gradients):

@@ -56,7 +56,7 @@ class TypedSparsifier(Sparsifier):
         return Sparse(numel, indices, values)
 
     def _bound_for(self, share: float) -> float:
-        """Return the contraction bound if the entries sent, once rounded, hold at least this share of |x|^2."""
+        """Return a bound on |x - C(x)|^2 / |x|^2 if the entries sent hold at least this share of |x|^2."""
         return 1 - share * (1 - roundoff(self.value_dtype) ** 2)
 
 
@@ -89,7 +89,7 @@ class ShareSparsifier(Sparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class DensitySparsifier(ShareSparsifier, TypedSparsifier):
-    """A sparsifier with both the density options and the value type."""
+    """A sparsifier with options for the share of entries to send, for its warm-up and for the type of values sent."""
 
 
 def num_kept(density: float, numel: int) -> int:
@@ -368,7 +368,7 @@ class AdaptiveTopK(TopK, name="adaptive_topk"):
 
 
 def choose_factors(curves: Tensors) -> dict[int, float]:
-    """Return one factor of the grid per layer, by layer id.
+    """Return, by layer id, the factor from `FACTORS` by which each layer's ratio of entries to send is multiplied.
 
     The factors minimise the number of entries, with a total squared error of at most that of factor 1 for all layers:
     each layer takes the factor with the smallest entries + multiplier * error, for the smallest multiplier that keeps

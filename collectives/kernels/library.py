@@ -67,7 +67,7 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def found() -> Library:
-    """Return the result of the search for a library that this processor can run; cached after the first call.
+    """Find the library of native loops that this processor can run; later calls return the same result.
 
     Raises:
         OptionError: GRADWIRE_KERNELS has an unknown value.
@@ -78,7 +78,7 @@ def found() -> Library:
 
 
 def load(folder: Path) -> Library:
-    """Return the library in `folder` that suits this processor best; without one, the result says why."""
+    """Load the library of native loops in `folder` that suits this processor best; if there is none, return why."""
     refused = []
     for processor in reversed(suitable_processors() or ["none"]):
         found = open_library(folder / library_name(processor), sources(), f"compiled for {processor}")
@@ -89,7 +89,7 @@ def load(folder: Path) -> Library:
 
 
 def open_library(path: Path, files: list[Path], finding: str) -> Library:
-    """Open a library of native loops; if it cannot be used, the result says why.
+    """Load one library of native loops; if it cannot be used, `finding` of the result says why.
 
     Args:
         path: path of the library.
@@ -154,7 +154,9 @@ def triton_missing() -> str:
 
 @contextlib.contextmanager
 def serving(kernels: Literal["triton", "reference"]) -> Iterator[None]:
-    """Force this implementation on all devices and in all threads within a `with` block; for tests and benchmarks.
+    """Use this implementation of loops on all devices and in all threads within a `with` block.
+
+    It is meant for tests and benchmarks.
 
     Triton on CPUs needs its interpreter: set TRITON_INTERPRET=1 in the environment before it is imported.
     """

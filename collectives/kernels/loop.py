@@ -18,7 +18,7 @@ Longs = ctypes.POINTER(Int)
 
 
 def longs(values: Sequence[int]) -> Any:
-    """Return numbers or addresses as a C array for a `Longs` argument; much faster to create than a tensor."""
+    """Return numbers or addresses as a C array of 64-bit integers, an argument of type `Longs` of a native loop."""
     return (Int * len(values))(*values)
 
 

@@ -127,8 +127,7 @@ class Bundle(Payload):
     def alignment(self) -> int:
         """Return the least common multiple of the members' alignments if every member starts at a multiple of it.
 
-        Otherwise return `numel`, or 1 for a bundle without elements. A `Layout` also finds the other cuts that such a
-        bundle allows.
+        Otherwise return `numel` (or 1 if that is 0): no regular spacing of cuts suits all members.
         """
         common = math.lcm(*(member.alignment for member in self.payloads))
         return common if all(offset % common == 0 for offset in self._offsets[:-1]) else max(1, self.numel)

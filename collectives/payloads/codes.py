@@ -39,7 +39,7 @@ class CodedElements(Payload):
         packed: the packed codes, uint8 [ceil(numel * bits / 8)]; empty if all elements are zero.
         scales: factors of the table's values, floating [1], or one per `block_numel` elements.
         block_numel: elements per scale; 0 for one scale for all elements.
-        table_id: key of the table and the block length; payloads with equal keys can be added in one pass.
+        table_id: identifies the table and `block_numel`; payloads for which it is equal can be added in one pass.
     """
 
     bits: int
@@ -75,7 +75,7 @@ class CodedElements(Payload):
         return terms is not None and write_codes_(parts, terms, self.table, block_numel=block_numel, divisor=divisor)
 
     def _terms(self, others: Sequence[Payload]) -> list[Term] | None:
-        """Return (packed codes, scales) of this payload and the others, without those that are zero.
+        """Return (packed codes, scales) of this payload and the others, except those whose elements are all zero.
 
         Return None if the payloads cannot all be added in one pass.
         """

@@ -121,7 +121,7 @@ def _buffers(wire: torch.Tensor, rounds: list[Round], scratch: Scratch, *, is_ea
 
 
 class PackedPieces:
-    """The pieces of a message that a rank holds during a sum of packed payloads.
+    """The pieces (ranges of elements) that a rank holds during a sum of packed payloads, and their exchange.
 
     Args:
         transport: connects the ranks.
@@ -142,7 +142,7 @@ class PackedPieces:
         self._complete: list[Place] = []
 
     def __getitem__(self, place: Place) -> Payload:
-        """Return the payload held at this place, cut from the smallest stretch that contains it."""
+        """Return the payload held at `place`, (start, stop, number), cut from the smallest payload that contains it."""
         if place in self.held:
             return self.held[place]
         start, stop, _ = place
@@ -151,12 +151,12 @@ class PackedPieces:
         return self.held[smallest].slice(start - smallest[0], stop - smallest[0])
 
     def terms(self, place: Place) -> list[Payload]:
-        """Return this rank's payload at this place and those collected there from other ranks, in rank order."""
+        """Return all ranks' payloads at `place`, (start, stop, number), as far as this rank has them, in rank order."""
         by_rank = {**self._collected.get(place, {}), self._transport.rank: self[place]}
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def total(self) -> Payload:
-        """Return the sum over all ranks: the complete pieces, together in one payload.
+        """Return the sum over all ranks, once all rounds have run: its pieces, together in one payload.
 
         Empty pieces are left out, unless all are empty.
         """

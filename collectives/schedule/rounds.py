@@ -98,7 +98,7 @@ class Layout:
         return None if dtype is None else dtype.itemsize
 
     def by_type(self) -> list[tuple[int, ...]]:
-        """Return the indices of the leaves, grouped by dtype; a single group if some leaf is not element-wise."""
+        """Return the indices of the payloads (`leaves`), grouped by dtype; one group if one is not element-wise."""
         by_type: dict[torch.dtype, tuple[int, ...]] = {}
         for index, leaf in enumerate(self.leaves):
             if leaf.wire is None:
@@ -206,7 +206,7 @@ class Piece(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Return (start, stop, number), which stay the same when other ranks' contributions are added."""
+        """Return (start, stop, number), which identify the piece also after other ranks' contributions were added."""
         return self.start, self.stop, self.number
 
 

@@ -59,7 +59,7 @@ class Wave(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """A rule that computes the bytes of messages from the pieces in them.
+    """A rule that computes the bytes of messages from the pieces (ranges of elements) in them.
 
     Attributes:
         packed: (start, stop, terms) -> (payloads, bytes), for pieces that are packed; int [pieces] each. Given are each
@@ -73,7 +73,7 @@ class Lengths:
     itemsize: int | None = None
 
     def alone(self, start: Ints, stop: Ints, terms: Ints | int) -> Ints:
-        """Return the bytes of messages with one piece each, int [messages].
+        """Return the bytes of messages with one piece (range of elements) each, int [messages].
 
         Args:
             start: first element of each piece, int [messages].
@@ -84,7 +84,7 @@ class Lengths:
         return self.joined(start, stop, terms, pieces, pieces + 1)
 
     def joined(self, start: Ints, stop: Ints, terms: Ints | int, first: Ints, last: Ints) -> Ints:
-        """Return the bytes of messages with several pieces, int [messages].
+        """Return the bytes of messages with several pieces (ranges of elements) each, int [messages].
 
         Args:
             start: first element of each piece, int [pieces].
@@ -101,7 +101,10 @@ class Lengths:
         return np.where(several == 1, _sums(nbytes, first, last), padded)
 
     def answered_densely(self, starts: Ints | None = None) -> Lengths:
-        """Return the rule for pieces that are dense fp32: all pieces, or those whose first element is in `starts`."""
+        """Return a rule like this one, except that pieces are sent as dense fp32.
+
+        If `starts` is given, only the pieces whose first element is in `starts` are dense.
+        """
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             nbytes = HEADER_BYTES + 4 * (stop - start)
@@ -114,7 +117,7 @@ class Lengths:
         return Lengths(packed)
 
     def kept_apart(self) -> Lengths:
-        """Return the rule for contributions that are not merged, but sent as separate payloads."""
+        """Return a rule like this one, for pieces whose contributions are sent as separate payloads, not merged."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, np.ones_like(terms))
@@ -125,7 +128,7 @@ class Lengths:
         return Lengths(packed)
 
     def cut_at(self, cuts: Sequence[tuple[int, int]]) -> Lengths:
-        """Return the rule for sums that are divided into several payloads, one for each stretch in `cuts`."""
+        """Return a rule like this one, for sums that consist of one payload per range (start, stop) in `cuts`."""
 
         def packed(start: Ints, stop: Ints, terms: Ints) -> tuple[Ints, Ints]:
             payloads, nbytes = self.packed(start, stop, terms)
@@ -247,7 +250,7 @@ def waves_of(
 
 
 def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
-    """Yield the waves of a ring, which also stand for a backend's own all-reduce."""
+    """Yield the messages of a ring all-reduce, step by step; they also stand for a backend's own all-reduce."""
     start, stop = _as_arrays(layout.chunks(n))
     ranks, lengths = np.arange(n), dataclasses.replace(lengths, itemsize=layout.itemsize)
     contributions = np.concatenate([[0], np.cumsum(np.tile(weights, 2))])
@@ -383,7 +386,7 @@ def _together(waves: Iterable[Wave | None]) -> Wave:
 
 
 def _spread(groups: Sequence[range], nbytes: int) -> Iterator[Wave]:
-    """Yield the waves of a broadcast of `nbytes` within each group, down a binomial tree from its first rank.
+    """Yield the messages, step by step, of a broadcast of `nbytes` down a binomial tree from each group's first rank.
 
     The first group must be the largest.
     """

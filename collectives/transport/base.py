@@ -125,7 +125,13 @@ class Ledger:
     purpose: Purpose = "gradient"
 
     def book(self, nbytes: int, *, messages: int = 1, from_formula: bool = False) -> None:
-        """Count messages of `nbytes` bytes in total for the current purpose."""
+        """Count messages that this rank sends for the current purpose.
+
+        Args:
+            nbytes: bytes of all these messages together.
+            messages: number of messages.
+            from_formula: True if `nbytes` was computed, because a backend's own collective sends the messages.
+        """
         entry = self.traffic[self.purpose]
         entry.messages += messages
         entry.nbytes += nbytes
@@ -138,7 +144,7 @@ class Ledger:
 
 @dataclasses.dataclass(slots=True)
 class Stopwatch:
-    """A context manager that adds the seconds of its `with` block to the `seconds` of `entry`.
+    """A context manager that adds the duration of its `with` block to `entry.seconds`.
 
     It is a class because a generator-based context manager would take as long as a short message.
     """

@@ -160,7 +160,7 @@ class FailureDetector:
         self._append("ping_servers", [rank, *self.ping_server.address])
 
     def publish(self, world_size: int) -> None:
-        """Announce this rank, wait up to `grace_s` for the other ranks, and read their ping servers' addresses."""
+        """Tell the other ranks that this one has joined, wait for them up to `grace_s`, and read their addresses."""
         if self._store.add("num_joined", 1) >= world_size:
             self._store.set("all_joined", "")
         with contextlib.suppress(RuntimeError):  # timed out: the ranks that have joined are known
@@ -242,7 +242,7 @@ class FailureDetector:
         self._store.append(key, json.dumps(entry) + "\n")  # type: ignore[attr-defined]
 
     def _entries(self, key: str) -> list[list[Any]]:
-        """Return the entries that all ranks appended under a key; this rank must have appended one before."""
+        """Return what all ranks appended under a key of the rendezvous store; this rank must have appended too."""
         return [json.loads(line) for line in self._store.get(key).splitlines()]
 
 
@@ -273,7 +273,7 @@ def failure_detector() -> FailureDetector:
 def _within(limit_s: float, ask: Callable[[], T]) -> T | None:
     """Return the result of `ask`; None if it fails or takes longer than `limit_s` seconds.
 
-    An unreachable store can block for minutes.
+    `ask` uses the rendezvous store, which can block for minutes if it is unreachable.
     """
     answers: list[T] = []
 

@@ -127,7 +127,7 @@ class SharedMemory:
 
     Args:
         region: the mapped memory, at least `nbytes_of(num_lines, ...)` bytes long.
-        num_lines: number of lines in front of the data.
+        num_lines: number of lines (128 bytes that one rank writes) in front of the data.
         helper: memory fences and cache flushes; None if the processor orders stores and caches are coherent.
         coherent: True if ranks see each other's stores without flushing caches.
 
@@ -144,14 +144,17 @@ class SharedMemory:
         self._coherent = coherent
 
     def format(self, nonce: bytes) -> None:
-        """Write a header with this nonce, and zero the lines; call this on one rank only, before any other reads."""
+        """Write a header with `nonce`, random bytes that identify this memory, and zero all lines.
+
+        Call this method on one rank only, before any other rank reads.
+        """
         self._numbers[:] = 0
         header = bytearray(_HEADER.pack(MAGIC, len(self._numbers), nonce))
         self.region.memory[: len(header)] = torch.frombuffer(header, dtype=torch.uint8)
         self.synchronize(self.region.memory[: PAGE + self._lines.nbytes])
 
     def check(self, nonce: bytes) -> None:
-        """Check that `format` was called for this memory with the same nonce.
+        """Check that `format` was called for this memory with the same `nonce` (random bytes that identify it).
 
         Raises:
             OptionError: this is other memory, such as a file of the same name on another machine.
@@ -162,14 +165,17 @@ class SharedMemory:
             raise OptionError("pool: ranks do not see the same memory; all must run on one machine or share one device")
 
     def announce(self, line: int, field: int, value: int) -> None:
-        """Store a number in field `field` of this rank's own line; other ranks see all earlier writes before it."""
+        """Store a number where all ranks can read it: in field `field` of line `line`, which only this rank writes.
+
+        Other ranks see all earlier writes of this rank before they see the number.
+        """
         if self._helper is not None:
             self._helper.fence()
         self._numbers[line, field] = value
         self.synchronize_at(self._lines.data_ptr() + LINE * line, LINE)
 
     def announced(self, line: int, field: int) -> int:
-        """Return the number in field `field` of another rank's line.
+        """Return the number that another rank announced in field `field` of line `line`.
 
         After this call, everything that the other rank wrote before it announced the number is visible.
         """
@@ -180,7 +186,10 @@ class SharedMemory:
         return value
 
     def all_announced(self, field: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        """Return the number in field `field` of every line, uint64 [lines], with the guarantee of `announced`."""
+        """Return the numbers that all ranks announced in field `field`: uint64 [lines].
+
+        After this call, everything that the ranks wrote before they announced the numbers is visible.
+        """
         self.synchronize(self._lines)
         values = self._numbers[:, field].copy()
         if self._helper is not None:
@@ -205,7 +214,7 @@ class SharedMemory:
 
 
 def nbytes_of(num_lines: int, data_nbytes: int) -> int:
-    """Return the length, in bytes, of a region with this many lines and this many bytes of data."""
+    """Return the length, in bytes, of a memory region with a header page, `num_lines` lines of 128 bytes and data."""
     return PAGE + rounded_up(LINE * num_lines, PAGE) + data_nbytes
 
 
@@ -219,7 +228,7 @@ def map_together(
     Args:
         transport: connects the ranks; rank 0 creates the region and sends its path to the others.
         place: a folder, the name of a new file, or a DAX device; the argument of rank 0 is used.
-        num_lines: number of lines in front of the data; they are zero at first.
+        num_lines: number of lines (128 bytes that one rank writes) in front of the data; they are zero at first.
         data_nbytes: length of the data in bytes; the data is not initialised.
         coherent: True if ranks see each other's stores without flushing caches. None: the same, but a DAX device is
             refused.

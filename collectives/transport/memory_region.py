@@ -53,7 +53,7 @@ def dax_devices(sysfs: Path = SYSFS) -> list[DaxDevice]:
 
 
 def claim(device: DaxDevice, nbytes: int) -> tuple[int, int] | None:
-    """Lock `nbytes` bytes of a device that no other region of this host uses.
+    """Lock `nbytes` bytes of a DAX device that no other memory region of this host uses.
 
     The kernel keeps the locks of all processes, and releases those of a process that ends.
 

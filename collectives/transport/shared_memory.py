@@ -77,7 +77,7 @@ class ChannelEnd:
         self.messages: collections.deque[RingMessage] = collections.deque()
 
     def advance(self) -> bool:
-        """Transfer the bytes that can be transferred now; return True if there were any.
+        """Copy the bytes that can be copied into or out of the ring buffer now; return True if there were any.
 
         Raises:
             TransportError: a message is longer than its receive buffer.
@@ -113,7 +113,7 @@ class ChannelEnd:
         return self._passed != before
 
     def _pass_length(self, message: RingMessage, word: int) -> None:
-        """Write a message's length to word `word` of the ring buffer, or read it from there."""
+        """Write the message's length to the 8-byte word `word` of the ring buffer, or (receiver) read it from there."""
         if self._sends:
             self._words[word] = message.nbytes
         self._memory.synchronize_at(self._address + WORD * word, WORD)

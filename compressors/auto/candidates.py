@@ -1,9 +1,9 @@
-"""Candidates: for each pair, the choice in which most layers use it, and the estimated cost of a step with that choice.
+"""Candidates: for each compressor-collective pair, a choice in which most layers use it, and the cost of such a step.
 
-A model of one step's exchange selects the pairs that are worth a trial (a few training steps with a pair, whose times
-are measured), and the cheaper of two pairs for a layer. In the model, each wave of messages (those that depend only on
-earlier waves, see `waves_of`) takes a latency plus the time of the bytes of the rank that sends most, at the rate of
-the link.
+A choice assigns a pair to every layer. A model of one step's exchange selects the pairs that are worth a trial (a few
+training steps with a pair, whose times are measured), and the cheaper of two pairs for a layer. In the model, each wave
+of messages (messages that depend only on earlier waves, see `waves_of`) takes a latency, plus the time in which the
+link transfers the bytes of the rank that sends most.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> Seen:
     """Encode a gradient x, fp32 [layer.numel], twice, and return the shorter time, the bytes and the error.
 
-    The compressor's state is not changed.
+    The result is a `Seen`. The compressor's state is not changed.
     """
     if not layer.numel or compressor.leaves_dense(layer):
         return Seen(seconds=0.0, nbytes=FP32_BYTES * layer.numel, error=0.0)
@@ -69,10 +69,10 @@ def look(compressor: PerLayer, layer: Layer, x: torch.Tensor, step: Step) -> See
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MessageCost:
-    """The time that the messages of a sum take on the slowest rank.
+    """The speed of the network link: the time that the messages of a sum over ranks take on the slowest rank.
 
     Attributes:
-        wave_s: seconds per wave of messages that do not depend on their length.
+        wave_s: seconds that a wave (messages that ranks send at the same time) takes even if its messages are empty.
         per_byte_s: seconds per byte that a rank sends.
     """
 
@@ -81,7 +81,7 @@ class MessageCost:
 
 
 def measure_link(collective: BoundCollective, transport: Transport) -> MessageCost:
-    """Return the cost of messages on the current link, from timed sums of a short and of a longer tensor.
+    """Return the speed of the network link, measured by timing sums over ranks of a short and of a longer tensor.
 
     Every rank must call this function. The traffic counts under the purpose "control".
     """
@@ -97,13 +97,13 @@ def measure_link(collective: BoundCollective, transport: Transport) -> MessageCo
 
 
 def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_size: int) -> float:
-    """Return the estimated seconds of the messages of one sum.
+    """Return the estimated seconds that the messages of one sum over ranks take.
 
     Args:
         pair: the compressor that makes the payloads, and the collective that sums them.
         nbytes: bytes of each rank's payload.
         numel: number of elements that a payload stands for.
-        link: the cost of messages.
+        link: the speed of the network link.
         world_size: number of ranks.
     """
     if not numel or world_size == 1:
@@ -114,7 +114,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """Return the result of `_waves` for a pair; cached, because each layer needs it when the link may have changed."""
+    """Return what `_waves` returns, for the payloads of `pair.compressor` and the collective of `pair`; cached."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.traits.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)
@@ -122,7 +122,10 @@ def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[i
 
 
 def _sum_s(collective: BoundCollective, transport: Transport, numel: int) -> float:
-    """Return the seconds of the fastest of `_REPEATS` sums on the slowest rank; a long sum is not repeated."""
+    """Time some sums of `numel` elements over ranks; return the fastest one's seconds on the slowest rank.
+
+    A long sum is timed only once.
+    """
     fastest = math.inf
     transport.barrier()
     for _ in range(_REPEATS):
@@ -142,7 +145,7 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
         collective: the collective that sums.
         world_size: number of ranks.
         layout: elements of the payload.
-        lengths: bytes of partial sums; None: the messages are parts of a tensor, without headers.
+        lengths: computes the bytes of partial sums; None if the messages are parts of a tensor, without headers.
     """
     lengths = lengths or dataclasses.replace(
         _growing(FP32_BYTES * layout.numel, layout.numel), itemsize=layout.itemsize
@@ -156,7 +159,7 @@ def _waves(collective: Collective, world_size: int, layout: Layout, lengths: Len
 
 
 def _growing(nbytes: float, numel: int) -> Lengths:
-    """Return the bytes of partial sums of payloads whose entries differ between ranks.
+    """Return a rule for the bytes of partial sums, if the payloads hold different elements on different ranks.
 
     A sum of n payloads has n times the bytes of one, but at most those of a dense fp32 tensor.
 
@@ -177,7 +180,9 @@ TRIED = "tried"  # the reason for the pair of a layer that uses the pair of most
 
 
 class Candidates:
-    """The choices that can be tried; they follow from gradients that every pair's compressor has encoded.
+    """The assignments of compressor-collective pairs to layers that `auto` can try.
+
+    They follow from gradients that the compressor of every pair has encoded, once `look_at` and `agree` were called.
 
     Args:
         collective: the run's collective.
@@ -186,10 +191,10 @@ class Candidates:
         error: the largest allowed `Seen.error` of a layer of more than `SMALL` elements.
 
     Attributes:
-        pairs: the pairs, from dense to sparse.
-        dense: the pair that every layer may use, because its error is small.
+        pairs: the compressor-collective pairs, from dense to sparse.
+        dense: the pair of `bf16`, which every layer may use because its error is small.
         layers: the layers that have elements.
-        link: the cost of messages as measured last; the caller sets it.
+        link: the speed of the network link as measured last; the caller sets it.
     """
 
     def __init__(self, collective: Collective, layers: Sequence[Layer], world_size: int, error: float) -> None:
@@ -205,7 +210,7 @@ class Candidates:
         self._looked_at: Step | None = None
 
     def have_changed(self, step: Step | None) -> bool:
-        """Return True if a compressor would send another share of the entries than in the last step of `look_at`.
+        """Return True if a compressor would now send another share of a layer's entries than when `look_at` was called.
 
         Shares change during warm-up, in which sparse compressors start with more entries.
 
@@ -227,7 +232,7 @@ class Candidates:
         self._buckets = []
 
     def look_at(self, bucket: Bucket) -> None:
-        """Encode a bucket's gradients with every pair's compressor and keep costs and errors; nothing is sent."""
+        """Encode a bucket's gradients with every candidate compressor and keep costs and errors; nothing is sent."""
         self._buckets.append(bucket.layers)
         self._looked_at = bucket.step
         for layer, gradient in zip(bucket.layers, bucket.gradients, strict=True):
@@ -236,7 +241,10 @@ class Candidates:
                 self._seen[pair][layer.id] = look(compressor, layer, x, bucket.step)
 
     def agree(self, transport: Transport) -> None:
-        """Replace this rank's costs and errors by the largest of all ranks; every rank must call this method."""
+        """Replace this rank's encoding costs and errors with the largest of all ranks.
+
+        Every rank must call this method.
+        """
         unseen = Seen(seconds=0.0, nbytes=0, error=0.0)
         keys = [(pair, layer.id) for pair in self.pairs for layer in self.layers]
         own = [value for pair, layer_id in keys for value in self._seen[pair].get(layer_id, unseen)]
@@ -245,7 +253,10 @@ class Candidates:
             self._seen[pair][layer_id] = Seen(*values)
 
     def choices(self) -> dict[Pair, Choice]:
-        """Return the choices that can be tried, by the pair of most layers; of equal choices only the first."""
+        """Return the choices that can be tried, each by the compressor-collective pair that most of its layers use.
+
+        Of choices that assign the same pair to every layer, only the first is returned.
+        """
         choices: dict[Pair, Choice] = {}
         for pair in self.pairs:
             choice = self.choice(pair)
@@ -254,10 +265,10 @@ class Candidates:
         return choices
 
     def choice(self, pair: Pair) -> Choice:
-        """Return the choice of this pair for all layers, except those whose error or cost would be too high.
+        """Return the choice in which all layers use `pair`, except those whose error or cost would be too high.
 
-        A layer with a high error gets the next denser pair whose error is allowed, or else the dense pair; a layer that
-        costs less with the dense pair gets that.
+        A layer with a high error gets the next denser compressor-collective pair whose error is allowed, or else
+        `self.dense` (the pair of `bf16`); a layer that costs less with `self.dense` gets that.
         """
         layers_of: dict[tuple[Pair, str], list[int]] = {}
         dearer = self._dearer_than_dense(pair)
@@ -279,8 +290,8 @@ class Candidates:
         """Return the estimated seconds of encoding and of messages in a step, as if nothing overlapped.
 
         Args:
-            choice: the pair of every layer.
-            link: the cost of messages; None for the current link.
+            choice: the compressor-collective pair of every layer.
+            link: the speed of the network link; None for the speed measured last.
         """
         total, link = 0.0, link or self.link
         for part, bucket in itertools.product(choice.parts, self._buckets):
@@ -292,13 +303,14 @@ class Candidates:
         return total
 
     def cost_ratio(self, link: MessageCost, pair: Pair, negligible_s: float) -> float:
-        """Return the ratio, at least 1, by which the costs of a step differ between another link and the current one.
+        """Return the factor, at least 1, by which the cost of a step differs between two speeds of the network link.
 
-        It is the larger cost divided by the smaller one, for the dense pair or for `pair`, whichever differs more.
+        The two speeds are `link` and the one measured last. The factor is the larger cost divided by the smaller one,
+        with most layers on `self.dense` or on `pair`, whichever gives the larger factor.
 
         Args:
-            link: the other link.
-            pair: a pair.
+            link: the other speed of the link.
+            pair: the compressor-collective pair in use at that speed.
             negligible_s: differences up to this many seconds are ignored.
         """
         most = 1.0
@@ -309,9 +321,9 @@ class Candidates:
         return most
 
     def _dearer_than_dense(self, pair: Pair) -> set[int]:
-        """Return the ids of the layers that cost less with the dense pair than with `pair`.
+        """Return the ids of the layers that cost less with `self.dense` (the pair of `bf16`) than with `pair`.
 
-        The set is empty if these layers together save less than the additional messages of two pairs per bucket cost.
+        The set is empty if these layers together save less time than the messages of a second pair per bucket take.
         """
         if all(kind.elementwise for kind in self._compressors[pair].traits.emits):
             return set()

@@ -1,4 +1,4 @@
-"""Choices of compressor `auto`: which pair of compressor and collective sends each layer, and the reducer that does so.
+"""Choices of compressor `auto`: which compressor-collective pair sends each layer, and the reducer that does so.
 
 Every pair has a reducer of its own, which keeps the residuals of its layers (the parts of gradients that were not
 sent). When a layer changes to another pair, its residual is added to the layer's next gradient, so nothing is lost
@@ -48,12 +48,12 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """Layers that are sent by the same pair.
+    """Layers that are sent by the same compressor-collective pair.
 
     Attributes:
         pair: the compressor and the collective of these layers.
         layers: the ids of the layers, ascending.
-        why: the reason for this pair, as a phrase for the column `chosen_because`.
+        why: the reason for this pair, as a phrase for the column `chosen_because` of `layers.csv`.
     """
 
     pair: Pair
@@ -63,7 +63,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The pair of every layer from a given step on; implements the protocol `Decision`.
+    """The compressor-collective pair of every layer from a given step on; implements the protocol `Decision`.
 
     Attributes:
         step: index of the first step with these pairs.
@@ -75,27 +75,29 @@ class Choice:
 
     @classmethod
     def of_all(cls, step: int, pair: Pair, layers: Iterable[Layer], why: str) -> Self:
-        """Return the choice that sends all layers by one pair.
+        """Return the choice that sends all layers by one compressor-collective pair.
 
         Args:
             step: index of the first step with this choice.
-            pair: the pair.
+            pair: the compressor and the collective of all layers.
             layers: the layers, without those that have no elements.
             why: the reason, as a phrase.
         """
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
     def of_layer(self, layer_id: int) -> Part | None:
-        """Return the part that contains a layer; None for a layer without elements."""
+        """Return the `Part` that contains this layer; None for a layer without elements."""
         return next((part for part in self.parts if layer_id in part.layers), None)
 
     @functools.cached_property
     def pair_of(self) -> dict[int, Pair]:
-        """Return the pair of each layer that has elements, by layer id."""
+        """Return the compressor-collective pair of each layer that has elements, by layer id."""
         return {layer_id: part.pair for part in self.parts for layer_id in part.layers}
 
     def columns(self, layers: Iterable[Layer]) -> dict[str, Any]:
-        """Return the column `chosen` of `metrics.csv`: the pairs, each with its share of the elements if it is not all.
+        """Return the column `chosen` of `metrics.csv`: all compressor-collective pairs in use.
+
+        If there are several, each is followed by its share of the model's elements, such as "bf16 on ring 12.5%".
 
         Args:
             layers: every layer of the model.
@@ -120,10 +122,10 @@ class Choice:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the choice from the values that `to_dict` returned.
+        """Restore a choice from the values that `to_dict` returned.
 
         Raises:
-            KeyError, TypeError, ValueError or AttributeError: the values are not those of a choice.
+            KeyError, TypeError, ValueError or AttributeError: `to_dict` cannot have returned these values.
         """
         parts = tuple(
             Part(
@@ -156,7 +158,7 @@ def read_choices(path: Path) -> list[Choice]:
 
 
 def pairs_on(collective: Collective) -> list[Pair]:
-    """Return the pairs that `auto` tries, from dense to sparse.
+    """Return the compressor-collective pairs that `auto` tries, from dense to sparse.
 
     Pairs whose compressor and collective do not work together are left out. `native` is in a pair only if it is the
     run's collective, because the bytes that it sends are not counted.
@@ -180,19 +182,19 @@ def pairs_on(collective: Collective) -> list[Pair]:
 
 
 def dense_pair(collective: Collective) -> Pair:
-    """Return the pair of compressor `bf16` and the run's collective, whose error is small enough for every layer."""
+    """Return compressor `bf16` with the run's collective: the error of `bf16` is small enough for every layer."""
     return next(pair for pair in pairs_on(collective) if pair.compressor == "bf16")
 
 
 class BoundPair(NamedTuple):
-    """A pair on this rank: the reducer, which keeps its layers' residuals, and the bound collective."""
+    """A compressor-collective pair on this rank: the reducer, which keeps residuals, and the bound collective."""
 
     reducer: Reducer
     collective: BoundCollective
 
 
 class ChosenPairs(Reducer):
-    """Send each layer by the pair that the current choice names.
+    """Send each layer by the compressor-collective pair that the current choice assigns to it.
 
     Args:
         compressor: the compressor `auto`.
@@ -202,7 +204,7 @@ class ChosenPairs(Reducer):
     Attributes:
         choice: the choice in use.
         wire_s: seconds in which messages were sent or waited for; the caller sets it to 0 before each step.
-        look: called with every bucket before the bucket is sent; None: nothing is called.
+        look: called with every bucket before the bucket is sent; None if nothing is called.
     """
 
     def __init__(self, compressor: Compressor, choice: Choice, bind: Callable[[Collective], BoundCollective]) -> None:
@@ -215,16 +217,19 @@ class ChosenPairs(Reducer):
         self._added: set[int] = set()
 
     def bound(self, pair: Pair) -> BoundPair:
-        """Return the pair's reducer and bound collective, which are made at the first call; every rank must call it."""
+        """Return the reducer and the bound collective of a compressor-collective pair.
+
+        They are created at the first call for this pair. Every rank must call this method.
+        """
         if pair not in self._bound_pairs:
             compressor, collective = pair.built()
             self._bound_pairs[pair] = BoundPair(reducer_for(compressor), self._bind(collective))
         return self._bound_pairs[pair]
 
     def switch(self, choice: Choice) -> None:
-        """Use another choice from the next step on; every rank must call this method, between two steps.
+        """Use another choice from the next step on. Every rank must call this method, between two steps.
 
-        The residuals of layers that change to another pair are kept, and added to their next gradients.
+        The residuals of layers that change to another compressor-collective pair are added to their next gradients.
         """
         for pair, bound in self._bound_pairs.items():
             staying = {layer_id for part in choice.parts if part.pair == pair for layer_id in part.layers}

@@ -1,4 +1,4 @@
-"""Chooser: tries pairs of compressor and collective during training, keeps the fastest, and watches the link's speed.
+"""Chooser: tries compressor-collective pairs during training, keeps the fastest, and watches the network link's speed.
 
 A trial is a few consecutive training steps with one pair. A state of the link is a time in which messages take about as
 long as when the link was measured. If the link returns to an earlier state, the pair that was the fastest in that state
@@ -63,11 +63,11 @@ LOOK_AGAIN = 500
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class LinkKnowledge:
-    """The results of trials in one state of the link.
+    """The results of trials in one state of the network link, that is, while messages take about the same time.
 
     Attributes:
-        link: the measured cost of messages in this state.
-        holder: the pair in use in this state.
+        link: the measured speed of the link in this state.
+        holder: the compressor-collective pair in use in this state.
         why: the reason for this pair, as a phrase.
         was_tried: True if trials in this state chose the pair; False if the pair was kept from the state before, or if
             the link changed during the trials.
@@ -88,11 +88,11 @@ class LinkKnowledge:
 
 
 class Occasion(NamedTuple):
-    """A reason to measure the link again.
+    """A reason to measure the speed of the network link again.
 
     Attributes:
         why: the reason, as a phrase.
-        is_urgent: True if pairs are tried even if the option `budget` allows no more trials.
+        is_urgent: True if compressor-collective pairs are tried even if the option `budget` allows no more trials.
     """
 
     why: str
@@ -104,7 +104,7 @@ Decisions = Generator[None, StepSeconds, None]
 
 
 class Chooser:
-    """Decide which pair sends each layer, and switch the reducer to it; all ranks decide the same.
+    """Decide which compressor-collective pair sends each layer, and make the reducer use it; all ranks decide the same.
 
     Args:
         reducer: sends each layer by the pair that was chosen for it.
@@ -145,7 +145,10 @@ class Chooser:
         return 0 if self.step is None else self.step.index + 1
 
     def decisions(self) -> Decisions:
-        """Return the generator that encodes gradients, tries pairs and watches the link until training ends."""
+        """Return a generator that tries compressor-collective pairs and watches the network link until training ends.
+
+        Each `yield` lets one training step pass, and is sent the times of the step before.
+        """
         occasion = Occasion("the first steps")
         looked: int | None = None
         latest: LinkKnowledge | None = None
@@ -182,11 +185,11 @@ class Chooser:
             occasion = yield from self._watch(latest)
 
     def follow(self, choices: Iterable[Choice], *, goes_on: bool = False) -> Decisions:
-        """Return the generator that repeats earlier choices at their steps.
+        """Return a generator like that of `decisions`, which repeats earlier choices, each at its own training step.
 
         Args:
-            choices: the choices, in the order of their steps.
-            goes_on: True to make decisions after the last of these choices.
+            choices: the compressor-collective pairs of all layers from a step on, in the order of their steps.
+            goes_on: True to try pairs and make new choices after the last of these.
         """
         for choice in choices:
             while self.next_step < choice.step:
@@ -199,7 +202,7 @@ class Chooser:
         self._candidates.link = measure_link(self._reducer.bound(self._candidates.dense).collective, self._transport)
 
     def _known(self) -> LinkKnowledge | None:
-        """Return the knowledge about the state most similar to the current link; None if no known state is similar."""
+        """Return the results of trials when the link was about as fast as it is now; None if there were none."""
         nearest = min(self._found, key=self._cost_ratio, default=None)
         return nearest if nearest is not None and self._cost_ratio(nearest) <= SAME_STATE else None
 
@@ -208,20 +211,23 @@ class Chooser:
         return self._candidates.cost_ratio(found.link, found.holder, negligible_s)
 
     def _recall(self, found: LinkKnowledge, why: str) -> LinkKnowledge:
-        """Switch back to the pair that was used in an earlier state of the link, and return what is known about it."""
+        """Use again the pair that was in use when the link had this speed before; return `found`.
+
+        `why` is the reason for this change, as a phrase.
+        """
         self._switch(found.holder, f"after {why}, as earlier on such a link: {found.why}")
         return found
 
     def _contest(self, why: str) -> Generator[None, StepSeconds, LinkKnowledge]:
-        """Try the pairs that may be the fastest, in the order of estimated cost, and switch to the fastest pair.
+        """Try the compressor-collective pairs that may be the fastest, cheapest estimate first, and use the fastest.
 
-        If the link changed during the trials and the new state is known from earlier trials, those results count.
+        If the link's speed changed during the trials, and earlier trials were made at the new speed, those count.
 
         Args:
             why: the reason for the trials, as a phrase.
 
         Returns:
-            The knowledge about the state of the link after the trials.
+            The results of trials at the speed that the link has after the trials.
         """
         parts, choices, began_on = self._reducer.choice.parts, self._candidates.choices(), self._candidates.link
         numel = {layer.id: layer.numel for layer in self._candidates.layers}
@@ -280,9 +286,9 @@ class Chooser:
         """Try a pair between two trials of the fastest pair so far; repeat this if the link's speed jumped meanwhile.
 
         Args:
-            pair: the pair.
-            ranking: gets the results.
-            choices: the choice with which each pair is tried.
+            pair: the compressor-collective pair to try.
+            ranking: the step times are added to it.
+            choices: for each pair, the pairs of all layers during its trials.
         """
         leader = ranking.leader
         trials = [pair, leader] if ranking.latest == leader else [leader, pair, leader]
@@ -295,10 +301,10 @@ class Chooser:
             trials = [pair, leader]
 
     def _measure(self, choice: Choice, hopeless_s: float = math.inf) -> Generator[None, StepSeconds, list[StepSeconds]]:
-        """Make a trial, and return the times of its steps that count.
+        """Train a few steps with a choice, and return the times of the last `TRIAL` of them.
 
         Args:
-            choice: the pair of every layer during the trial.
+            choice: the compressor-collective pair of every layer in these steps.
             hopeless_s: the trial ends early, after a step that takes longer than this many seconds.
         """
         if choice.pair_of != self._reducer.choice.pair_of:
@@ -310,12 +316,12 @@ class Chooser:
         return taken[SETTLING:]
 
     def _watch(self, found: LinkKnowledge) -> Generator[None, StepSeconds, Occasion]:
-        """Let steps pass until the link seems to have changed or it is time for new trials; return the reason.
+        """Let steps pass until the link's speed seems to have changed or new trials are due; return the reason.
 
-        Meanwhile, rivals are tried once in a while.
+        Meanwhile, rivals (pairs that may be faster than the one in use) are tried once in a while.
 
         Args:
-            found: the knowledge about the current state; its pair is replaced if trials show that a rival is faster.
+            found: the results of trials at the current speed; its pair `holder` is replaced if a rival is faster.
         """
         recent: collections.deque[StepSeconds] = collections.deque(maxlen=WINDOW)
         for count in itertools.count(1):
@@ -362,7 +368,7 @@ class Chooser:
         """Try a rival between steps of the pair in use; return (the rival's step time) / (that of the pair in use).
 
         Args:
-            rival: the rival.
+            rival: the compressor-collective pair to try.
             before_s: median time in seconds of the last steps with the pair in use.
         """
         of_holder = self._reducer.choice
@@ -383,7 +389,7 @@ class Chooser:
 
 
 def _change(usual: StepSeconds, now: StepSeconds) -> str:
-    """Return text about a change after which another pair may be faster; empty if there was no such change.
+    """Return a phrase about a change of step or message time, after which another pair may be faster; "" if none.
 
     Args:
         usual: median times of the first steps with the pair in use.

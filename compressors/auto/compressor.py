@@ -35,10 +35,10 @@ from compressors.layer import Layer
 
 
 class ChoosingHook(CompressionHook):
-    """Let a `Chooser` decide between two steps, in the communication thread, which pair sends each layer.
+    """Let a `Chooser` decide, between two steps, which compressor-collective pair sends each layer.
 
-    Ranks exchange the times of a step together with the next step's vote on whether all gradients were finite, so the
-    times need no message of their own.
+    It decides in the communication thread. The ranks' step times travel in the message in which ranks tell each other
+    whether all gradients were finite, so they need no message of their own.
 
     Args:
         ddp: the wrapped model, without a communication hook so far.
@@ -72,7 +72,7 @@ class ChoosingHook(CompressionHook):
         self._ended = time.perf_counter()
 
     def replay(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Repeat the choices that a stopped run made after its checkpoint, at the same steps, then make new choices.
+        """Repeat, at the same steps, the choices that a stopped run made after its checkpoint; then make new choices.
 
         Every rank must call this method.
 
@@ -127,7 +127,7 @@ class ChoosingHook(CompressionHook):
 
 @dataclasses.dataclass(kw_only=True)
 class Auto(OwnHook, name="auto"):
-    """Auto: tries pairs of compressor and collective in the first steps and keeps the fastest.
+    """Auto: tries compressor-collective pairs in the first training steps and keeps the fastest.
 
     Pairs are tried again when the speed of the links changes. Dense payloads and those that collectives can add up use
     the run's collective, other payloads use `allgather`. If a pair would lose more than the share `error` of a layer's
@@ -175,8 +175,8 @@ class Auto(OwnHook, name="auto"):
         name = collective.component_name
         if collective.decodes or name == "pool":
             raise Incompatible(
-                f"auto cannot switch pairs on {name}, which keeps state outside the ranks; use collective ring, "
-                "native, tree, halving_doubling, hierarchical or allgather"
+                f"auto cannot switch compressors on collective {name}, which keeps state outside the ranks; use "
+                "collective ring, native, tree, halving_doubling, hierarchical or allgather"
             )
         super().check_compatible(collective, layers)
         ids = {layer.id for layer in layers if layer.numel}
@@ -188,7 +188,7 @@ class Auto(OwnHook, name="auto"):
 
     @property
     def recorded(self) -> list[Choice]:
-        """Read and return the choices in the file that the option `choices` names; empty if that is None."""
+        """Read and return the choices in the file that the option `choices` names; an empty list if that is None."""
         return [] if self.choices is None else read_choices(Path(self.choices))
 
     @override

@@ -1,4 +1,4 @@
-"""Rank pairs of compressor and collective by the ratios of their step times.
+"""Rank compressor-collective pairs by the ratios of their step times.
 
 A trial is a few consecutive training steps with one pair. It is compared with trials of another pair right before and
 after it, because the link's speed may change, so that seconds measured at different times are not comparable. After a
@@ -27,12 +27,12 @@ PROVES_SLOWER = 1.05
 
 @dataclasses.dataclass
 class Challenger:
-    """A pair that is not in use, but may be faster than the pair in use, and is therefore tried again and again.
+    """A compressor-collective pair that may be faster than the one in use, and is therefore tried again and again.
 
     Attributes:
-        pair: the pair.
+        pair: the compressor and the collective.
         is_near: True if its step time is close to that of the pair in use, so that trials cost little.
-        due: number of steps (`LinkKnowledge.watched`) after which the pair is tried next.
+        due: the next trial starts when this many steps have been made with the pair in use (`LinkKnowledge.watched`).
     """
 
     pair: Pair
@@ -41,10 +41,10 @@ class Challenger:
     _rest: int = RIVAL_REST
 
     def schedule_after(self, at: int, ratio: float) -> None:
-        """Set `due` after a trial of this pair: the slower the pair was, the later is its next trial.
+        """Set `due`, the step of the next trial, after a trial: a pair that was slow waits longer.
 
         Args:
-            at: number of steps (`LinkKnowledge.watched`) when the trial ended.
+            at: number of steps made with the pair in use (`LinkKnowledge.watched`) when the trial ended.
             ratio: step time of the trial / step time of the pair in use.
         """
         self._rest = min(LONGEST_REST, 2 * self._rest) if ratio > PROVES_SLOWER else RIVAL_REST
@@ -52,20 +52,20 @@ class Challenger:
 
 
 class PairwiseRatios:
-    """The results of comparing pairs: ratios of their step times, collected over a whole run."""
+    """Ratios of the step times of two compressor-collective pairs, collected over a whole run."""
 
     def __init__(self) -> None:
         self._logs: dict[tuple[Pair, Pair], collections.deque[float]] = {}
 
     def add(self, pair: Pair, other: Pair, ratio: float) -> None:
-        """Add a result: a step with `pair` took `ratio` times as long as a step with `other`."""
+        """Record that a training step with `pair` took `ratio` times as long as a step with `other`."""
         for key, log in (((pair, other), math.log(ratio)), ((other, pair), -math.log(ratio))):
             self._logs.setdefault(key, collections.deque(maxlen=MOST)).append(log)
 
     def ratio(self, pair: Pair, other: Pair) -> float | None:
-        """Return (step time of `pair`) / (step time of `other`), or None if there are fewer than `ENOUGH` results.
+        """Return (step time of `pair`) / (step time of `other`), or None if fewer than `ENOUGH` ratios were added.
 
-        It is the geometric mean of the middle half of the results. The smallest and the largest quarter do not count,
+        It is the geometric mean of the middle half of the ratios. The smallest and the largest quarter do not count,
         because the link's speed may jump during a trial.
         """
         logs = self._logs.get((pair, other), ())
@@ -104,11 +104,11 @@ class StepSeconds(NamedTuple):
 
 
 class Ranking:
-    """Rank the pairs of a series of trials by their step times.
+    """Rank the compressor-collective pairs of a series of trials (a few training steps each) by their step times.
 
     Args:
         order: all pairs, from dense to sparse.
-        dense: the dense pair, which is tried more often than others so that noise does not exclude it.
+        dense: the pair of compressor `bf16`, which is tried more often than others so that noise does not exclude it.
 
     Attributes:
         pairs: the pairs that were tried, in the order of their first trials.
@@ -126,10 +126,10 @@ class Ranking:
         self._logs_of: dict[tuple[Pair, Pair], list[float]] = {}
 
     def add(self, pair: Pair, taken: Sequence[StepSeconds]) -> None:
-        """Add a trial of a pair.
+        """Add the step times of a trial.
 
         Args:
-            pair: the pair.
+            pair: the compressor-collective pair that was tried.
             taken: times of the trial's steps, without the first `SETTLING` steps, which do not count.
         """
         self._trials.append((pair, taken))
@@ -140,7 +140,7 @@ class Ranking:
             self.pairs.append(pair)
 
     def compare(self, *, whatever: bool = False) -> bool:
-        """Compare the trial before the last one with the two trials of another pair right before and after it.
+        """Compare the trial before the last one with the trials right before and after it, which used another pair.
 
         The link's speed has jumped if the times of these two trials differ by more than the factor `JUMP`.
 
@@ -163,16 +163,16 @@ class Ranking:
         return True
 
     def ratio(self, pair: Pair, other: Pair) -> float:
-        """Return (step time of `pair`) / (step time of `other`) from all comparisons, also through third pairs."""
+        """Return (step time of `pair`) / (step time of `other`), from all comparisons, also those with third pairs."""
         logs = self._logs()
         return math.exp(logs[pair] - logs[other])
 
     def of(self, pair: Pair) -> list[StepSeconds]:
-        """Return the times of all steps of a pair's trials that count, the oldest first."""
+        """Return the times of the steps in all trials of a pair, oldest first, without the first steps of each."""
         return [seconds for who, taken in self._trials if who == pair for seconds in taken]
 
     def latest_s(self, pair: Pair) -> float:
-        """Return the median step time in the last trial of a pair, in seconds."""
+        """Return the median step time, in seconds, of the last trial of this compressor-collective pair."""
         return medians(next(taken for who, taken in reversed(self._trials) if who == pair)).step_s
 
     def lost_s(self, winner: Pair) -> float:
@@ -184,12 +184,12 @@ class Ranking:
         )
 
     def ahead(self, racing: Sequence[Pair], close: float, field: int) -> list[Pair]:
-        """Return the leader, then the other pairs that stay in the comparison, from fast to slow.
+        """Return the fastest pair so far, `leader`, then the others that are worth another trial, from fast to slow.
 
         Args:
-            racing: the pairs to choose from.
+            racing: the compressor-collective pairs to choose from.
             close: a pair stays if its step time is at most this many times that of the leader.
-            field: number of pairs that stay at most; the dense pair may stay in addition.
+            field: largest number of pairs that stay; the pair of `bf16` may stay in addition.
         """
         logs = self._logs()
         fastest = sorted(racing, key=lambda pair: (pair != self.leader, logs[pair]))
@@ -199,11 +199,12 @@ class Ranking:
     def winner(self, racing: Sequence[Pair], held: Pair | None) -> Pair:
         """Return the pair in use if it is as good as the fastest pair, otherwise the densest pair that is as good.
 
-        As good means: its step time is at most `TIE` times as long. A dense pair that is as good as the fastest pair
-        also replaces a sparse pair in use.
+        A pair is as good if its step time is at most `TIE` times that of the fastest; a bit more (`HARDLY_WORSE`) is
+        allowed to the pair in use before a sparser one replaces it. A dense pair that is as good as the fastest also
+        replaces a sparse pair in use.
 
         Args:
-            racing: the pairs to choose from.
+            racing: the compressor-collective pairs to choose from.
             held: the pair in use; None if no pair has been chosen yet.
         """
         logs, rank = self._logs(), self._order.index
@@ -215,7 +216,7 @@ class Ranking:
         return held if logs[held] <= math.log(patience) + best else winner
 
     def rivals(self, holder: Pair) -> list[Challenger]:
-        """Return the pairs to be tried again while `holder` is in use.
+        """Return the compressor-collective pairs to be tried again while the pair `holder` is in use.
 
         These are the fastest other pair, if its step time is at most `NEAR` times as long, and the pair that was tried
         first because its estimated cost was lowest.
@@ -226,7 +227,10 @@ class Ranking:
         return [Challenger(pair=pair, is_near=pair in near) for pair in near + favourite]
 
     def summary(self, winner: Pair) -> str:
-        """Return text such as "12 ms a step, bf16 on ring 15 ms, 4 pairs tried", which names the next fastest pair."""
+        """Return a summary for users, such as "12 ms a step, bf16 on ring 15 ms, 4 pairs tried".
+
+        The first time is that of `winner`; the second pair is the next fastest one.
+        """
         step_s = medians(self.of(winner)).step_s
         if (second := next((pair for pair in self._logs() if pair != winner), None)) is None:
             return f"{ms(step_s)} a step, no other pair was worth a trial"
@@ -234,7 +238,7 @@ class Ranking:
         return f"{ms(step_s)} a step, {second} {ms(next_s)}, {len(self.pairs)} pairs tried"
 
     def _logs(self) -> dict[Pair, float]:
-        """Return the logarithm of each pair's step time, up to a common constant, the fastest pair first.
+        """Return the logarithm of each tried pair's step time, up to a common constant, the fastest pair first.
 
         The logarithms fit the results of all comparisons best, by least squares.
         """
@@ -248,7 +252,7 @@ class Ranking:
 
 
 def medians(taken: Sequence[StepSeconds]) -> StepSeconds:
-    """Return the median over some steps of each of their times."""
+    """Return the median step time, computing time and message time of some steps."""
     return StepSeconds(*map(statistics.median, zip(*taken, strict=True)))
 
 

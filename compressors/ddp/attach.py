@@ -63,11 +63,12 @@ def attach(
         timeout_s: longest wait for any one message, in seconds.
 
     Raises:
-        ValueError: the pair, the model or an option of DDP is not supported, for example: "topk sends Sparse payloads:
-            native adds ...; use collective allgather"; momentum is missing or not used; the compressor needs a single
-            bucket and there are several; the compressor is one of PyTorch's own hooks; the model is not in DDP (bare,
-            FSDP), already has a hook, was changed after it was wrapped (frozen, converted), or trains complex
-            parameters, or fp64 parameters that would be compressed; an embedding has sparse gradients.
+        ValueError: the compressor with this collective, the model or an option of DDP is not supported, for example:
+            "topk sends Sparse payloads: native adds ...; use collective allgather"; momentum is missing or not used;
+            the compressor needs a single bucket and there are several; the compressor is one of PyTorch's own hooks;
+            the model is not in DDP (bare, FSDP), already has a hook, was changed after it was wrapped (frozen,
+            converted), or trains complex parameters, or fp64 parameters that would be compressed; an embedding has
+            sparse gradients.
         OptionError: a spec names no component, or has a wrong option.
     """
     if isinstance(compressor, str):
@@ -97,7 +98,8 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     """Return the DDP model inside what `torch.compile` wrapped around it.
 
     Raises:
-        ValueError: there is none, its options leave a communication hook without buckets, or its gradients do not fit.
+        ValueError: there is no DDP model, its options leave a communication hook without buckets, or an embedding has
+            sparse gradients.
     """
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, DistributedDataParallel):
@@ -158,13 +160,13 @@ def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], com
     types = {str(weight.dtype) for weight in weights}
     if len(types) > 1:
         raise ValueError(
-            f"{compressor.component_name} wants the whole model as one bucket under these options, and DDP puts "
+            f"{compressor.component_name} wants the whole model as one bucket with these options, and DDP puts "
             f"parameters of {' and '.join(sorted(types))} into separate buckets; convert them to one dtype"
         )
     nbytes = sum(weight.nbytes for weight in weights)
     if nbytes > (FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else ddp.bucket_bytes_cap):
         raise ValueError(
-            f"{compressor.component_name} wants the whole model as one bucket under these options; "
+            f"{compressor.component_name} wants the whole model as one bucket with these options; "
             f"wrap it with DistributedDataParallel(..., bucket_cap_mb={-(-nbytes // 2**20)})"
         )
 
@@ -174,9 +176,9 @@ def _check_momentum(compressor: Compressor, momentum: float | None, *, nesterov:
     if not compressor.traits.owns_momentum:
         if momentum is not None or nesterov:
             option = "nesterov" if momentum is None else "momentum"
-            raise ValueError(f"{name} applies no momentum under these options; leave {option} to the optimizer")
+            raise ValueError(f"{name} applies no momentum with these options; leave {option} to the optimizer")
     elif momentum is None or not 0 <= momentum < 1:
         raise ValueError(
-            f"{name} applies the momentum itself under these options; give attach its coefficient in [0, 1), "
+            f"{name} applies the momentum itself with these options; give attach its coefficient in [0, 1), "
             "for example momentum=0.9, and the optimizer momentum=0"
         )

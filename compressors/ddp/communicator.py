@@ -131,12 +131,12 @@ class CompressedCommunicator:
         return bound
 
     def book(self, report: StepReport) -> None:
-        """Add to this step's report the report of an exchange that used the transport without this communicator."""
+        """Add to this step's report an exchange that used the transport without this communicator's methods."""
         self._report.add(report)
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[StepReport]:
-        """Report the seconds of a `with` block as exchange time during which nothing else was computed.
+        """Time a `with` block, and add its seconds to the step's report as exchange time that overlaps with nothing.
 
         The block may write what it encodes to the report that it gets.
         """
@@ -154,18 +154,18 @@ class CompressedCommunicator:
         return lambda: any(finish())
 
     def finish_step(self) -> StepReport:
-        """Accept the state that this step proposed, and return its report."""
+        """Accept the state (residuals, for example) that this step proposed, and return the report of the step."""
         self.commit()
         return self._report
 
     def commit(self) -> None:
-        """Accept the state proposed since the last `commit` or `drop`."""
+        """Accept the state (residuals, for example) that exchanges proposed since the last `commit` or `drop`."""
         self.reducer.commit()
         self.collective.commit()
         self.last_encoded = self.reducer.last_encoded
 
     def drop(self) -> None:
-        """Discard the proposed state: everything is bit for bit as before the step."""
+        """Discard the state that exchanges proposed: everything is bit for bit as before the step."""
         self.reducer.drop()
         self.collective.drop()
 
@@ -186,7 +186,7 @@ class CompressedCommunicator:
 
     @property
     def exposed_s(self) -> float:
-        """Return the seconds that training has waited for exchanges in this step so far."""
+        """Return the seconds in which training waited for exchanges since the last `start_step`."""
         return self._report.exposed_s or 0.0
 
 

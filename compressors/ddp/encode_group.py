@@ -15,7 +15,7 @@ from compressors.layer import Layer, Step, Tensors, copies, end_to_end
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EncodeGroup:
-    """One layer, or several layers concatenated, that one `encode` call covers.
+    """One layer, or several layers concatenated, that a compressor encodes into one payload.
 
     Attributes:
         layer: the layer, or a flat layer that stands for all of them.
@@ -67,7 +67,9 @@ def group_layers(
     gradients: Sequence[torch.Tensor] = (),
     updates: Sequence[torch.Tensor] = (),
 ) -> list[EncodeGroup]:
-    """Return the compressed groups in model order, then one group of all layers that are sent uncompressed.
+    """Divide layers into groups, each of which a compressor encodes into one payload.
+
+    The compressed groups come first, in model order, then one group of all layers that are sent uncompressed.
 
     Layers without elements are left out: they send nothing and keep no state.
 
@@ -112,7 +114,7 @@ class BufferPool:
     _returned: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def acquire(self, group: EncodeGroup) -> torch.Tensor:
-        """Return an uninitialised buffer [group.layer.numel] of the group's dtype."""
+        """Return an uninitialised buffer, [group.layer.numel] of `group.dtype`, for this group's message."""
         buffer = self._free.pop(group.key, None)
         if buffer is None or buffer.numel() != group.layer.numel or buffer.dtype != group.dtype:
             buffer = Dense.room(group.layer.numel, group.dtype, group.device)
@@ -143,7 +145,9 @@ class LayerStore:
     _sizes: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def accepted(self, group: EncodeGroup) -> torch.Tensor | None:
-        """Return the group's fp32 tensor [numel] of the last `commit`, or None before the first; do not change it.
+        """Return the tensor that is kept for a group, fp32 [numel], as of the last `commit`; None before the first.
+
+        The caller must not change it.
 
         Raises:
             ValueError: the state that was loaded belongs to another model.
@@ -186,7 +190,7 @@ class LayerStore:
         self._proposed = {}
 
     def by_layer(self) -> Tensors:
-        """Return a view of each layer's accepted elements, by layer id."""
+        """Return a view of the accepted tensor of each layer, by layer id."""
         views: Tensors = {}
         for key, flat in self._accepted.items():
             views.update(zip(key, torch.split(flat, [self._sizes[layer_id] for layer_id in key]), strict=True))

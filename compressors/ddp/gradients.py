@@ -27,7 +27,7 @@ def _buffers(ddp: DistributedDataParallel) -> dict[int, torch.Tensor]:
 
 
 def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
-    """Return which parameter was changed after wrapping so that DDP misses its gradient and what to do, or None."""
+    """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was."""
     buffer_of = _buffers(ddp)
     for name, parameter in ddp.module.named_parameters():
         buffer = buffer_of.get(id(parameter))

@@ -261,7 +261,7 @@ class CompressionHook(CompressedCommunicator):
         self._saw_nonfinite = False
 
     def _why_missing(self, *, has_begun: bool) -> str:
-        """Return why DDP has not handed over all gradients since the last `finish_step`, and what to do."""
+        """Return a sentence for the user: why DDP has not handed over all gradients in this step, and what to do."""
         if self._closed:
             return _CLOSED
         if reason := change_since_wrapping(self._ddp):
@@ -308,7 +308,7 @@ class CompressionHook(CompressedCommunicator):
                 job.future.set_result(job.buffer)  # with its updates, unless something failed
 
     def _attempt(self, work: Callable[[], object]) -> None:
-        """Do a part of the exchange, unless an earlier one failed; `finish_step` raises the first failure."""
+        """Call `work`, a part of the exchange, unless an earlier part failed; `finish_step` raises the first error."""
         if self._failure is not None:
             return
         started = time.perf_counter()
@@ -337,7 +337,10 @@ class CompressionHook(CompressedCommunicator):
             self._report.exposed_s = time.perf_counter() - job.arrived
 
     def _screen(self, bucket: Bucket, buffer: torch.Tensor) -> bool:
-        """Replace NaN and infinity before they reach residuals; return True if gradients were moved to the buffer."""
+        """Replace NaN and infinity in a bucket, so that they do not reach residuals.
+
+        Return True if `bucket.gradients` now are other tensors: views of `buffer`.
+        """
         lie_elsewhere = bucket.gradients is not bucket.updates
         if lie_elsewhere and all(map(is_finite, bucket.gradients)):
             return False

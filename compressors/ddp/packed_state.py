@@ -28,7 +28,8 @@ class PackedState:
         state: the state; its tensors are copied to the CPU.
 
     Raises:
-        TypeError: a value has a type that cannot be packed.
+        TypeError: a value is not None, a boolean, a number, a string, a real strided tensor, or a list, tuple or
+            dictionary of these.
     """
 
     def __init__(self, state: Any) -> None:
@@ -49,17 +50,20 @@ class PackedState:
             raise
 
     def to_tensor(self) -> torch.Tensor:
-        """Return the state as one tensor, uint8 [bytes]."""
+        """Return the state as one tensor, uint8 [bytes], in safetensors format."""
         return torch.frombuffer(bytearray(save(self._tensors, self._metadata)), dtype=torch.uint8)
 
     def _describe(self, value: Any) -> Any:
-        """Return a JSON description of a value; containers and tensors become lists that begin with their kind."""
+        """Return a value in a form that JSON can store; tensors and containers become lists such as ["tuple", 1, 2]."""
         match value:
             case None | bool() | int() | float() | str():
                 return value
             case torch.Tensor():
                 if value.layout != torch.strided or value.is_complex():
-                    raise TypeError(f"a tensor of type {value.dtype} and layout {value.layout} cannot be packed")
+                    raise TypeError(
+                        f"a state with a tensor of type {value.dtype} and layout {value.layout} cannot be saved; "
+                        "store a real tensor of layout torch.strided"
+                    )
                 copied = value.detach().to("cpu", copy=True)
                 if not torch.ops.aten.is_non_overlapping_and_dense(copied):
                     copied = copied.contiguous()
@@ -72,7 +76,10 @@ class PackedState:
                 return ["list", *map(self._describe, value)]
             case tuple():
                 return ["tuple", *map(self._describe, value)]
-        raise TypeError(f"a value of type {type(value).__name__} cannot be packed")
+        raise TypeError(
+            f"a state with a value of type {type(value).__name__} cannot be saved; use None, booleans, numbers, "
+            "strings, tensors, and lists, tuples and dictionaries of these"
+        )
 
 
 def pack_state(state: Any) -> torch.Tensor:
@@ -133,7 +140,7 @@ def _restored(metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], 
             case ["tuple", *items]:
                 return tuple(restored(item) for item in items)
             case list() | dict():
-                raise ValueError("a value of unknown kind")
+                raise ValueError("it holds a value of unknown kind")
         return description
 
     return restored(json.loads(metadata["state"]))

@@ -133,14 +133,14 @@ class Reducer(abc.ABC):
         """
 
     def commit(self) -> None:
-        """Accept the state proposed since the last `commit` or `drop`."""
+        """Accept the residuals and other state that calls proposed since the last `commit` or `drop`."""
         for state in (self._residuals, self._velocities, self.memory):
             state.commit()
         self._buffers.end_step()
         self.last_encoded, self._encoded = self._encoded, {}
 
     def drop(self) -> None:
-        """Discard the proposed state: everything is bit for bit as before the step."""
+        """Discard the residuals and other state that calls proposed: everything is bit for bit as before the step."""
         for state in (self._residuals, self._velocities, self.memory):
             state.drop()
         self._buffers.end_step()
@@ -195,7 +195,7 @@ class Reducer(abc.ABC):
 
 
 class PerLayerReducer(Reducer):
-    """Run a compressor that encodes each group of layers into one payload."""
+    """The reducer of a compressor that encodes each group of layers into one payload."""
 
     compressor: PerLayer
 
@@ -266,7 +266,7 @@ class PerLayerReducer(Reducer):
         """Encode each group; if ranks share scales, agree on the scales with the other ranks first.
 
         Raises:
-            NonFiniteSum: the bucket was not screened, and the compressor found a value that is not finite.
+            NonFiniteSum: `screened` is False, and the compressor found a value that is not finite.
         """
         inputs: list[torch.Tensor | None] = [None] * len(groups)
         if self._scaled is not None and self._scaled.traits.needs_all_ranks:
@@ -383,7 +383,7 @@ class PerLayerReducer(Reducer):
 
 
 class MultiRoundReducer(Reducer):
-    """Run a compressor of several rounds, each of which exchanges the mean of one fp32 tensor."""
+    """The reducer of a compressor that averages several fp32 tensors per bucket over ranks, one after another."""
 
     compressor: MultiRound
 

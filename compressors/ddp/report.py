@@ -71,20 +71,23 @@ class EncodedLayer:
 
 
 class Decision(Protocol):
-    """A decision of an exchange about its messages during training; a resumed run must make the same decisions."""
+    """A decision made during training about how gradients are sent, such as which compressor sends which layer.
+
+    A resumed run must make the same decisions.
+    """
 
     @property
     def step(self) -> int:
-        """Return the first step with this decision."""
+        """Return the index of the first training step to which this decision applies."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the decision as values for JSON."""
+        """Return the decision as values that JSON can store."""
 
     def columns(self, layers: Sequence[Layer]) -> dict[str, Any]:
-        """Return the decision's columns of `metrics.csv`."""
+        """Return the columns of `metrics.csv` that report this decision, by name."""
 
     def layer_columns(self, layer: Layer) -> dict[str, Any]:
-        """Return the decision's columns of `layers.csv` for a layer."""
+        """Return the columns of `layers.csv` that report this decision for a layer, by name."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -123,7 +126,7 @@ class StepReport:
     decision: Decision | None = None
 
     def add(self, other: StepReport) -> None:
-        """Add another exchange of this step, which ran by itself; a value that is None stays None."""
+        """Add the times, layers and counts of another exchange in the same step; times that are None stay None."""
         for name in ("encode_s", "exchange_s", "exposed_s"):
             if (seconds := getattr(self, name)) is not None:
                 setattr(self, name, seconds + (getattr(other, name) or 0.0))
@@ -133,5 +136,5 @@ class StepReport:
 
 
 def add_counts(a: int | None, b: int | None) -> int | None:
-    """Return the sum, with None as 0; None if both are None."""
+    """Return a + b, where None counts as 0; None if both are None."""
     return None if a is None and b is None else (a or 0) + (b or 0)

@@ -105,7 +105,7 @@ def pack_levels(
         bits: bits per level, 2, 4 or 8. Levels are clamped to +-(2^(bits - 1) - 1), because the quotient may be too
             large if the scale is denormal.
         multiplier: levels per scale.
-        key: key of the random numbers; None rounds to the nearest, ties to even.
+        key: seed of the random numbers, 0..2^64 - 1; None to round to the nearest level, ties to even.
         out: uint8 [ceil(numel * bits / 8)], overwritten with two's complement codes of the codebook "levels".
     """
     most = (1 << (bits - 1)) - 1
@@ -147,7 +147,7 @@ def pack_powers(x: Parts, scales: torch.Tensor, block_numel: int, *, bits: int, 
         scales: fp32 [ceil(numel / block_numel)], powers of two at or above the magnitudes of their blocks, or 0.
         block_numel: elements per scale.
         bits: bits per code, 4 or 8.
-        key: key of the random numbers.
+        key: seed of the random numbers, 0..2^64 - 1.
         out: uint8 [ceil(numel * bits / 8)], overwritten with codes of the codebook "natural".
     """
     if _PACK_POWERS.serves(*x.tensors, scales):
@@ -228,7 +228,7 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
 def add_signs_and_magnitude(
     gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
 ) -> float:
-    """Write gradient + residual, fp32 [numel] each, to `total`; do and return as `signs_and_magnitude` of `total`."""
+    """Write gradient + residual, fp32 [numel] each, to `total`, and return `signs_and_magnitude(total, out)`."""
     if _ADD_WITH_MAGNITUDE.serves(gradient, residual):
         return float(_ADD_WITH_MAGNITUDE(gradient, residual, len(total), out, total))
     return signs_and_magnitude(torch.add(gradient, residual, out=total), out)
@@ -237,7 +237,7 @@ def add_signs_and_magnitude(
 def add_signs_and_sums(
     gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
 ) -> tuple[int, float, float]:
-    """Write gradient + residual, fp32 [numel] each, to `total`; do and return as `signs_and_sums` of `total`."""
+    """Write gradient + residual, fp32 [numel] each, to `total`, and return `signs_and_sums(total, out)`."""
     if _ADD_WITH_SUMS.serves(gradient, residual):
         sums = torch.empty(2, dtype=torch.float64)
         num_set = _ADD_WITH_SUMS(gradient, residual, len(total), out, sums, total)
@@ -273,7 +273,9 @@ def ternary(x: torch.Tensor, threshold: float, bits: int) -> torch.Tensor:
 def ternary_of_sum(
     gradient: torch.Tensor, residual: torch.Tensor, threshold: float, left: torch.Tensor
 ) -> torch.Tensor:
-    """Return the `ternary` codes of gradient + residual, and write the sum minus the decoded codes to `left`.
+    """Return packed ternary codes of gradient + residual, and write the sum minus the decoded codes to `left`.
+
+    The codes, uint8 [ceil(numel / 4)], are those of `ternary`: the sign where the magnitude reaches the threshold.
 
     Args:
         gradient: fp32 [numel], contiguous.
@@ -292,7 +294,10 @@ def ternary_of_sum(
 
 
 def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:
-    """Return the `ternary` codes, and the mean magnitude of the elements whose code is not 0; 0 if there are none."""
+    """Return the packed codes of `ternary`, and the mean magnitude of the elements whose code is not 0.
+
+    The codes are uint8 [ceil(numel / 4)]; the mean is 0 if all codes are 0.
+    """
     if _TERNARY_AND_SUM.serves(x):
         out, count = output_of(x, CODES), torch.empty(1, dtype=torch.int64)
         total = float(_TERNARY_AND_SUM(x.contiguous(), x.numel(), threshold, out, count))
@@ -309,7 +314,7 @@ def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit:
     Args:
         x: fp32 [numel]; NaN becomes 0.
         scale: >= 0, exact in fp32.
-        key: key of the random numbers.
+        key: seed of the random numbers, 0..2^64 - 1.
         bits: as in `ternary`.
         limit: exact in fp32.
     """

@@ -129,7 +129,7 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
 
 
 def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, out: torch.Tensor) -> LargeEntries:
-    """Write gradient + residual to `out`; return its sum of squares, and its entries of at least a magnitude.
+    """Write gradient + residual to `out`; return its sum of squares, and its entries of at least a given magnitude.
 
     Args:
         gradient: fp32 [numel], contiguous.
@@ -155,9 +155,9 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
 def add_and_top_k(
     gradient: torch.Tensor, residual: torch.Tensor, k: int, out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write gradient + residual to `out` as `add_and_measure` does; return `top_k` of it and the values there.
+    """Write gradient + residual to `out`; return the positions and the values of its k largest entries by magnitude.
 
-    k must be at least 1.
+    Positions are int64 [k], ascending; values are fp32 [k]. k must be at least 1.
     """
     if _TOP_K.serves(gradient, residual):
         positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
@@ -171,15 +171,15 @@ def add_and_top_k(
 def send_top_k(
     gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, k: int, dtype: torch.dtype, world_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Select the k largest entries of gradient + residual, and write the rest of the sum to `left`.
+    """Select the k entries of largest magnitude of gradient + residual, and write the rest of the sum to `left`.
 
     Args:
         gradient: fp32 [numel], contiguous.
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with the sum minus the values.
         k: 1 <= k <= numel.
-        dtype: type of the values, one of `TYPES`.
-        world_size: as in `to_value_dtype`.
+        dtype: type of the values: fp32, fp16 or bf16.
+        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
 
     Returns:
         The positions, int64 [at most k], ascending; the values there, without zeros; and True if the whole sum is

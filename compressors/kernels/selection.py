@@ -44,7 +44,7 @@ def magnitudes(x: torch.Tensor) -> torch.Tensor:
 
 
 def level_bits(level: float) -> int:
-    """Return the bits of `level` in fp32 as an integer; these integers have the same order as the magnitudes.
+    """Return the bits of `level` in fp32 as an integer; integers of larger magnitudes are larger.
 
     A negative level counts as zero, NaN as infinity.
     """
@@ -201,8 +201,8 @@ def send_groups(
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         groups: group_size, k and k_last of `select_groups`.
-        dtype: type of the values, one of `TYPES`.
-        world_size: as in `to_value_dtype`.
+        dtype: type of the values: fp32, fp16 or bf16.
+        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
 
     Returns:
         The values, in the order of `select_groups`, with +0.0 for -0.0; their indices within their groups, int64; their
@@ -247,7 +247,11 @@ def top_k(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def candidates_room(numel: int, k: int) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Return work memory for the native top-k loops: the most candidates that fit, their positions, their bits."""
+    """Allocate work memory for the native top-k loops, which keep candidates for the k largest entries.
+
+    Returns:
+        The largest number of candidates; memory for their positions, int64; memory for their magnitudes' bits, int32.
+    """
     most = min(numel, 2 * k + SPARE)
     return most, torch.empty(most, dtype=torch.int64), torch.empty(max(most, numel // 64), dtype=torch.int32)
 

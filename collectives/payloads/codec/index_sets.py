@@ -35,7 +35,7 @@ _KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
-    """Return the bytes that `count` indices below `universe` take in this coding."""
+    """Return the bytes that `count` indices below `universe` take as "coo", "bitmap" or "elias_fano"."""
     if count == 0:
         return 0
     match coding:
@@ -50,13 +50,13 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def cheapest_coding(count: int, universe: int) -> Coding:
-    """Return the coding that takes the fewest bytes for `count` indices below `universe`; of two equal, the simpler."""
+    """Return the coding, such as "bitmap", that takes the fewest bytes for `count` indices below `universe`."""
     return min(CODINGS, key=lambda coding: coding_nbytes(coding, count, universe))
 
 
 @functools.lru_cache(maxsize=4096)
 def index_set_nbytes(count: int, universe: int) -> int:
-    """Return the bytes that `count` indices below `universe` take in the cheapest coding."""
+    """Return the bytes that `count` ascending indices below `universe` take in the coding that needs the fewest."""
     return coding_nbytes(cheapest_coding(count, universe), count, universe)
 
 
@@ -132,7 +132,7 @@ def add_index_sets(
         values_a: floating [a] or [a, width].
         indices_b: int64 [b], strictly ascending.
         values_b: floating [b] or [b, width].
-        keep_lost: called with 0, the rounding errors of 16-bit sums (fp32), and their indices.
+        keep_lost: called with 0, the rounding errors of 16-bit sums (fp32), and their indices; None if not needed.
 
     Returns:
         The union of the indices, int64 [u], strictly ascending, and the values, [u] or [u, width], in the wider of both
@@ -230,9 +230,9 @@ def _coo_dtype(universe: int) -> torch.dtype:
 
 
 def _elias_fano_bits(count: int, universe: int) -> tuple[int, int]:
-    """Return the number of low bits per index, and the number of bits of all high parts in unary.
+    """Return the sizes of an Elias-Fano coding: low bits per index, and bits of all high parts together.
 
-    In unary, the high parts take one bit per index, and one for every step from a high part to the next.
+    The high parts are in unary: one bit per index, and one for every step from a high part to the next.
     """
     low = (universe // count).bit_length() - 1
     return low, count + ((universe - 1) >> low)

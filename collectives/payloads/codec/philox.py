@@ -1,6 +1,6 @@
 """Counter-based random numbers, and sets of positions that they select.
 
-A number is a function of a key and its index, so devices agree and order is free.
+A number is a function of a key (a seed) and its index, so all devices and any order give the same numbers.
 
 Source: Philox4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (SC11), section 4.3.
 """
@@ -42,13 +42,13 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
 
 @also_on_gpus
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the first `count` random words of a key: int64 [count] on `device`, 0..2^32 - 1.
+    """Return the first `count` random 32-bit numbers that a key determines: int64 [count] on `device`.
 
     Word i is word i % 64 // 16 of the counter 16 * (i // 64) + i % 16: each block of 64 holds the first words of 16
     consecutive counters, then their second, third and fourth words.
 
     Args:
-        key: 0..2^64 - 1.
+        key: the seed of the numbers, 0..2^64 - 1.
         count: number of words.
         device: device of the result.
     """
@@ -59,14 +59,15 @@ def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def shared_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return `count` random numbers of a key, two from each word: int64 [count] on `device`, 0..2^32 - 1.
+    """Return `count` random 32-bit numbers that a key determines: int64 [count] on `device`.
 
-    Each block of 128 holds 64 words, then the same words with their 16-bit halves swapped. Each number is uniform, and
-    the upper halves of two numbers from one word are independent; stochastic rounding depends on the lower half only
-    once in 65536 times. This halves the time to generate the numbers, which is most of the time of rounding.
+    Two numbers are made from each random word: each block of 128 holds 64 words of `random_words`, then the same words
+    with their 16-bit halves swapped. Each number is uniform, and the upper halves of two numbers from one word are
+    independent; stochastic rounding depends on the lower half only once in 65536 times. This halves the time to
+    generate the numbers, which is most of the time of rounding.
 
     Args:
-        key: 0..2^64 - 1.
+        key: the seed of the numbers, 0..2^64 - 1.
         count: number of random numbers.
         device: device of the result.
     """

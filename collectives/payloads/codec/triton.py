@@ -16,7 +16,7 @@ CODES_TILE = 2048
 
 
 def random_words(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the first `count` random words of a key: int64 [count] on `device`."""
+    """Return the first `count` random 32-bit numbers that the seed `key` determines: int64 [count] on `device`."""
     words = torch.empty(count, dtype=torch.int64, device=device)
     launch(_write_words, triton.cdiv(count, TILE), words, count, key, TILE=TILE)
     return words
@@ -31,7 +31,10 @@ def _write_words(out, count, key, TILE: tl.constexpr):
 
 @triton.jit
 def random_tile(key, first, TILE: tl.constexpr):
-    """Return words first .. first + TILE - 1 of a key: uint32 [TILE]; `first` and TILE are multiples of 64."""
+    """Return TILE random numbers, uint32, from number `first` on of the sequence that the seed `key` determines.
+
+    The sequence is that of `random_words`. `first` and TILE are multiples of 64.
+    """
     counters = first // 4 + tl.arange(0, TILE // 4)
     c0 = counters.to(tl.uint32)
     c1 = (counters >> 32).to(tl.uint32)
@@ -61,9 +64,10 @@ def random_tile(key, first, TILE: tl.constexpr):
 
 @triton.jit
 def shared_tile(key, first, TILE: tl.constexpr):
-    """Return numbers first .. first + TILE - 1 of `shared_words`: uint32 [TILE].
+    """Return TILE random numbers, uint32, from number `first` on of the sequence that the seed `key` determines.
 
-    `first` and TILE are multiples of 128.
+    The sequence is that of `shared_words` in `philox.py`: 64 random words, then the same words with their 16-bit halves
+    swapped, and so on. `first` and TILE are multiples of 128.
     """
     words = random_tile(key, first // 2, TILE // 2)
     pairs = tl.reshape(tl.join(words, (words << 16) | (words >> 16)), (TILE // 128, 64, 2))
@@ -136,7 +140,15 @@ def add_codes_to_floats_(
     block_numel: int,
     divisor: float,
 ) -> None:
-    """Add the sum of all terms of packed codes, divided by `divisor`, to `dense` in one pass."""
+    """Add the sum of some tensors of packed codes, divided by `divisor`, to `dense` in one pass.
+
+    Args:
+        dense: fp32 [numel], contiguous, mutated.
+        terms: (packed codes, scales) of each tensor; they are added in this order.
+        table: fp32 [256, codes per byte]: the values of the codes in each possible byte.
+        block_numel: elements per scale.
+        divisor: the sum is divided by this number.
+    """
     codes, scales = (
         torch.tensor([part.data_ptr() for part in kind], device=dense.device) for kind in zip(*terms, strict=True)
     )
@@ -167,7 +179,11 @@ def _add_codes(
 
 @triton.jit
 def _decoded(codes, scales, term, table, places, block, inside, PER_BYTE: tl.constexpr):
-    """Return the scaled values of a term's codes at these places: fp32 [TILE]."""
+    """Return the decoded elements with indices `places`, fp32 [TILE]: the values of their codes, times their scales.
+
+    `codes` and `scales` hold the address of each tensor's codes and scales; `term` says which tensor to decode. `table`
+    has the values of the codes in each possible byte.
+    """
     packed = tl.load(codes + term).to(tl.pointer_type(tl.uint8))
     of_blocks = tl.load(scales + term).to(tl.pointer_type(tl.float32))
     byte = tl.load(packed + places // PER_BYTE, mask=inside, other=0).to(tl.int32)

@@ -104,7 +104,7 @@ def add_values(
 ) -> torch.Tensor:
     """Return a + b in the wider of both dtypes: 16-bit sums are rounded once and saturate, integers wrap.
 
-    `keep_lost` is called with 0, the rounding errors of 16-bit sums, and `positions`.
+    If `keep_lost` is not None, it is called with 0, the rounding errors of 16-bit sums (fp32), and `positions`.
     """
     dtype = torch.promote_types(a.dtype, b.dtype)
     if dtype not in SHORT:

@@ -131,7 +131,7 @@ def magnitude_bits(x):
 
 @triton.jit
 def relative_tile(x, divisors, numel, block_numel, first, TILE: tl.constexpr):
-    """Return elements divided by their block's divisor, 0 beyond the end: fp32 [TILE]."""
+    """Return TILE elements of `x`, from element `first` on, divided by their blocks' divisors; 0 beyond the end."""
     places = first + tl.arange(0, TILE)
     inside = places < numel
     block = first // block_numel + (tl.cast(first % block_numel, tl.int32) + tl.arange(0, TILE)) // block_numel
@@ -141,7 +141,7 @@ def relative_tile(x, divisors, numel, block_numel, first, TILE: tl.constexpr):
 
 @triton.jit
 def finite_magnitude_bits(x):
-    """Return `magnitude_bits` with NaN as infinity."""
+    """Return the bits of |x| in fp32 as integers, which have the order of the magnitudes; NaN counts as infinity."""
     return tl.minimum(magnitude_bits(x), 0x7F800000)
 
 
@@ -170,7 +170,7 @@ TILES = 8  # tiles that a program counts before it adds its counts to the common
 def _count_digits(
     x, upper, counts, numel, SHIFT: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr
 ):
-    """Among the magnitudes with these upper bits, count those with each value of the next digit."""
+    """Add to `counts` how many magnitudes of `x` whose upper bits equal `upper` have each value of the next digit."""
     NUM_VALUES: tl.constexpr = 1 << WIDTH
     wanted = tl.load(upper)
     found = tl.zeros((NUM_VALUES,), tl.int32)
@@ -185,7 +185,10 @@ def _count_digits(
 
 @triton.jit
 def _descend(counts, upper, rank, WIDTH: tl.constexpr):
-    """Append the digit of the entry of this rank to `upper`; reduce `rank` to that among entries with these bits."""
+    """Find the next digit of the `rank`-th largest magnitude from the counts of each digit, and append it to `upper`.
+
+    `rank` becomes the rank among the magnitudes with these upper bits.
+    """
     NUM_VALUES: tl.constexpr = 1 << WIDTH
     found = tl.load(counts + NUM_VALUES - 1 - tl.arange(0, NUM_VALUES))
     wanted = tl.load(rank)

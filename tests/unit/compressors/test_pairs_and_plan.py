@@ -87,4 +87,4 @@ def test_a_server_keeps_what_its_answers_lose_only_where_that_stays_bounded(comp
     built.check_compatible(Server())
     built.check_compatible(Server(downlink="recode", error_feedback=False))  # then there is no residual
     if reason:
-        assert "is no contraction under these options; use downlink=dense or union" in reason
+        assert "is no contraction with these options; use downlink=dense or union" in reason
