@@ -1,4 +1,4 @@
-"""AdaBelief and Max-AdaBelief: the function that makes one step, the torch optimizer around it, and the options."""
+"""AdaBelief and Max-AdaBelief: a function that makes one step, the torch optimizer that calls it, and the options."""
 
 import dataclasses
 import itertools
@@ -36,10 +36,11 @@ class Rule:
         beta1, beta2: decay rates of the running mean and of the running variance of gradients, in (0, 1).
         eps: added to the divisor.
         eps_in_variance: eps is also added to the variance itself in every step.
-        max_of: the variance by whose root steps are divided: the largest so far ("running"), the larger of the last two
-            ("previous"), or the last one (None).
+        max_of: the variance whose square root divides each step: the largest so far ("running"), the larger of the last
+            two ("previous"), or the last one (None).
         max_over_corrected: compare variances after their bias correction instead of before.
-        keeps_exchanged: take the next maximum over the maximum that ranks have exchanged, instead of this rank's own.
+        keeps_exchanged: keep the maximum that `exchange` has combined over ranks as the one that the next step compares
+            with, instead of this rank's own maximum.
     """
 
     beta1: float
@@ -74,7 +75,7 @@ def step(
         t: number of this step, from 1.
         lr: learning rate.
         rule: the variant of AdaBelief.
-        exchange: combines bias-corrected means and maxima over ranks; None: nothing is exchanged.
+        exchange: combines bias-corrected means and maxima over ranks, in place; None if ranks exchange nothing.
     """
     mean_correction = 1 - rule.beta1**t
     if exchange is None:
@@ -94,9 +95,9 @@ def step(
 
 
 def _blocks(*lists: TensorList) -> Iterator[tuple[TensorList, ...]]:
-    """Yield corresponding blocks of all lists, one after another; each block is small enough for a CPU's cache.
+    """Split the tensors of all lists at the same places, and yield the corresponding parts of all lists together.
 
-    On a GPU, yield the whole lists at once.
+    Each part is small enough for a CPU's cache. On a GPU, yield the whole lists at once.
     """
     if lists[0][0].device.type != "cpu":
         yield lists
@@ -152,7 +153,7 @@ class Belief(torch.optim.Optimizer):
             count as zeros, because all ranks must exchange the same tensors.
         lr: the learning rate.
         rule: the variant of AdaBelief.
-        exchange: combines bias-corrected means and maxima over ranks; None: nothing is exchanged.
+        exchange: combines bias-corrected means and maxima over ranks, in place; None if ranks exchange nothing.
     """
 
     def __init__(
@@ -318,7 +319,7 @@ class MaxAdaBelief(AdaBelief, name="max_adabelief"):
             return
         name = self.component_name
         if reason := incompatibility(collective.check_compatible, Dense):
-            raise Incompatible(f"{name} sends Dense payloads: {reason}")
+            raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
         if self.reduce == "s_max" and not collective.finds_maxima:
             raise Incompatible(
                 f"{name} with reduce=s_max takes a maximum over ranks, and {spec.short_text(collective)} gives a sum "

@@ -37,12 +37,12 @@ class Optimizer(Options, abc.ABC):
 
     @property
     def exchanges(self) -> bool:
-        """Return True if the optimizer sends something itself in every step, and so needs the `channel` of `bind`."""
+        """Return True if the optimizer itself sends data in every step, and so needs the `channel` of `bind`."""
         return self.keeps_gradients
 
     @property
     def keeps_gradients(self) -> bool:
-        """Return True if the optimizer exchanges something instead of gradients, which then differ between ranks."""
+        """Return True if ranks exchange other data instead of gradients; each rank then uses its own gradients."""
         return False
 
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:

@@ -28,8 +28,8 @@ class Preconditioner:
     """Keep running averages of the second moments of a model's layers, and precondition its gradients in place.
 
     Args:
-        options: the options of K-FAC. If gradients differ between ranks, `kl_clip` bounds the mean over ranks of their
-            predicted changes.
+        options: the options of K-FAC; their `kl_clip` bounds `predicted_change`, or its mean over ranks if ranks have
+            different gradients.
         capture: computes the second moments of the model's layers.
         exchange: averages the moments over ranks, and computes the averages' Cholesky factors.
     """
@@ -103,17 +103,23 @@ def preconditioned(gradient: torch.Tensor, of_inputs: torch.Tensor, of_outputs: 
 
 
 def predicted_change(gradients: list[torch.Tensor], changed: list[torch.Tensor], lr: float) -> float:
-    """Return |lr^2 sum(gradient * preconditioned gradient)|, summed over the elements of all layers."""
+    """Return |lr^2 sum(gradients * changed)| over all elements, which estimates how much a step changes the outputs.
+
+    Args:
+        gradients: each layer's gradient, [out, in].
+        changed: each layer's preconditioned gradient, [out, in].
+        lr: learning rate of the step.
+    """
     products = [(gradient * matrix).sum() for gradient, matrix in zip(gradients, changed, strict=True)]
     return lr**2 * abs(float(torch.stack(products).sum()))
 
 
 def kl_scale(change: float, bound: float) -> float:
-    """Return the factor, at most 1, that scales preconditioned gradients to a predicted change of at most `bound`.
+    """Return the factor, at most 1, for preconditioned gradients, so that their `predicted_change` is at most `bound`.
 
     Args:
-        change: the gradients' predicted change without scaling, at least 0.
-        bound: largest predicted change after scaling.
+        change: the result of `predicted_change` for unscaled gradients, at least 0.
+        bound: largest result after scaling.
     """
     return min(1.0, math.sqrt(bound / change)) if change else 1.0
 
@@ -187,7 +193,8 @@ class Kfac(Optimizer, name="kfac"):
     def _part(self, kind: str, option: str, text: str) -> Any:
         if text.partition(":")[0] == self.component_name:  # would recurse without end
             raise OptionError(
-                f"{self.component_name}: {option}={text} is not possible: it needs another optimizer inside"
+                f"{self.component_name}: {option}={text} is not possible: it would contain itself; name another "
+                "optimizer, such as sgd"
             )
         try:
             return spec.build(kind, text)

@@ -63,7 +63,9 @@ class KroneckerLayer:
         self.sizes = (sum(parameter[0].numel() for parameter in self.parameters), len(module.weight))
 
     def input_moment(self, x: torch.Tensor) -> torch.Tensor:
-        """Return A, the second moment of one batch of the layer's inputs, fp32 [in, in]; a bias counts as an input 1.
+        """Return A, the second moment of one batch of the layer's inputs, fp32 [in, in].
+
+        If the layer has a bias, `in` includes one more input, which is always 1.
 
         Args:
             x: the layer's inputs, [samples, ..., in], or for a convolution [samples, channels, height, width].
@@ -93,11 +95,11 @@ class KroneckerLayer:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Return the gradient of weights and bias as one matrix [out, in]; the bias is the last column."""
+        """Return the gradient of weights and bias as one matrix [out, in]; the last column is that of the bias."""
         return torch.cat([cast(torch.Tensor, p.grad).reshape(len(p), -1) for p in self.parameters], dim=1)
 
     def replace_gradient(self, matrix: torch.Tensor) -> None:
-        """Overwrite the gradients of weights and bias with a matrix [out, in]; the bias is the last column."""
+        """Overwrite the gradients of weights and bias with a matrix [out, in]; the last column is that of the bias."""
         parts = matrix.split([parameter[0].numel() for parameter in self.parameters], dim=1)
         for parameter, part in zip(self.parameters, parts, strict=True):
             cast(torch.Tensor, parameter.grad).copy_(part.reshape(parameter.shape))
@@ -127,14 +129,16 @@ def second_moment(rows: torch.Tensor) -> torch.Tensor:
 
 
 class MomentCapture:
-    """Compute the second moments of a model's layers during forward and backward, when they are wanted.
+    """Compute K-FAC's matrices A and G of every layer during forward and backward; `moments` returns them afterwards.
+
+    A is the second moment E[a a^T] of a layer's inputs, and G that of the gradients of its outputs.
 
     Args:
-        model: the network; it and its layers get hooks, which do almost nothing while no moments are wanted.
+        model: the network; it and its layers get hooks, which do almost nothing while `wanted` is False.
 
     Attributes:
-        layers: the layers whose moments are computed, in the model's order.
-        wanted: set this to True to compute the moments of the next forward and backward.
+        layers: the layers whose A and G are computed, in the model's order.
+        wanted: set this to True before each forward and backward in which A and G are to be computed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -147,9 +151,9 @@ class MomentCapture:
             layer.module.register_forward_hook(lambda _, x, y, index=index: self._take(index, x[0], y))
 
     def moments(self) -> Moments:
-        """Return A and G of every layer from the last forward and backward.
+        """Return [A, G] of the first layer, [A, G] of the second and so on as one list, from the last backward.
 
-        If a layer was called several times, they are means over its calls.
+        If a layer was called several times, its A and G are means over the calls.
         """
         return [torch.stack(calls).mean(dim=0) if len(calls) > 1 else calls[0] for calls in self._calls]
 
@@ -158,9 +162,9 @@ class MomentCapture:
         self._calls: list[list[torch.Tensor]] = [[] for _ in range(2 * len(self.layers))]
 
     def _take(self, index: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Compute A of a layer's call now, and G in a backward hook.
+        """Compute A from a layer's input `x`, and register a hook that computes G from the gradient of its output `y`.
 
-        The hook is the output tensor's, because a backward hook of the module would forbid in-place activations.
+        The hook is on the tensor `y`, because a backward hook of the module would forbid in-place activations.
         """
         if not (self.wanted and y.requires_grad):
             return
@@ -178,12 +182,14 @@ _FORMS: dict[Fallback, MatrixForm] = {Fallback.TRIANGLE: "triangle", Fallback.DE
 
 
 class MomentExchange:
-    """Average moments over ranks and compute Cholesky factors; the traffic counts under the purpose "state".
+    """Average K-FAC's matrices A and G over ranks, and compute the Cholesky factors of the averages.
+
+    The messages are counted under the purpose "state". `Moments` is a list of such matrices.
 
     Args:
-        channel: connects the ranks, and reports times and fallbacks.
-        collective: sums the moments; bound to the channel's transport.
-        transfer: the form in which moments are sent.
+        channel: connects the ranks, and reports times and how many matrices were sent in another form than `transfer`.
+        collective: sums the matrices; bound to the channel's transport.
+        transfer: the form in which matrices are sent: "triangle", "cholesky" or "dense".
         dtype: dtype of the values of moments and factors in messages.
     """
 
@@ -197,9 +203,9 @@ class MomentExchange:
         self._dtype = dtype
 
     def mean(self, moments: Moments) -> Moments | None:
-        """Return each moment's mean over ranks, bit for bit equal on all ranks.
+        """Return each matrix's mean over ranks, bit for bit equal on all ranks; None if one is not finite on some rank.
 
-        None if a moment is not finite on some rank. Every rank must call this method.
+        Every rank must call this method.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -250,11 +256,11 @@ class MomentExchange:
         return total / self._transport.world_size
 
     def _scaled_mean(self, moments: Moments, largest: list[float]) -> Moments:
-        """Return each moment's mean over ranks.
+        """Return each matrix's mean over ranks; matrices are sent scaled, so that fp16 does not overflow.
 
         Args:
-            moments: this rank's moments.
-            largest: for each moment, its largest absolute value on any rank.
+            moments: this rank's matrices.
+            largest: for each matrix, its largest absolute value on any rank.
         """
         world_size = self._transport.world_size
         # Powers of two, by which multiplying is exact.
@@ -269,9 +275,9 @@ class MomentExchange:
         return [(matrix + matrix.T) / 2 / (world_size * scale) for matrix, scale in zip(sums, scales, strict=True)]
 
     def _encoded(self, matrices: Moments) -> list[Payload]:
-        """Encode each matrix in the configured form, or if that fails on some rank, in a form that works on all ranks.
+        """Return one payload per matrix, of the same form on all ranks.
 
-        Return one payload per matrix, of the same form on all ranks.
+        The form is that of the argument `transfer` or, if a rank cannot encode a matrix in it, one that works on all.
         """
         own = [
             encode_symmetric(matrix, self._transfer, dtype=self._dtype, damping=relative_damping(matrix))
@@ -285,7 +291,10 @@ class MomentExchange:
         ]
 
     def _broadcast(self, matrices: Moments, damping: float) -> list[Payload]:
-        """Factor this rank's share of the matrices, and return all factors, each broadcast by the rank that made it."""
+        """Compute the Cholesky factors of the matrices that `owned` assigns to this rank, and exchange them.
+
+        Return the packed factors of all matrices; each was broadcast by the rank that computed it.
+        """
         shares = owned([len(matrix) for matrix in matrices], self._transport.world_size)
         mine = [  # before any factor is sent, so that all ranks factor at the same time
             encode_symmetric(matrices[index], "cholesky", dtype=self._dtype, damping=damping).payload

@@ -66,7 +66,7 @@ class Sgd(TorchOptimizer, name="sgd"):
 
 @dataclasses.dataclass(kw_only=True)
 class SgdAfterMomentum(Sgd):
-    """SGD on gradients to which momentum was applied before; only the weight decay has a momentum buffer here.
+    """SGD for gradients to which the compressor has applied momentum; only weight decay has a momentum buffer here.
 
     Without that buffer the decay would be weaker by the factor 1 - momentum.
 

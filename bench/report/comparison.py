@@ -66,7 +66,7 @@ class ComparedRow:
 
     Attributes:
         group: the runs of this row.
-        gain: finding in the metric of the comparison; for the first target, if the metric depends on one.
+        gain: finding in the metric of the comparison; if the metric depends on a target accuracy, for the first target.
         accuracy: finding in test accuracy.
         cpu: finding in CPU time per step, which other programs on the machine affect less than the wall clock. It has
             an effect only if the metric is the speed or the duration of a step.

@@ -92,7 +92,10 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
         missing.append(f": there is no row besides {comparison.baseline.title}")
     for gate in gates:
         if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
-            raise UsageError(f"{gate.text} limits a factor, but --metric is test_accuracy; write accuracy:-0.5 instead")
+            raise UsageError(
+                f"{gate.text} limits a factor, but --metric test_accuracy is compared by difference; write "
+                "--fail-on accuracy:-0.5 instead"
+            )
         result.unmeasured.extend(f"{gate.text} cannot be judged{reason}" for reason in missing)
         for row in comparison.candidates:
             _check_row(gate, comparison, row, result)

@@ -167,7 +167,7 @@ def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     All rows of a run belong to the workload of its last row.
 
     Returns:
-        For each workload, in order of appearance, a pair (label, rows). The label has the settings that distinguish
+        For each workload, in order of appearance, a tuple (label, rows). The label has the settings that distinguish
         this workload from the others, such as ``dataset=digits, world_size=4``; it is empty if there is only one
         workload.
     """

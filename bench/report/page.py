@@ -57,7 +57,7 @@ class Page:
     Attributes:
         question: the question that the report answers, in one sentence.
         sections: one per workload.
-        figures: pairs of an ``svg`` element and a text that explains how to read it.
+        figures: tuples of an ``svg`` element and a text that explains how to read the picture.
         not_drawn: for each kind of picture that is missing, a sentence that says why.
         caveats: sentences about everything that weakens the verdicts, and about files that could not be read.
         machines: the machines and versions that the runs used, with the number of runs on each.
@@ -87,7 +87,7 @@ def page(
         results: rows, layers and the name of the baseline.
         environment_files: the runs' ``environment.json`` files that exist.
         left_out: sentences about files that could not be read; they are added to the caveats.
-        files: pairs (kind of picture, file) of files to draw that do not belong to runs, such as predictions.
+        files: files to draw that do not belong to runs, such as predictions, as tuples (kind of picture, file).
 
     Raises:
         NoSuchBaseline: no row of any workload matches the baseline that the user named.

@@ -182,13 +182,14 @@ class ServerParameters:
         self._seed = seed
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
-        """Make one optimizer step on the sum of some workers' gradients, divided by `num_terms`.
+        """Make one optimizer step with the sum of the pushed gradients / `num_terms`.
 
-        A layer that no worker has pushed keeps its weights. See `Parameters.apply`.
+        A layer that is in no push keeps its weights.
 
         Args:
-            pushes: pushes in rank order; the learning rate is that of the first one times num_terms / world_size.
-            num_terms: number of pushes in one update.
+            pushes: the gradients that workers sent, in rank order; the learning rate is that of the first push times
+                num_terms / world_size.
+            num_terms: number of workers' gradients that one update averages.
         """
         first = pushes[0]
         end = first.clock_end
@@ -215,16 +216,16 @@ class ServerParameters:
         self._optimizer.load_state_dict(state["optimizer"])
 
     def packed(self) -> list[torch.Tensor]:
-        """Return each layer's weights as a packed dense payload. See `Parameters.packed`."""
+        """Return each layer's weights in fp32, packed into bytes as the server sends them."""
         return [Dense(weight.detach().view(-1)).pack() for weight in self._weights]
 
 
 def star(root: int, timeout_s: float) -> dict[int, Transport]:
-    """Connect `root` with every other rank, and return this rank's links; every rank must call this function.
+    """Connect `root` with every other rank, and return this rank's connections; every rank must call this function.
 
-    The root gets one link per other rank; another rank gets only its link to the root, under its own rank as the key.
-    Each link is a process group of its own, in which the root is rank 0, because threads must not share a process
-    group.
+    The dict of `root` has one connection per other rank, by that rank. The dict of another rank has only its connection
+    to `root`, by its own rank. Each connection is a separate process group, in which `root` is rank 0, because threads
+    must not share a process group.
 
     Args:
         root: the rank that is also the server.
@@ -240,7 +241,10 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
 
 
 def serve_worker(server: ParameterServer, session: Session, link: Transport, numels: Sequence[int]) -> None:
-    """Serve the worker at the other end of `link` until it disconnects; an exception is raised in every worker."""
+    """Answer the worker at the other end of `link` until it disconnects.
+
+    An exception is passed to the server, which raises it in every worker.
+    """
     try:
         serve(link, session, numels)
     except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own
@@ -257,10 +261,11 @@ class AsyncWorker:
         server: this worker's connection to the server; only the thread uses it.
         layers: all trainable parameters; each gets a backward hook.
         links: the transports whose traffic counts as this rank's.
-        nonfinite: what to do about a non-finite gradient; "skip" drops only this worker's push, as ranks do not vote.
+        nonfinite: what to do about a non-finite gradient; "skip" drops only this worker's gradients of the step,
+            because ranks do not vote on whether to skip it.
 
     Attributes:
-        answer: the server's last answer; unset before the first `finish_step`.
+        answer: the server's last answer, with the parameters of the next step; unset before the first `finish_step`.
     """
 
     answer: Answer
@@ -309,9 +314,9 @@ class AsyncWorker:
         self._encoded: list[EncodedLayer] = []
 
     def finish_step(self) -> StepReport:
-        """Wait until all layers are pushed and the server has sent the next step's parameters (`answer`).
+        """Wait until all gradients are sent and the next step's parameters are received (`answer`).
 
-        Return the step's report. An exception of the thread is raised here.
+        Return the step's report. An exception that was raised in the sending thread is raised here.
         """
         backward_ended = time.perf_counter()
         for job in self._jobs:
@@ -328,9 +333,9 @@ class AsyncWorker:
         )
 
     def synchronize(self) -> Answer:
-        """Wait until the server has applied all workers' pushes, and return its answer with the parameters.
+        """Wait until the server has applied the gradients of all workers, and return its answer with the parameters.
 
-        Every worker must call this method. See `Session.synchronize`.
+        Every worker must call this method.
         """
         return self._thread.submit(self._server.synchronize).result()
 

@@ -61,9 +61,9 @@ class Setup:
     device: torch.device
 
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
-        """Return a new reducer for the compressor, and the optimizer to use with it.
+        """Return a new reducer, which compresses gradients and keeps residuals, and the optimizer to use with it.
 
-        If the compressor applies momentum itself, the reducer takes the momentum over from the optimizer.
+        If the compressor applies momentum itself, the reducer gets the optimizer's momentum, and the optimizer none.
         """
         if not self.compressor.traits.owns_momentum:
             return reducer_for(self.compressor), self.optimizer
@@ -265,7 +265,7 @@ class BoundStrategy(abc.ABC):
     Attributes:
         model, exchanges, optimizer: the arguments.
         layers: the model's trainable parameters.
-        loop: the ranks that run the training loop; None: all ranks.
+        loop: process group of the ranks that run the training loop; None if all ranks do.
     """
 
     loop: dist.ProcessGroup | None = None
@@ -373,10 +373,10 @@ class ReportsForOthers(Protocol):
     """A strategy that also reports the work of other processes, which compute for this process."""
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return one dict per replica with what it has measured and counted since the last row of `metrics.csv`.
+        """Return one dict per replica (copy of the network) with its figures since the last row of `metrics.csv`.
 
         Args:
-            own: the same figures of this process alone.
+            own: figures of this process alone, such as its CPU time, by name.
         """
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:

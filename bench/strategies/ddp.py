@@ -104,7 +104,13 @@ class Ddp(Strategy):
 
 
 def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bool:
-    """Return True if DDP without a communication hook does the same as these components with this trigger."""
+    """Return True if DDP without a communication hook does the same as these components with this trigger.
+
+    Args:
+        compressor: the run's compressor.
+        collective: the run's collective.
+        trigger: when buckets are sent: "async" (as soon as they are ready) or "sync" (after backward on all ranks).
+    """
     return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
 
 
@@ -340,7 +346,7 @@ class OwnGradients(Replicas):
         model: the network, not wrapped in DDP.
         channel: the optimizer's communicator, which also carries and counts the votes.
         optimizer: updates the model's parameters.
-        trigger: with "sync", a rank continues when rank 0 has seen all ranks finish backward.
+        trigger: with "sync", a rank continues when rank 0 has seen all ranks finish backward; with "async", at once.
         nonfinite: what to do about a non-finite gradient.
     """
 

@@ -1,7 +1,8 @@
 """Time and check sums on the ranks of `bench collectives`; each rank runs this module with the job folder's path.
 
-Each rank reads the folder's `config.json`. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and
-the rows of all pairs as soon as a tensor size is finished.
+Each rank reads the folder's `config.json`. A pair is a collective with a compressor; one after the other, pairs make a
+round of sums each. Rank 0 appends a line to `progress.jsonl` after every round of a pair, and the rows of all pairs as
+soon as a tensor size is finished.
 """
 
 import contextlib
@@ -60,7 +61,8 @@ class SyntheticPayloads:
     Attributes:
         own: this rank's payload; pass only copies of it to a collective, which may overwrite what it sums.
         of_all: the payloads of all ranks in rank order, each packed to bytes and unpacked again.
-        overlap: share of entries that two ranks both send, mean over pairs of ranks; None if all elements are sent.
+        overlap: share of entries that two ranks A and B both send, 2 |A and B| / (|A| + |B|), as the mean over every
+            two ranks; None if all elements are sent.
     """
 
     own: Payload
@@ -90,7 +92,8 @@ def make_synthetic_payloads(
 def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig, transport: Transport) -> Payload:
     """Return the payload that a compressor makes of a tensor, as if it was the gradient of a model with one layer.
 
-    The payload is that after any warm-up of the compressor. Every rank must call this function.
+    If the compressor sends more during a warm-up, the payload is one that it makes later. Every rank must call this
+    function.
 
     Args:
         tensor: tensor [numel] of a floating-point type; with compressor `none`, of any type.
@@ -159,7 +162,9 @@ class LinkCounter:
 
     @contextlib.contextmanager
     def counting(self, transport: Transport, num_sums: int) -> Iterator[None]:
-        """Append the bytes per sum of a block to `sent` and `received`; the block makes `num_sums` sums.
+        """Count the link's bytes while a `with` block makes `num_sums` sums.
+
+        Append the bytes per sum to the attributes `sent` and `received`.
 
         In the block, a barrier comes before each sum. The bytes of `num_sums` barriers are measured before the block
         and subtracted, because the measured time of a sum does not include its barrier either.
@@ -215,7 +220,7 @@ def num_wrong(values: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor)
 
 
 class Summing:
-    """Measure the sums of one collective with the payloads of one compressor; every rank must call each method.
+    """Time and check the sums of one collective with the payloads of one compressor; every rank must call each method.
 
     Args:
         config: options of the command.
@@ -339,7 +344,7 @@ def bandwidths(size_bytes: int, time_s: float, world_size: int) -> tuple[float, 
 
 
 def run(config: CollectivesConfig, folder: RunFolder) -> None:
-    """Set up this rank, and measure every pair at all tensor sizes."""
+    """Set up this rank, and measure every collective with every compressor at all tensor sizes."""
     origin = origin_columns(config.device) | {
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     }
@@ -355,7 +360,7 @@ def run(config: CollectivesConfig, folder: RunFolder) -> None:
 def measure(
     config: CollectivesConfig, size: int, folder: RunFolder, transport: Transport, origin: dict[str, Any]
 ) -> None:
-    """Measure all pairs of collective and compressor at one tensor size; every rank must call this function.
+    """Measure each collective with each compressor at one tensor size; every rank must call this function.
 
     Args:
         config: options of the command.

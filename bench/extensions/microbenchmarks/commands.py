@@ -58,7 +58,9 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
     if wrong:
         first = "{collective} got {num_wrong} elements of {payload} at {size_bytes} bytes wrong".format(**wrong[0])
         more = f", and {len(wrong) - 1} more rows are wrong" if wrong[1:] else ""
-        raise RunFailed(f"{first}{more}; do not use these pairs, and report this with the command")
+        raise RunFailed(
+            f"{first}{more}; do not use these collectives with these compressors, and report this with the command"
+        )
 
 
 def _print_sums(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool) -> None:
@@ -110,7 +112,7 @@ class MeasurementProgress(LiveLine):
     Args:
         title: subject of the measurement.
         total: number of timed blocks.
-        writer: appends the rows to a file; None: no file.
+        writer: appends the rows to a file; None if no file is written.
 
     Attributes:
         rows: rows measured so far, including values that are only shown and not written to the file.
@@ -122,7 +124,7 @@ class MeasurementProgress(LiveLine):
         self._total, self._writer, self._part = total, writer, ""
 
     def take(self, report: Mapping[str, Any]) -> None:
-        """Handle a report of the worker: keep its row, or show the timed block that ended."""
+        """Handle a report of the measuring process: keep its row, or show that a timed block has ended."""
         if "row" in report:
             self.rows.append({**report["row"], **report.get("extras", {})})
             if self._writer is not None:

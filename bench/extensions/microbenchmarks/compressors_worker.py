@@ -156,7 +156,7 @@ class Encoding:
         self._num_passes = 0
 
     def measure(self, gradient: torch.Tensor) -> None:
-        """Encode and decode a gradient, fp32 [numel of all layers], and keep the times, bytes and errors for `row`.
+        """Encode and decode a gradient, fp32 [numel of all layers], and keep times, bytes and errors for method `row`.
 
         The results of the first `WARMUP_PASSES` calls are not kept. The gradient is not changed.
         """

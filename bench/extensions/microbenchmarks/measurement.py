@@ -36,8 +36,7 @@ def check_sums(options: CollectivesConfig) -> tuple[CollectivesConfig, list[str]
     """Check the options of `bench collectives`, and fill in every default except the device.
 
     Returns:
-        The options, and for each pair of a named collective and compressor that do not work together, a sentence that
-        says why.
+        The options, and for each named collective and compressor that do not work together, a sentence that says why.
 
     Raises:
         UsageError: an option is unknown, out of range, impossible on this machine, or contradicts another one.
@@ -77,8 +76,9 @@ def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkSer
 
     Args:
         config: complete options.
-        on_report: called with each report of rank 0: ``{"ended": [size, pair]}`` after each round of a pair, with texts
-            for the user, and ``{"row": ..., "extras": ...}`` for each finished row.
+        on_report: called with each report of rank 0: ``{"ended": [size, pair]}`` after each round of sums, with the
+            size and the collective and compressor as texts for the user, and ``{"row": ..., "extras": ...}`` for each
+            finished row.
         server: starts the ranks; made with `SUM`.
 
     Raises:
@@ -98,7 +98,7 @@ def measure_sums(config: CollectivesConfig, on_report: OnReport, server: ForkSer
 def _legal_pairs(
     compressors: Sequence[str], collectives: Sequence[str] | None, dtype: Dtype
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return the pairs that work together, sorted by compressor, and the reasons why other named pairs do not.
+    """Return the collectives and compressors that work together, and the reasons why other named ones do not.
 
     Args:
         compressors: compressors as text, such as `topk:ratio=0.01`.
@@ -106,8 +106,8 @@ def _legal_pairs(
         dtype: type of the elements of the tensor that is summed.
 
     Returns:
-        Pairs (collective, compressor) as text, without the options that have their default; and one sentence for each
-        pair that does not work together, if the user named the collectives.
+        Tuples (collective, compressor) as text, sorted by compressor, without the options that have their default; and
+        one sentence for each collective and compressor that do not work together, if the user named the collectives.
 
     Raises:
         UsageError: a component or option does not exist, or a named component works with none of the others.

@@ -180,7 +180,7 @@ def measured_link() -> LinkKind:
 
 
 class _Side:
-    """One process's view of the shared memory: a message counter for each process, and space for one message.
+    """The shared memory as one process uses it: a message counter for each process, and space for one message.
 
     Args:
         path: file that both processes map.

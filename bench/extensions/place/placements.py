@@ -164,17 +164,18 @@ class Costs:
 
 
 class PlacementComparison:
-    """Place one network in several ways, and compute the cost of each placement.
+    """Place one network's operations on devices in several ways, and compute the time and traffic of each placement.
 
     Args:
         traced: the network, traced by torch.fx.
         operations: the operations of the network.
         topology: devices and links.
         activations: the policy that selects the devices of activations when operations are placed by type.
-        batch_size: number of samples in the mini-batch of one pool.
+        batch_size: number of samples in the mini-batch of one pool (the devices that hold one copy of the network).
 
     Attributes:
-        notes: one sentence for each kind of operation for whose type there is no device, so that another runs it.
+        notes: one sentence for each kind of operation whose preferred role (such as "gpu") no device has; it names the
+            role that is used instead.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class PlacementComparison:
 
         Args:
             catalog: figures of kinds of devices and links.
-            link: the kind that all links shall have; None: each has the kind that the topology gives.
+            link: the kind that all links shall have; None if each has the kind that the topology gives.
 
         Raises:
             UsageError: the catalogue has no figures for a device or link.
@@ -266,7 +267,11 @@ def print_costs(comparison: PlacementComparison, catalog: Catalog, title: str, *
 
 
 def verdict(costs: Costs) -> list[str]:
-    """Return sentences that say whether placing by type is faster, at which rate of links, and whether moving pays."""
+    """Return sentences that compare the step time of operations placed by type with that of the best single device.
+
+    They also give the break-even rates of links, at which transfers take as long as the operations save. The last
+    sentence is about moving activations to their own devices.
+    """
     by_type, without = costs.by_placement[BY_TYPE], costs.by_placement[MATRIX_AND_CONVOLUTION]
     single = costs.by_placement[costs.best_single]
     if not by_type.cut_nbytes:

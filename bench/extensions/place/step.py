@@ -4,8 +4,9 @@ Flops and memory traffic of each operation are computed from shapes alone. Matri
 by torch.utils.flop_counter; every other operation counts as one flop per element of its largest tensor. Each tensor is
 read or written once; a view moves no bytes.
 
-The host sends a mini-batch to every pool of devices, devices send each other values and their gradients, pools add
-their gradients, and every device updates its own parameters. These tasks are listed in the order in which they run.
+The host sends a mini-batch to every pool (the devices that together hold one copy of the network). Devices send each
+other values and their gradients, the gradients of all pools are added, and every device updates its own parameters.
+These tasks are listed in the order in which they run.
 
 A task never overtakes a task that uses the same device or link and comes earlier in the list, as real devices work
 through their part of a program in order. So every end time is computed from the tasks' lengths by sums and maxima
@@ -254,7 +255,7 @@ def step_tasks(
 
     Args:
         operations: the operations of the network, in the order in which they run.
-        device_of: for every pool of devices, each of which holds a replica of the network: the name of the device that
+        device_of: for every pool (the devices that together hold one copy of the network), the name of the device that
             runs each operation, by the operation's name.
         topology: devices and links.
         times: gives the time of each task.
@@ -271,7 +272,11 @@ def step_tasks(
 
 
 class _Step:
-    """Build the list of tasks, in which the pools' tasks for each operation stand together: pools work in parallel."""
+    """Build the list of tasks of a step.
+
+    A pool is the devices that together hold one copy of the network. Pools work in parallel, so all pools' tasks for an
+    operation stand together in the list.
+    """
 
     def __init__(
         self,
@@ -290,7 +295,7 @@ class _Step:
         self._gradients_done: dict[str, list[str]] = {device: [] for device in self._devices}
 
     def send_batches(self, batch_size: int) -> None:
-        """Send every pool its mini-batch, and send the labels to the device that computes the loss."""
+        """Send every copy of the network its mini-batch, and its labels to the device that computes the loss."""
         host = self._topology.host
         for pool, device_of in enumerate(self._device_of):
             for operation in self._operations:
@@ -337,10 +342,10 @@ class _Step:
                 self._gradients_done[here].append(name)
 
     def sum_gradients(self) -> None:
-        """Add the replicas' gradients in the host's memory.
+        """Add the gradients of all n replicas (copies of the network) in the host's memory.
 
-        Each replica writes its gradients there, adds up one n-th of all n replicas' gradients, and reads the sums of
-        the others. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
+        Each replica writes its gradients there, adds up one n-th of all replicas' gradients, and reads the sums that
+        the others made. With N bytes of gradients, each replica writes N (1 + 1/n) bytes and reads 2 N (n-1)/n bytes.
         """
         host = self._topology.host
         for owners, parameters in self._replicas():
@@ -370,7 +375,7 @@ class _Step:
                 )
 
     def _replicas(self) -> list[tuple[tuple[str, ...], list[int]]]:
-        """Return each group of devices that hold the same parameters, one of each pool, and those parameters' bytes."""
+        """Return tuples (devices that hold the same parameters, one of each copy; bytes of each parameter)."""
         held: dict[tuple[str, ...], dict[str, int]] = {}
         for operation in self._operations:
             if operation.parameters:

@@ -73,7 +73,8 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     Args:
         known: the calibration.
         options: the options of `bench predict`.
-        steps_from: folders or CSV files of runs whose numbers of steps give the time to their target; may be empty.
+        steps_from: folders or CSV files of runs, from whose number of steps the time to their target accuracy is
+            predicted; may be empty.
         as_json: True to print JSON for programs; False to print lines for people.
     """
     requests = on_each_collective(known, request_from_options(options))
@@ -101,12 +102,18 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
 
 
 def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: PredictionRequest, paths: list[Path]) -> str:
-    """Add the time to the target to the row; return a sentence that says what this time is based on.
+    """Add the time to the target accuracy to the row; return a sentence that says what this time is based on.
 
     If the time is unknown, it is None, and the sentence says why.
 
+    Args:
+        row: the predicted values by column, to which the time is added.
+        known: the calibration.
+        checked: the request that was predicted.
+        paths: folders or CSV files of runs that trained to the target.
+
     Raises:
-        UsageError: ranks do not wait for each other, or see `needed_steps`.
+        UsageError: ranks do not wait for each other, or the runs have several targets or differ in their settings.
     """
     if not checked.waits:
         raise UsageError("--steps-from needs a strategy whose ranks wait for each other; leave out --strategy")
@@ -126,9 +133,10 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Predic
 
 
 def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> list[str]:
-    """Add the step time of dense 16-bit gradients to the row, and return a sentence that says which is faster.
+    """Add the step time without compression (bf16 gradients) to the row, and return whether compression is faster.
 
-    If dense 16-bit gradients are not calibrated, or are what was predicted, nothing is added and the list is empty.
+    The answer is one sentence in a list. If bf16 gradients are not calibrated, or are what was predicted, nothing is
+    added and the list is empty.
     """
     if BASELINE not in known.encoded or checked.compressor == BASELINE:
         return []
@@ -192,7 +200,7 @@ class NeededSteps:
     Attributes:
         steps: median over seeds, with those that missed the target or diverged counted as infinite; None if unknown.
         said: one sentence that says what the number is based on, or why it is unknown.
-        of_epochs: True if a run's length was given in epochs, so its compressor may have sent more in early epochs.
+        of_epochs: True if the length of a run was given in epochs; some compressors send more in the first epochs.
     """
 
     steps: float | None
@@ -297,7 +305,7 @@ def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> fl
 def with_losses(
     losses: Losses, request: PredictionRequest, prediction: Prediction, time_to_target_s: float | None
 ) -> dict[str, Any]:
-    """Return columns with the expected times if hosts fail at random.
+    """Return the columns of `bench predict --losses`: the expected times if hosts fail at random.
 
     Args:
         losses: how often each host fails, how long a restart takes, and how often checkpoints are written.

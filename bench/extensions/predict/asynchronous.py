@@ -45,7 +45,7 @@ Life = Generator[simpy.Event, Any, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """Work of a rank and of its server in one step; times are CPU seconds of a rank alone on the machine.
+    """Work of a rank and of the parameter server in one step; times are CPU seconds of a rank alone on the machine.
 
     Attributes:
         computing: compute times of the ranks.
@@ -103,7 +103,10 @@ class StepWork:
 
 
 class _NumbersOfPushes(list[int]):
-    """Stand in for the parameters on the server; the list has the number of pushes in each update."""
+    """Replace the server's parameters in a simulation: instead of updating them, append to a list.
+
+    The list gets the number of pushes (gradients of one rank's step) in each update.
+    """
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
         self.append(len(pushes))
@@ -122,13 +125,14 @@ class Simulation:
         draw: generator of the random times at which ranks begin.
 
     Attributes:
-        begun, ended: simulated times in seconds of the last push of the warm-up and of the last one of all. All other
-            attributes are observations between these two.
+        begun, ended: simulated times in seconds at which the server had applied the last gradients of the warm-up, and
+            the last of all. All other attributes are observations between these two.
         updates: number of updates of the parameters.
         serving_s: seconds for which the server was busy.
         step_s, exposed_s: seconds of each step, and seconds for which the rank waited for the exchange in that step;
             one list per rank.
-        staleness: staleness of each push, in versions of the parameters.
+        staleness: for each push (gradients of one rank's step), number of updates between the start of the step and
+            the moment when the push is applied.
     """
 
     def __init__(self, job: Job, strategy: AsyncServer, work: StepWork, draw: np.random.Generator) -> None:
@@ -173,7 +177,10 @@ class Simulation:
                 self.exposed_s[rank].append(env.now - computed)
 
     def _compute(self, rank: int, handed_over: Sequence[simpy.Event]) -> Life:
-        """Simulate forward and backward, which hand over the buckets one by one; return when backward has ended."""
+        """Simulate forward and backward of a rank, and return the simulated time at which backward has ended.
+
+        Each event in `handed_over` is triggered when the gradients of its bucket are ready.
+        """
         computing, begun = self._work.computing, self._env.now
         *until_buckets, rest = np.diff(computing.marks, prepend=0.0)
         for bucket, seconds in zip(handed_over, until_buckets, strict=True):
@@ -191,9 +198,9 @@ class Simulation:
         yield from self._serve(self._job.slower[self._root] * self._work.message_s[number])
 
     def _end_clock(self, rank: int) -> Life:
-        """Simulate the server applying a complete push, and the rank waiting until it may start its next step.
+        """Simulate how the server applies a rank's gradients, and how the rank waits until it may start its next step.
 
-        Observations begin with the last push of the warm-up.
+        Attributes such as `staleness` are recorded from the last gradients of the warm-up on.
         """
         session, work, n = self._sessions[rank], self._work, len(self._sessions)
         with self._serving.request() as request:
@@ -249,7 +256,7 @@ class AsyncPrediction(Prediction):
         staleness_mean, staleness_max: number of updates of the parameters between the start of a step and the moment
             when the step's gradients are applied.
         updates_per_s: updates of the server's parameters per second.
-        bound_by: as in `Prediction`, or server if the server is nearly always busy.
+        bound_by: what limits the step: as in `Prediction`, or server if the server is nearly always busy.
         step_times_s: median step time of each rank, in seconds; for a rank that ended no step while steps were
             counted, the time that it computes in one.
     """

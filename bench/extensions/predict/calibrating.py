@@ -93,7 +93,7 @@ def check(options: CalibrateConfig) -> RunConfig:
     """Check the options of `bench calibrate`, and return the configuration of a run that trains the same model.
 
     Raises:
-        UsageError: an option is unknown, or names something that cannot be measured.
+        UsageError: an option is unknown, or names a device, optimizer or compressor that cannot be measured.
     """
     if options.device == "cuda":
         raise UsageError("GPUs cannot be calibrated; use --device cpu")
@@ -114,7 +114,7 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
     """Return the options of `bench calibrate` with all defaults filled in; download the data set if it is missing.
 
     Raises:
-        UsageError: an option is unknown, or names something that cannot be measured.
+        UsageError: an option is unknown, or names a device, optimizer or compressor that cannot be measured.
     """
     run = resolve_run(check(options))
     prepare_data(run.dataset, run.data_dir)
@@ -129,13 +129,13 @@ def resolve(options: CalibrateConfig) -> CalibrateConfig:
 
 
 def execute(config: CalibrateConfig, tell: Callable[[str], None], server: ForkServer, kept: KeptParts) -> Calibration:
-    """Measure all parts that are not in `kept`, and return the calibration.
+    """Run all measurements of a calibration that are not in `kept`, and return the calibration.
 
     Args:
         config: the result of `resolve`.
-        tell: called with a line of text before each part.
+        tell: called with a line of text before each measurement.
         server: starts the processes; must have been created with `WORKER`.
-        kept: parts that were measured before; each new part is added.
+        kept: results of measurements that were made before; each new result is added.
 
     Raises:
         RunFailed: a process failed or hung; the message names its log.
@@ -194,15 +194,15 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
 
 
 class KeptParts:
-    """Finished parts of a measurement, kept in a file next to the calibration so that the measurement can be resumed.
+    """Results of a calibration's finished measurements, kept in a file so that `bench calibrate` can be resumed.
 
     Args:
         out: file to which the calibration will be written.
-        config: the result of `resolve`; parts that were measured with other options are ignored.
+        config: the result of `resolve`; results that were measured with other options are ignored.
 
     Attributes:
-        path: the file of the parts, `out` with ".parts" appended.
-        parts: what the worker reported of each part, by the part's name.
+        path: the file of the results, `out` with ".parts" appended.
+        parts: what the measuring process reported of each measurement, by the measurement's name.
     """
 
     def __init__(self, out: Path, config: CalibrateConfig) -> None:
@@ -215,14 +215,14 @@ class KeptParts:
 
     @property
     def said(self) -> str:
-        """Return a sentence for an error message that says how many parts are kept, and how to continue."""
+        """Return a sentence for an error message: how many measurements are kept, and how to continue."""
         written = self._written()  # a signal may have come before the last part was written
         if not written:
             return "no part was measured yet"
         return f"{len(written)} part(s) are kept in {self.path}; run the same command again to continue from there"
 
     def add(self, report: Mapping[str, Any]) -> None:
-        """Add the report of a part, with the seconds since the previous part, and write the file."""
+        """Add the report of a measurement, with the seconds since the previous one, and write the file."""
         now = time.monotonic()
         self.parts[report["part"]] = {**report, "seconds": now - self._since}
         self._since = now
@@ -233,10 +233,10 @@ class KeptParts:
         return kept.get("parts", {}) if kept.get("of") == self._of else {}
 
     def calibration(self, config: CalibrateConfig) -> Calibration:
-        """Return the calibration that consists of all parts.
+        """Return the calibration that consists of the results of all measurements.
 
-        Its field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement that the budget
-        cut short.
+        Its field `cut` has a text like "12 of 36 steps of several ranks at once" for each measurement that was repeated
+        less often than planned for lack of time.
         """
         found: dict[str, list[Any]] = collections.defaultdict(list)
         made, full = collections.Counter[str](), collections.Counter[str]()

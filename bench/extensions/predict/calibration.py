@@ -31,13 +31,13 @@ FRAMES, SEGMENTS, FORWARDED = "frames", "segments", "forwarded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeafSize:
-    """The size of one payload in a message.
+    """The size of one payload (one encoded tensor) in a message.
 
     Attributes:
-        nbytes: bytes of one rank's payload in packed form.
+        nbytes: bytes of one rank's payload, packed into bytes.
         numel, alignment, addable, splits_blocks: as in `collectives.schedule.rounds.Leaf`.
-        wire_numel, wire_dtype: number of elements and dtype of the tensor that is sent instead of the packed form; None
-            if the payload is always packed.
+        wire_numel, wire_dtype: number of elements and dtype of the tensor that is sent instead of packed bytes; None if
+            the payload is always packed.
     """
 
     numel: Annotated[int, Ge(0)]
@@ -83,7 +83,7 @@ class MessageProfile:
     Attributes:
         leaves: sizes of the payloads in the message.
         layers: ids of the layers in the message, in their order there, which may differ from that in the bucket.
-        growth: measured pairs (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
+        growth: measured (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
             largest number of ranks that was measured.
         merge: cost of adding a received payload to this rank's payload before it is sent on.
         pack_s: seconds to pack the whole message into bytes.
@@ -110,7 +110,7 @@ class EncodedBucket:
     """The messages that a compressor produces from a bucket of gradients, and the time that this takes.
 
     Attributes:
-        work_s: seconds of work before each message, and after the last one.
+        work_s: seconds of the compressor's work before each message, and after the last one.
         offers: the messages, in the order in which they are sent.
     """
 
@@ -139,7 +139,7 @@ class CpuContention:
 
     Attributes:
         load: number of computing threads / number of cores.
-        handed_over_s: for each bucket, seconds from the start until the slowest rank has it ready.
+        handed_over_s: for each bucket of gradients, seconds from the start until it is ready on the slowest rank.
         computed_s: seconds from the start until the slowest rank has finished backward.
         cpu_s: CPU seconds of the whole step including the update, averaged over ranks.
     """
@@ -172,7 +172,7 @@ class Validated:
     """Predicted and measured step time of one configuration; all ranks shared the cores of the calibrated machine.
 
     Attributes:
-        compressor, collective: spec texts in their shortest form.
+        compressor, collective: texts such as "topk:ratio=0.01", without the options that have their default.
         bandwidth_bps: slowest rate of any link in bits per second; None if no link is limited.
         latency_s: longest one-way delay of any host in seconds.
         predicted_s, measured_s: seconds of a step.
@@ -208,8 +208,8 @@ class Calibration:
             one rank that has the machine to itself; CPU time with one thread, wall-clock time with several.
         buckets: the buckets in the order in which they are ready.
         encoded: the messages of each bucket, by compressor.
-        crowds: times of the same step when several ranks compute at once, by ascending load. The first is of a single
-            rank, and shows whether other processes disturbed the measurement.
+        crowds: times of the same step when several ranks compute at once, by ascending load (computing threads /
+            cores). The first is of a single rank, and shows whether other processes disturbed the measurement.
         messages: costs of messages, by how they travel: `LOCAL`, `FRAMES`, `SEGMENTS` or `FORWARDED`.
         around_message_s: CPU seconds of a rank for one message, sent or received, in addition to those in `messages`:
             for the work of the collective, and because all work is slower right after compute.

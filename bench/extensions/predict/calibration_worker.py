@@ -1,8 +1,8 @@
 """Worker of `bench calibrate`: each process runs `python -m bench.extensions.predict.calibration_worker FOLDER`.
 
-The worker reads the folder's `config.json` and appends each part of the measurement to `progress.jsonl` as soon as the
-part is measured. First two processes exchange messages, then rank 0 computes and encodes alone, and then all ranks run
-steps at the same time. The parts share a budget of seconds.
+The worker reads the folder's `config.json`, makes one measurement after another, and appends each result to
+`progress.jsonl` at once. First two processes exchange messages, then rank 0 computes and encodes alone, and then all
+ranks run steps at the same time. The measurements share a limited time in seconds.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ Measured: TypeAlias = tuple[dict[str, Any], list[tuple[str, int, int]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredPart:
-    """One part of the measurement, and the time that it is expected to take.
+    """One measurement of a calibration, and the time that it is expected to take.
 
     Attributes:
-        text: name of the part, shown to the user and written to the file of parts.
-        measure: measures the part, from the number of repetitions and the seconds that are allowed; every rank must
-            call it, or only rank 0 if `is_alone`. None if the launcher measures the part.
+        text: name of the measurement, shown to the user and written with its result.
+        measure: makes the measurement, from the number of repetitions and the seconds that are allowed; every rank must
+            call it, or only rank 0 if `is_alone`. None if the launcher makes the measurement.
         once_s: seconds that do not depend on the number of repetitions.
         fixed_s: seconds of one repetition.
         full, least: number of repetitions if there is enough time, and the smallest number.
@@ -59,7 +59,7 @@ class MeasuredPart:
     least: int = 1
 
     def takes_s(self, repetitions: float) -> float:
-        """Return the expected seconds of the part with this number of repetitions."""
+        """Return the expected seconds of the measurement with this number of repetitions."""
         return self.once_s + self.fixed_s * repetitions
 
     @property
@@ -69,17 +69,17 @@ class MeasuredPart:
 
 
 class Budget:
-    """Share a limited time among the parts of a measurement.
+    """Divide a limited time among the measurements of a calibration.
 
-    Each part gets its full number of repetitions if the time is enough. Otherwise, each part gets the same number of
-    seconds for repetitions above its smallest number, but a short part never more than it needs. So short measurements
+    Each measurement gets its full number of repetitions if the time is enough. Otherwise, each gets the same number of
+    seconds for repetitions above its smallest number, but a short one never more than it needs. So short measurements
     keep all their repetitions, and long ones, each of which averages over more time already, are repeated less often.
-    Expected times of the remaining parts are corrected by the times of the finished ones, because all parts take longer
-    while other processes use the machine.
+    Expected times of the remaining measurements are corrected by the times of the finished ones, because all take
+    longer while other processes use the machine.
 
     Args:
-        parts: the parts in the order in which they are measured.
-        left_s: seconds for all parts together.
+        parts: the measurements in the order in which they are made.
+        left_s: seconds for all measurements together.
         clock: returns the current time in seconds.
     """
 
@@ -92,9 +92,9 @@ class Budget:
         self._expected_s, self._took_s = 0.0, 0.0
 
     def allot(self) -> tuple[int, float]:
-        """Return the number of repetitions that the next part may make, and the seconds that it may take.
+        """Return the number of repetitions that the next measurement may make, and the seconds that it may take.
 
-        The seconds matter to a part that finds out only while it runs how long a repetition takes.
+        The seconds matter to a measurement that finds out only while it runs how long a repetition takes.
         """
         part, extra_s = self._rest[0], self._extra_s()
         if self._pace * part.extra_s <= extra_s:
@@ -105,17 +105,17 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds that the remaining parts are expected to take."""
+        """Return the seconds that the remaining measurements are expected to take."""
         extra_s, pace = self._extra_s(), self._pace
         return sum(pace * part.takes_s(part.least) + min(extra_s, pace * part.extra_s) for part in self._rest)
 
     def made(self, repetitions: int, seconds: float) -> None:
-        """Record the repetitions and the seconds of the next part, and remove that part from the remaining ones."""
+        """Record the repetitions and seconds of the first remaining measurement, which is now finished."""
         self._expected_s += self._rest.pop(0).takes_s(repetitions)
         self._took_s += seconds
 
     def _extra_s(self) -> float:
-        """Return the seconds that each part may take for repetitions above its smallest number."""
+        """Return the seconds that each measurement may take for repetitions above its smallest number."""
         slack_s = self._ends - self._clock() - self._pace * sum(part.takes_s(part.least) for part in self._rest)
         wanted = sorted(self._pace * part.extra_s for part in self._rest)
         for index, seconds in enumerate(wanted):
@@ -126,7 +126,7 @@ class Budget:
 
     @property
     def _pace(self) -> float:
-        """Return the seconds that finished parts took / the seconds expected of them; close to 1 at the beginning."""
+        """Return the seconds that finished measurements took / their expected seconds; close to 1 at the beginning."""
         return (self._took_s + PRIOR_S) / (self._expected_s + PRIOR_S)
 
 
@@ -141,7 +141,7 @@ MESSAGES_S, ENCODE_S, WAKE_S, LATER_S = 3.0, 3e-9, 0.5, 20.0
 
 
 def run(config: CalibrateConfig, folder: RunFolder) -> None:
-    """Measure all parts that are not in `config.done`; every process of the job must call."""
+    """Make all measurements that are not in `config.done`; every process of the job must call this function."""
     ends = time.monotonic() + config.left_s
     number = 1 + 1 + len(spec.split_list(config.compressors)) + CROWD_ROUNDS + 2
     with process_group(set_up_device(config.device, config.threads), config.timeout_s):
@@ -161,12 +161,12 @@ def run(config: CalibrateConfig, folder: RunFolder) -> None:
 
 
 class _Measurements:
-    """Measure parts one after the other; rank 0 decides how often each is repeated, and reports the results.
+    """Make measurements one after the other; rank 0 decides how often each is repeated, and reports the results.
 
     Args:
         config: the complete configuration.
         folder: the job's folder, to whose `progress.jsonl` rank 0 writes.
-        number: number of parts that these processes measure.
+        number: number of measurements that these processes make.
     """
 
     def __init__(self, config: CalibrateConfig, folder: RunFolder, number: int) -> None:
@@ -176,12 +176,12 @@ class _Measurements:
         self._number, self._of = 0, number + len(config.later)
 
     def __call__(self, parts: Sequence[MeasuredPart], later: Sequence[MeasuredPart], ends: float) -> None:
-        """Measure each part with the repetitions that the budget allots to it, unless it was measured before.
+        """Make each measurement with as many repetitions as there is time for, unless it was made before.
 
         Args:
-            parts: the parts in their order.
-            later: the parts that the launcher measures afterwards; empty if the remaining parts are not known yet.
-            ends: the time at which the budget is spent.
+            parts: the measurements in their order.
+            later: those that the launcher makes afterwards; empty if the remaining measurements are not known yet.
+            ends: the time at which the time limit is reached.
         """
         is_rank_0 = dist.get_rank() == 0
         left = [part for part in (*parts, *later) if part.text not in self._config.done]
@@ -215,7 +215,7 @@ def _messages(config: CalibrateConfig, _: int, __: float) -> Measured:
 
 
 def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
-    """Return the parts that rank 0 measures alone: its compute, and each compressor's work on its gradients.
+    """Return the measurements that rank 0 makes alone: its compute, and each compressor's work on its gradients.
 
     Steps are timed before and after each compressor, because the machine's speed varies over time.
     """
@@ -265,7 +265,7 @@ def _alone(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
 
 
 def _together(config: CalibrateConfig, parts: StepParts) -> list[MeasuredPart]:
-    """Return the parts that all ranks measure together: steps of several ranks at once, and their messages.
+    """Return the measurements that all ranks make together: steps of several ranks at once, and their messages.
 
     The steps are those of one rank, of one rank per core, and of all ranks. These numbers of ranks alternate, because
     the machine's speed varies over time.

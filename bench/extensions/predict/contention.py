@@ -1,9 +1,9 @@
 """Contention: how ranks on the same cores slow each other down, and how messages share the links of a server.
 
-A rank's share is the part of the time in which its host may run. A rank that computes has share / slowdown(load) of the
-speed that it has alone on the machine. The load is the load of one rank times the sum of the shares of all ranks that
-compute at that moment; a rank that waits for messages adds nothing. If all ranks have the same share and begin at once,
-the times are those of `crowd_at`.
+A rank's share is the fraction of the time, 0 to 1, in which its host may run. A rank that computes has
+share / slowdown(load) of the speed that it has alone on the machine. The load (computing threads / cores) is the load
+of one rank times the sum of the shares of all ranks that compute at that moment; a rank that waits for messages adds
+nothing. If all ranks have the same share and begin at once, the times are those of `crowd_at`.
 
 Messages to and from a server share links max-min fairly: the rate of a message can increase only if that of another
 message, which is no faster, decreases. The ranks of a host share its link in equal parts, and the part of the server's
@@ -36,7 +36,8 @@ class FairShareQueue:
     Args:
         env: the simulation, whose clock is used.
         count: number of workers.
-        rates: returns the rates of all workers, from which of them are busy.
+        rates: returns the rates of all workers in units of work per second, float [count]; its argument says which of
+            them are busy, bool [count].
     """
 
     def __init__(self, env: simpy.Environment, count: int, rates: Rates) -> None:
@@ -49,7 +50,7 @@ class FairShareQueue:
         self._alarms = 0
 
     def begin(self, index: int, amount: float) -> simpy.Event:
-        """Start an amount of work of a worker that is not busy; return an event that happens when the work is done."""
+        """Give worker `index`, which is not busy, an amount of work; return an event that happens when it is done."""
         done = self._done[index] = self._env.event()
         self._left -= self._rates * (self._env.now - self._now)
         self._busy[index], self._left[index] = True, amount
@@ -57,7 +58,7 @@ class FairShareQueue:
         return done
 
     def rate_with(self, index: int) -> float:
-        """Return the current rate of a worker; if the worker is not busy, the rate that it would have."""
+        """Return the current rate of worker `index`; if the worker is not busy, the rate that it would have."""
         busy = self._busy.copy()
         busy[index] = True
         return float(self._rates_of(busy)[index])
@@ -75,7 +76,7 @@ class FairShareQueue:
             alarm.callbacks.append(lambda event: self._end(event.value))
 
     def _end(self, alarm: int) -> None:
-        """End the work that is completed now, unless rates have changed since this alarm was set."""
+        """End the work that is completed now, unless rates have changed since the wake-up `alarm` was scheduled."""
         if alarm != self._alarms:
             return
         ended = np.flatnonzero(self._ends == self._ends.min())
@@ -129,7 +130,10 @@ class Star:
             yield self._wires.begin(queue, nbytes)
 
     def _fair_rates(self, busy: npt.NDArray[np.bool_]) -> Floats:
-        """Return the bytes per second of each queue, float [2 * ranks]; 0 for queues that are not `busy`."""
+        """Return the bytes per second of each rank's messages to and from the server, float [2 * ranks].
+
+        The value is 0 for those that are not `busy`.
+        """
         hosts, share = self._links.host_of, self._links.ack_share
         server_up, server_down = self._up[hosts[self._root]], self._down[hosts[self._root]]
         to_server, from_server = (
@@ -153,7 +157,7 @@ def fair_shares(count: Ints, own: Floats, shared: float) -> Floats:
     Rates are max-min fair, and in the unit of `own` and `shared`.
 
     Args:
-        count: number of flows of each host, int [hosts].
+        count: number of flows (messages under way) of each host, int [hosts].
         own: rate of each host's own link, float [hosts].
         shared: rate of the link that all flows share.
     """
@@ -201,11 +205,11 @@ def work_alone(calibration: Calibration) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedCores:
-    """Cores, and the ranks that share them.
+    """CPU cores, and the ranks that compute on them together.
 
     Attributes:
         calibration: the calibration, which tells how much ranks slow each other down.
-        shares: share of the time in which each rank's host runs, 0 to 1, float [ranks].
+        shares: fraction of the time in which each rank's host may run, 0 to 1, float [ranks].
         load: the load of one rank that always runs: its threads / cores.
     """
 
@@ -214,11 +218,11 @@ class SharedCores:
     load: float
 
     def reached(self, starts: Floats, marks: Floats) -> Floats:
-        """Return the times in seconds at which ranks reach given points of their work, float [marks, ranks].
+        """Return the times in seconds at which ranks have done given amounts of work, float [marks, ranks].
 
         Args:
             starts: the time at which each rank begins, float [ranks].
-            marks: seconds of work until each point, for a rank alone on the machine, ascending, float [marks].
+            marks: the amounts, in seconds that a rank alone on the machine takes for them, ascending, float [marks].
         """
         env, first = simpy.Environment(), float(starts.min())
         cores = FairShareQueue(env, len(starts), self.rates)
@@ -248,10 +252,10 @@ class SharedCores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Ranks, their links and their work in a step.
+    """The job whose step is predicted: its ranks, their links and their work.
 
     Attributes:
-        encoded: for each bucket, the messages that the compressor produces, and its work.
+        encoded: for each bucket of gradients, the messages that the compressor produces, and its work.
         links: the links between the ranks.
         slower: factor by which each rank computes more slowly because of its host, float [ranks].
         load: threads that compute at once / cores, for ranks that share cores.
@@ -282,9 +286,9 @@ class Computing:
         cores: the cores that all ranks share; None if hosts have their own.
         marks: seconds of work until each bucket is ready and until backward has ended, for a rank alone on the machine,
             float [buckets + 1].
-        marks_of_last: the same for the slowest of several ranks that begin at once. Cores are not shared evenly, so
-            this rank has each bucket ready later than with equal shares. Its backward still ends when it would with
-            equal shares, because the other ranks end earlier and free their cores.
+        marks_of_last: `marks` for the slowest of several ranks that begin at once. Cores are not shared evenly, so
+            this rank has each bucket ready later than if they were. Its backward still ends when it would then,
+            because the other ranks end earlier and free their cores.
     """
 
     handed_over_s: tuple[Floats, ...]
@@ -325,7 +329,13 @@ class Computing:
         )
 
     def rates(self, computes: npt.NDArray[np.bool_]) -> Floats:
-        """Return each rank's speed as `SharedCores.rates` does; a constant speed if hosts have their own cores."""
+        """Return each rank's speed / the speed of a rank alone on the machine, float [ranks]; 0 if it does not compute.
+
+        The speed is constant if hosts have their own cores.
+
+        Args:
+            computes: which ranks compute, bool [ranks].
+        """
         return np.where(computes, 1 / self.factor, 0.0) if self.cores is None else self.cores.rates(computes)
 
     def reached(self, starts: Floats) -> Floats:

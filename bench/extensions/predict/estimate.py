@@ -155,12 +155,15 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
     """Return each bucket's messages, whose lengths are found by encoding random gradients, and their estimated costs.
 
     Raises:
-        UsageError: the compressor's cost is not known.
+        UsageError: the time that the compressor takes to encode is not known.
     """
     if reason := cannot_be_calibrated(compressor):
         raise UsageError(reason)
     if compressor.component_name not in ENCODE_NS:
-        raise UsageError(f"the cost of {compressor.component_name} is not known; measure it with bench calibrate")
+        raise UsageError(
+            f"the time that {compressor.component_name} takes to encode is not known and cannot be estimated; measure "
+            "it with bench calibrate"
+        )
     reducer, random = reducer_for(compressor), torch.Generator().manual_seed(1)
     step = Step(index=LATE, epoch=0, rank=0, world_size=1, seed=1, warmup=False)
     found = []

@@ -1,6 +1,7 @@
 """Flows: the times at which a sum's messages arrive, on access links of any rates that are connected by one switch.
 
-Each direction of a link is a fluid queue. For ranks i that are ready at R_i, and messages m of one wave with b_m bytes:
+Each direction of a link is a fluid queue. A wave is a set of messages that depend only on messages of earlier waves.
+For ranks i that are ready at R_i, and messages m of one wave with b_m bytes:
 
     begin(m)  = R_source + s a k                                 the source sends k messages
     up(h)     = drained(begin(m), b_m / uplink(h))               over all messages that leave host h and share its link
@@ -47,10 +48,10 @@ from collectives.schedule.waves import Ints, Wave
 
 
 def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alone: bool) -> Floats:
-    """Return when each queue has served all arrivals, float [queues]; `free` for queues without arrivals.
+    """Return the time at which each queue has served all messages, float [queues]; `free` if none arrived.
 
     Args:
-        queue: the queue at which each message arrives, int [messages].
+        queue: index of the queue at which each message arrives, int [messages].
         arrival: arrival times of each message's equal parts, float [parts, messages].
         service: service time of each whole message, float [messages].
         free: the time from which each queue is free, float [queues].
@@ -76,7 +77,9 @@ def drained(queue: Ints, arrival: Floats, service: Floats, free: Floats, *, alon
 
 
 class WavePaths:
-    """The links that the messages of a wave use, which are kept because waves between the same ranks often repeat.
+    """The links that the messages of a wave (messages that depend only on earlier waves) use.
+
+    They are kept, because waves between the same ranks often repeat.
 
     Args:
         sources, targets: sending and receiving rank of each message, int [messages].
@@ -85,7 +88,7 @@ class WavePaths:
     Attributes:
         alone: True if every rank sends and receives at most one message, and no two ranks share a host.
         inside: whether each message stays within a host, bool [messages]; None if none does.
-        leaving, coming: number of messages that each rank sends and receives, float [ranks].
+        leaving, coming: number of messages that each rank sends, and that it receives, float [ranks].
         from_hosts, to_hosts: hosts of each message's source and target, int [messages].
         latency_s: one-way delay of each message, 0 within a host, float [messages].
         round_trip_s: delay to the target and back, 0 within a host, float [messages].
@@ -113,7 +116,7 @@ class WavePaths:
 
         Args:
             nbytes: bytes of each message, int [messages].
-            share: bytes of acknowledgements per byte of messages.
+            share: bytes of acknowledgements per byte of messages, 0 to 1.
         """
         if not share:
             return nbytes.astype(float), nbytes.astype(float)
@@ -137,7 +140,7 @@ NOTHING = LinearCost()
 
 
 class Flows:
-    """Simulate sums, one after the other, on links.
+    """Simulate the messages of a collective's sums on links, one sum after the other.
 
     Args:
         links: the links between the ranks.
@@ -172,7 +175,7 @@ class Flows:
         """Simulate one sum, which begins on each rank at its time in `ready`; set `ready` to the times of its end.
 
         Args:
-            waves: the messages of all ranks.
+            waves: the messages of all ranks; those of a wave depend only on messages of earlier waves.
             unpack: cost of unpacking each received message.
             merge: cost of adding a received message to the receiver's own values.
 
@@ -299,7 +302,9 @@ class Flows:
     def _take_down(
         self, hosts: Ints, parts: Floats, order: Ints, service: Floats, is_sent: npt.NDArray[np.bool_]
     ) -> Floats:
-        """Return when the downlinks of some hosts have carried all messages from the same sources, float [hosts].
+        """Return the times at which the downlinks of hosts have carried all messages to them, float [hosts].
+
+        All hosts receive messages from the same sources.
 
         Args:
             hosts: the receiving hosts, int [hosts].
@@ -319,7 +324,7 @@ class Flows:
         return self._down.time_of(hosts, self._down_free[hosts])
 
     def _parts_leave(self, hosts: Ints, begin: Floats, first: Floats, last: Floats, nbytes: Ints) -> Floats:
-        """Return when parts of messages leave their hosts, float [parts, messages].
+        """Return the times at which equal parts of each message leave its host, float [parts, messages].
 
         Args:
             hosts: the sending host of each message, int [messages].
@@ -340,7 +345,12 @@ class Flows:
         return np.maximum(arrived + self.links.wake_s, on_busy_cores)
 
     def _carry(self, begin: float, nbytes: float) -> float:
-        """Return the time at which cores have carried a wave between virtual hosts; 0 if no cores carry messages."""
+        """Return the time at which CPU cores have carried messages between virtual hosts; 0 if no cores do this work.
+
+        Args:
+            begin: time in seconds at which the first message is sent.
+            nbytes: bytes of all these messages.
+        """
         if not self.links.carry_byte_s:
             return 0.0
         self._carried = max(self._carried, begin) + self.links.carry_byte_s * nbytes / self.links.carriers

@@ -83,7 +83,7 @@ class TraceClock:
 
 
 class Paces:
-    """The clocks of all hosts' links in one direction.
+    """The clocks of all hosts' links in one direction; a clock's speed is the link's current rate / its mean rate.
 
     Args:
         of_hosts: the clock of each host's link; None if its rate is constant, so that its clock shows the time.
@@ -96,7 +96,12 @@ class Paces:
         self._all_equal = set(of_hosts) == set(self._paces[:1])
 
     def clock_at(self, hosts: Ints, times: Floats) -> Floats:
-        """Return the readings of these hosts' clocks at times of shape [..., hosts] or [..., 1], in the same shape."""
+        """Return the readings of these hosts' clocks at given times, float [..., hosts].
+
+        Args:
+            hosts: indices of the hosts, int [hosts].
+            times: seconds, float [..., hosts], or [..., 1] for the same times on all hosts.
+        """
         return self._converted(hosts, times, TraceClock.clock_at)
 
     def time_of(self, hosts: Ints, clock: Floats) -> Floats:
@@ -230,21 +235,25 @@ class Windows:
         return leaves
 
     def _before(self, sources: Ints, targets: Ints, nbytes: Ints) -> tuple[Floats, Floats]:
-        """Return (seconds of silence since the window was as long as the message, bytes sent at once since then)."""
+        """Return, for each message, how long its connection was silent and how far its window had grown before.
+
+        The first value is the seconds of silence since the window was as long as the message, the second is the bytes
+        that have been sent at once since then.
+        """
         return np.asarray(self._silence_s), self._longest[sources, targets].astype(np.float64)
 
     def end_wave(self, sources: Ints, targets: Ints, seconds: float) -> None:
-        """Record that all messages of a wave have arrived; does nothing here, because steps have no silences.
+        """Record that messages have arrived; does nothing here, because connections are not silent within a step.
 
         Args:
             sources: sending rank of each message.
             targets: receiving rank of each message.
-            seconds: seconds from the beginning of the wave until its last message arrived.
+            seconds: seconds from the first of these messages until the last one arrived.
         """
 
 
 class SettlingWindows(Windows):
-    """TCP windows of new connections, if connections are silent within steps too.
+    """TCP windows of connections that are silent within steps too, from the first step on.
 
     Steps are simulated until these windows no longer change from step to step.
 

@@ -40,14 +40,15 @@ ROWS = 128
 
 
 def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
-    """Measure the costs of messages between ranks 0 and 1; both must call.
+    """Measure the costs of messages between ranks 0 and 1; both must call this function.
 
     Args:
         transport: connects ranks 0 and 1, and possibly others.
         long_messages: number of messages of 1 MB in each repetition.
 
     Returns:
-        The costs of a rank, and the time until it wakes up; `carry_byte_s` is 0.
+        The CPU time of a rank per message and byte, and the time until a rank that waits for a message continues; the
+        field `carry_byte_s` is 0.
     """
     short = [_round_trips(transport, SHORT_BYTES, SHORT_MESSAGES) for _ in range(SHORT_ROUNDS)]
     long = [_round_trips(transport, LONG_BYTES, long_messages) for _ in range(LONG_ROUNDS)]
@@ -101,7 +102,9 @@ def computing() -> Iterator[PerSecond]:
 
 
 def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
-    """Return the CPU seconds in which the kernel carries a byte between virtual hosts; every rank must call.
+    """Return the CPU seconds that the kernel takes to carry a byte between virtual hosts.
+
+    Every rank must call this function.
 
     Each exchange of messages is compared with a rest before it, because the speed of the cores varies over time. The
     result is a mean, not a median, because the same frames take several times as long if processes run on other cores.
@@ -126,7 +129,7 @@ def carry_byte_s(transport: Transport, costs: MessageCosts) -> float:
 
 
 def forwarded_byte_s(transport: Transport) -> float:
-    """Return the CPU seconds per byte of the one thread that forwards all messages; every rank must call.
+    """Return the CPU seconds per byte of the one thread that forwards all messages; every rank must call this function.
 
     Many frames are under way at once, as in training, because the thread's time per frame grows with the number of
     frames that it holds.

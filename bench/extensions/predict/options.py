@@ -36,7 +36,7 @@ class Losses:
         """Parse a text like ``every=6h,restart=30s,checkpoint=100``.
 
         Raises:
-            UsageError: the text has another form, or the mean time between losses is 0.
+            UsageError: the text has another form, or the mean time until a host fails is 0.
         """
         match = _FORM.fullmatch(text.replace(" ", ""))
         if not match:
@@ -48,7 +48,7 @@ class Losses:
             every_s=parse_duration(match[1]), restart_s=parse_duration(match[2]), checkpoint_steps=int(match[3])
         )
         if losses.every_s <= 0:
-            raise UsageError(f"--losses {text} is not possible; give a mean time between losses above 0")
+            raise UsageError(f"--losses {text} is not possible; give a mean time above 0 after every=")
         return losses
 
     def __str__(self) -> str:

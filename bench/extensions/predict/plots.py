@@ -1,4 +1,4 @@
-"""Plots of predictions: step time by bandwidth, fastest pair by bandwidth and ranks, predicted against measured.
+"""Plots of predictions: step time by bandwidth, fastest method by bandwidth and ranks, prediction against measurement.
 
 The plots are drawn from files that `bench predict` writes: the JSON of a sweep or a map, or the table of a validation.
 """
@@ -24,7 +24,12 @@ _HATCHES = ("", "///", "\\\\\\")  # distinguish pairs in grey, and if there are 
 
 
 def curve(path: Path, methods: style.Methods) -> style.Picture:
-    """Draw the predicted step times of a pair and of dense gradients against bandwidth, with break-even points."""
+    """Draw the predicted step times of one compressor and of dense gradients against bandwidth, with break-even points.
+
+    Args:
+        path: JSON file that `bench predict --sweep` wrote for one compressor.
+        methods: colours and line styles of compressors and collectives in other pictures.
+    """
     content = _json(path, "curve", "bench predict --sweep bandwidth=1mbit..10gbit --json")
     rates = [point["bandwidth_bps"] for point in content["curve"]]
     times = [point[column] for point in content["curve"] for column in ("dense_step_time_s", "step_time_s")]
@@ -56,7 +61,14 @@ def curve(path: Path, methods: style.Methods) -> style.Picture:
 
 
 def regime_map(path: Path, methods: style.Methods) -> style.Picture:
-    """Draw which pair is fastest by bandwidth and ranks, and its speed-up over dense gradients."""
+    """Draw which compressor with which collective is fastest at each bandwidth and number of ranks, and its speed-up.
+
+    The speed-up is that over dense gradients.
+
+    Args:
+        path: JSON file that `bench predict --sweep` wrote for a range of ranks.
+        methods: colours and line styles of compressors and collectives in other pictures.
+    """
     cells = _json(path, "regimes", "bench predict --sweep bandwidth=1mbit..10gbit,world_size=2..64 --json")["regimes"]
     rates = sorted({cell["bandwidth_bps"] for cell in cells})
     sizes = sorted({cell["world_size"] for cell in cells})
@@ -158,7 +170,7 @@ def _validation(path: Path) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8") as file:
             cells = [cell for cell in csv.DictReader(file) if cell.get("error")]
     except (OSError, ValueError, csv.Error) as error:
-        raise NotDrawable(f"{path} cannot be read: {error}") from None
+        raise NotDrawable(f"{path} cannot be read: {error}; write it with bench predict --validate") from None
     if not cells:
         raise NotDrawable(f"{path} holds no measured configuration; give the table of bench predict --validate")
     return cells

@@ -46,7 +46,12 @@ from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
 
 def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
-    """Return the layout of a message from a bucket: the sizes of its payloads, and those of its layers."""
+    """Return the layout of a message that holds gradients of a bucket: the sizes of its payloads and of its layers.
+
+    Args:
+        offer: the message.
+        bucket: the bucket of gradients.
+    """
     numel_of = dict(zip(bucket.layers, bucket.numels, strict=True))
     wires = [
         None
@@ -62,10 +67,11 @@ def layout_of(offer: MessageProfile, bucket: BucketParts) -> Layout:
 
 
 def lengths_of(offer: MessageProfile) -> Lengths:
-    """Return the rule that computes the bytes of any piece of a message.
+    """Return the rule that computes the bytes of any part of the message `offer`, as collectives send it.
 
-    The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of merged ranks.
-    Beyond the measured numbers of ranks, they grow at the last measured rate, until the dense form in fp32 is shorter.
+    The bytes of a payload are assumed to be spread evenly over its elements, and grow with the number of ranks whose
+    payloads are merged. Beyond the measured numbers of ranks, they grow at the last measured rate, until an
+    uncompressed tensor in fp32 is shorter.
     """
     offsets = np.cumsum([0, *(leaf.numel for leaf in offer.leaves)])
     bodies = np.cumsum([0.0, *(leaf.nbytes - HEADER_BYTES for leaf in offer.leaves)])
@@ -118,8 +124,8 @@ class Prediction:
         bound_by: what limits the step: compute, network, exchange (each rank's own work for the exchange: encoding,
             messages, decoding) or cpu (the cores that ranks share).
         step_time_p95_s: 95th percentile of the step times over a trace; None if rates are constant.
-        slowest_window, fastest_window: the tenths of the trace with the slowest and fastest steps; None if rates are
-            constant, or if a step takes longer than the trace.
+        slowest_window, fastest_window: the tenths of the trace with the slowest and with the fastest steps; None if
+            rates are constant, or if a step takes longer than the trace.
     """
 
     step_time_s: float
@@ -197,9 +203,9 @@ def predict(
 
 
 class _Step:
-    """Simulate the exchange threads of all ranks, one step after the other.
+    """Simulate the threads in which ranks exchange gradients, one step after the other.
 
-    Args: see `predict`.
+    The arguments are those of `predict`.
 
     Attributes:
         settles_in: number of steps until a step is like all later ones.
@@ -317,7 +323,7 @@ class _Step:
         return after_s
 
     def _sum(self, bucket: BucketParts, offer: MessageProfile) -> None:
-        """Simulate the sum of one message; elements of several types are summed one type after the other."""
+        """Simulate the sum of one message over ranks; if it has several dtypes, one dtype is summed after the other."""
         collective = self._collective
         together = [tuple(range(len(offer.leaves)))]
         for group in layout_of(offer, bucket).by_type() if collective.carries_wires else together:
@@ -344,7 +350,7 @@ TENTHS = 10
 
 
 class StepDuration(NamedTuple):
-    """Times of a step, or means over all steps if rates change over time; fields as in `Prediction`."""
+    """Times of a step, or means over all steps if rates change over time; the fields are those of `Prediction`."""
 
     step_time_s: float
     exposed_s: float

@@ -46,7 +46,7 @@ SWEPT = ("uplink_bps", "downlink_bps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictedPair:
-    """A request, which names a pair of compressor and collective, and the step that is predicted for it."""
+    """A request, which names a compressor and a collective, and the step that is predicted for it."""
 
     request: PredictionRequest
     prediction: Prediction
@@ -59,7 +59,7 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
     list has one request only.
 
     Raises:
-        UsageError: see `check_request`.
+        UsageError: a component is unknown or not calibrated, or cannot be combined or predicted.
     """
     default = check_request(calibration, request)
     if request.collective or not request.waits or request.world_size > MOST_TRIED:
@@ -68,7 +68,7 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
 
 
 def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
-    """Return the requests of `on_each_collective` for dense 16-bit gradients on the same ranks and links.
+    """Return a request with each collective for dense 16-bit gradients on the same ranks and links.
 
     Raises:
         UsageError: dense 16-bit gradients are not calibrated.
@@ -77,13 +77,13 @@ def dense_on_each_collective(calibration: Calibration, request: PredictionReques
 
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
-    """Predict all requests, and return the one with the most samples per second; the first of several equally fast."""
+    """Predict all requests, and return the fastest with its prediction, or the first of several equally fast ones."""
     found = (PredictedPair(request=request, prediction=predicted(calibration, request)) for request in requests)
     return max(found, key=lambda pair: pair.prediction.samples_per_s)
 
 
 def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[PredictionRequest]:
-    """Yield a request for every possible pair of these compressors and all collectives, on the same ranks and links.
+    """Yield a request for each compressor with each collective that can sum its payloads, on the same ranks and links.
 
     If hosts have several ranks, a collective with a hierarchy of hosts is included. `native` is left out, because
     `ring` sends the same messages.
@@ -106,7 +106,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
 
 
 def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[PredictedPair], dict[str, str]]:
-    """Return each calibrated compressor on its fastest collective, the fastest pair first.
+    """Predict each calibrated compressor on its fastest collective, and return the predictions, the fastest first.
 
     The second value has the reasons why compressors are left out, by compressor.
 
@@ -193,7 +193,7 @@ class Curve:
     """Steps of one compressor and of dense gradients at several link rates.
 
     Attributes:
-        pair: at each rate, the step of the requested compressor, on the named collective or on the fastest one.
+        pair: at each rate, the step of the requested compressor, with the named collective or with the fastest one.
         dense: at each rate, the step of dense 16-bit gradients on the fastest collective.
         pays: at each rate, True if the step of the compressor is shorter than that of dense gradients.
         break_even_bps: interpolated rates at which both steps take equally long.
@@ -209,7 +209,8 @@ def sweep(calibration: Calibration, request: PredictionRequest, rates_bps: Seque
     """Predict the steps of a compressor and of dense gradients at every rate of all links, in bits per second.
 
     Raises:
-        UsageError: see `check_request` and `PredictionRequest.at_rate`; or dense 16-bit gradients are not calibrated.
+        UsageError: the request cannot be predicted, hosts already have link rates, or dense 16-bit gradients are not
+            calibrated.
     """
     pair, dense = (
         [fastest(calibration, [each.at_rate(rate) for each in requests]) for rate in rates_bps]
@@ -294,7 +295,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
 
 
 def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
-    """Return a sentence that says at which rates the pair is faster than dense 16-bit gradients."""
+    """Return a sentence that says at which link rates the compressor is faster than dense 16-bit gradients."""
     if checked.compressor == BASELINE:
         return []
     it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
@@ -314,7 +315,7 @@ def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The fastest pair at one rate and number of ranks, compared with dense 16-bit gradients.
+    """The fastest compressor and collective at one link rate and number of ranks, compared with dense 16-bit gradients.
 
     Attributes:
         bandwidth_bps: the rate of all links in bits per second.
@@ -334,15 +335,15 @@ class Regime:
 
 
 def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_bps: Sequence[float]) -> list[Regime]:
-    """Return the fastest pair of all calibrated compressors and all collectives, for every job and every rate.
+    """Return the fastest calibrated compressor and its fastest collective, for every job and every link rate.
 
     Args:
         calibration: the calibration from which steps are predicted.
-        jobs: requests that give ranks and links; their pairs are ignored.
+        jobs: requests that give ranks and links; their compressors and collectives are ignored.
         rates_bps: rates of all links in bits per second.
 
     Raises:
-        UsageError: see `PredictionRequest.at_rate`; or dense 16-bit gradients are not calibrated.
+        UsageError: hosts already have link rates, or dense 16-bit gradients are not calibrated.
     """
     found = []
     for job in jobs:
@@ -382,7 +383,7 @@ def parse_world_sizes(text: str) -> list[int]:
 
 
 def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_json: bool) -> None:
-    """Print the fastest pair of compressor and collective at each link rate, and at each number of ranks in `text`."""
+    """Print the fastest compressor and collective at each link rate and each number of ranks that `text` names."""
     rates_text, comma, sizes_text = text.partition(",")
     variable, _, sizes = sizes_text.partition("=")
     if comma and variable.strip() != "world_size":
@@ -396,7 +397,10 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
         if option.name in set_by_map and getattr(options, option.name) != option.default
     ]
     if comma and given:
-        raise UsageError(f"a map tries all pairs on equal hosts with one rank each; leave out {', '.join(given)}")
+        raise UsageError(
+            "a map over rates and ranks tries all compressors and collectives on equal hosts with one rank each; leave "
+            f"out {', '.join(given)}"
+        )
     if options.collective:
         raise UsageError(
             f"--sweep tries all collectives; name a --compressor, or leave out --collective {options.collective}"

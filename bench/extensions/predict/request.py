@@ -40,10 +40,11 @@ DDP = "ddp"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
-    """A request for a prediction: a pair of compressor and collective on given ranks and links.
+    """A request for a prediction: a compressor and a collective on given ranks and links.
 
     Attributes:
-        compressor, collective, strategy: spec texts, in their shortest form once the request is checked.
+        compressor, collective, strategy: texts such as "topk:ratio=0.01"; once the request is checked, without the
+            options that have their default.
         hosts: the link of each host.
         ranks_per_host: number of ranks on each host, which share its link.
         shared_cores: number of cores that all hosts share; None if each host has those of the calibrated machine.
@@ -148,7 +149,7 @@ def check(config: PredictConfig, calibration: Calibration) -> PredictionRequest:
 
     Raises:
         UsageError: a component is unknown or not calibrated, the components are incompatible, or the collective does
-            not describe its rounds.
+            not describe its rounds of messages.
     """
     return check_request(calibration, request_from_options(config))
 
@@ -186,7 +187,8 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
     """Check a request, and return it with compressor, collective and strategy filled in, in their shortest form.
 
     Raises:
-        UsageError: see `check`.
+        UsageError: a component is unknown or not calibrated, the components are incompatible, or the collective does
+            not describe its rounds of messages.
     """
     if request.world_size < 2:
         raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
@@ -296,7 +298,7 @@ def links_of(calibration: Calibration, request: PredictionRequest) -> Links:
 
 
 def _path_of_messages(calibration: Calibration, request: PredictionRequest) -> str:
-    """Return how messages travel: LOCAL, FORWARDED, FRAMES or SEGMENTS, the keys of `Calibration.messages`.
+    """Return how messages travel between hosts: LOCAL, FORWARDED, FRAMES or SEGMENTS (keys of `Calibration.messages`).
 
     LOCAL stands for links between machines, and for a single host. Between virtual hosts that share cores, a thread
     forwards the frames of links with a trace or a delay, if that was measured. Otherwise the kernel carries messages

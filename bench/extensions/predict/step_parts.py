@@ -1,4 +1,4 @@
-"""Measure the parts of a training step in this process: compute up to each bucket, and the bucket's compression.
+"""Measure the parts of a training step in this process: compute until each gradient bucket is ready, and compression.
 
 Work that occurs once per step is timed right after other compute, which has replaced the contents of the caches, as in
 a real step. If this work were timed in a loop of its own, encoding would take half as long, and reading a short message
@@ -89,7 +89,8 @@ class StepParts:
     Attributes:
         numel: number of elements of the gradient.
         num_buckets: number of buckets into which DDP cuts the gradient.
-        step_s, stir_s: seconds of a step and of a call of `stir`.
+        step_s: seconds of a step.
+        stir_s: seconds of a call of `stir`, which computes a little to replace the contents of the caches.
         is_slow: True if a step takes so long that measurements use fewer or smaller steps.
     """
 
@@ -141,7 +142,9 @@ class StepParts:
         return times
 
     def crowd(self, group: dist.ProcessGroup, cores: int, steps: int) -> CpuContention:
-        """Measure the wall-clock time of steps that all ranks of a group begin together; each of these ranks must call.
+        """Measure the wall-clock time of steps that all ranks of a group begin together.
+
+        Each of these ranks must call this method.
 
         Args:
             group: this rank and the others.
@@ -171,7 +174,9 @@ class StepParts:
         )
 
     def around_message_s(self, group: dist.ProcessGroup, transport: Transport, steps: int) -> float:
-        """Return a rank's CPU seconds for one message, sent or received, right after compute; every rank must call.
+        """Return a rank's CPU seconds to send or receive one message right after compute.
+
+        Every rank must call this method.
 
         Args:
             group: this rank and the others.
@@ -189,7 +194,9 @@ class StepParts:
         return _mean_of_ranks(statistics.median(taken), group) / (4 * (n - 1))
 
     def round_s(self, group: dist.ProcessGroup, transport: Transport, *, computing: bool) -> float:
-        """Return the mean seconds of a round, in which each rank sends a short message; every rank must call.
+        """Return the mean seconds of a round, in which each rank sends a short message.
+
+        Every rank must call this method.
 
         Args:
             group: this rank and the others.
@@ -222,7 +229,9 @@ class StepParts:
         self._optimizer.zero_grad()
 
     def _step(self, *, is_timed: bool = False) -> tuple[list[float], list[float]]:
-        """Run one step, and return readings of `_now` in seconds; if `is_timed`, also keep its times for `times`.
+        """Run one step, and return the times in seconds at which its parts began; if `is_timed`, also keep its times.
+
+        The method `times` returns kept times.
 
         Returns:
             The times before batch, forward, backward and update and after update, and the time at which each bucket
@@ -248,8 +257,8 @@ class StepParts:
     def gradients(self) -> list[list[tuple[list[Layer], list[torch.Tensor]]]]:
         """Run and time a step for each of `RANKS` simulated ranks; return the gradients, as [rank][bucket].
 
-        All these steps use the same weights, each with the next batch. A bucket is a pair of its layers and, for each
-        layer, the gradient.
+        All these steps use the same weights, each with the next batch. A bucket is a tuple (its layers, the gradient of
+        each layer).
         """
         self._keeps = True
         ranks = []
@@ -363,7 +372,13 @@ def _reduced(reducer: Reducer, bucket: Bucket) -> tuple[list[float], list[SentMe
 
 
 def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats: int) -> MessageProfile:
-    """Return the sizes and costs of a message; `messages` has the message of each rank."""
+    """Return the sizes of a message, and the CPU time to pack, unpack, merge and decode it.
+
+    Args:
+        messages: the same message of each rank, with the rank's own gradients.
+        stir: computes something else before each repetition, to replace the contents of the caches.
+        repeats: number of repetitions.
+    """
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
     growth = [(1, 1.0)]
@@ -414,9 +429,12 @@ def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeat
 
 
 def work_of(whole: tuple[int, float], part: tuple[int, float] | None = None) -> LinearCost:
-    """Return the linear cost that fits (bytes, seconds) of a whole payload and of a part of it.
+    """Return the time of an operation as a linear function of bytes, from two measurements as (bytes, seconds).
 
-    Without a part, or if the part is as long as the whole, the cost does not depend on the length.
+    Args:
+        whole: the measurement with a whole payload.
+        part: the measurement with a part of it; if this is None or as long as the whole, the time does not depend on
+            the bytes.
     """
     if part is None or part[0] == whole[0]:
         return LinearCost(fixed_s=whole[1])

@@ -36,7 +36,7 @@ _LEFT_OUT = {"jitter_s": "jitter", "loss_ratio": "loss"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValidationCell:
-    """One configuration of a sweep, its prediction, and the values that its runs measured.
+    """One configuration of a sweep file or of finished runs, its prediction, and the values that its runs measured.
 
     Attributes:
         settings: the settings that the sweep file adds to `[base]`.
@@ -69,17 +69,20 @@ def check_machine(calibration: Calibration) -> None:
     if (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
         raise UsageError(
             f"the calibration is of another machine, {calibration.cpu} with {calibration.cores} cores; its predictions "
-            "can only be compared with runs on that machine; calibrate here first"
+            "can only be compared with runs on that machine; run bench calibrate here first"
         )
     if calibration.kernels != (kernels := environment.kernels()):
-        raise UsageError(f"the calibration is of {calibration.kernels} kernels, these are {kernels}; calibrate again")
+        raise UsageError(
+            f"the calibration was made with {calibration.kernels} kernels, but {kernels} kernels are in use; run bench "
+            "calibrate again"
+        )
 
 
 def cells_of(calibration: Calibration, runs: Iterable[PlannedRun]) -> list[ValidationCell]:
     """Return a cell with a prediction, but without measured values, for every configuration of these runs.
 
     Raises:
-        UsageError: a configuration differs from the calibrated one.
+        UsageError: a configuration differs from the calibrated one in its model or options, or cannot be predicted.
     """
     by_configuration: dict[str, list[PlannedRun]] = {}
     for run in runs:
@@ -104,13 +107,15 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
         config: the complete configuration of the run.
 
     Raises:
-        UsageError: the run differs from what was calibrated, or cannot be predicted.
+        UsageError: the run's model, data set or options differ from the calibrated ones, or it cannot be predicted.
     """
     for name in _AS_CALIBRATED:
         if name == "bucket_mb" and config.strategy.partition(":")[0] != DDP:
             continue  # layers are pushed one by one; the prediction pushes them when their calibrated bucket is ready
         if (value := getattr(config, name)) != (known := getattr(calibration, name)):
-            raise UsageError(f"{name} is {value}, but was calibrated with {known}; change the file or calibrate again")
+            raise UsageError(
+                f"{name} is {value}, but was calibrated with {known}; change the file, or run bench calibrate again"
+            )
     for option in RunConfig.options():
         if option.name in _FIXED and getattr(config, option.name) != option.default:
             raise UsageError(f"{option.flag_name} {getattr(config, option.name)} cannot be predicted; leave it out")
@@ -158,7 +163,7 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
 
 
 def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> list[dict[str, Any]]:
-    """Return one row per cell: measured values, and predicted values with the prefix `predicted_`."""
+    """Return one row per configuration: measured values by column, and predicted ones with the prefix `predicted_`."""
     rows = []
     for cell in compared:
         row: dict[str, Any] = {
@@ -178,7 +183,7 @@ def as_rows(compared: Sequence[ValidationCell], calibration: Calibration) -> lis
 
 
 def with_validated(calibration: Calibration, compared: Sequence[ValidationCell]) -> Calibration:
-    """Return the calibration with these comparisons added."""
+    """Return the calibration with these comparisons of predicted and measured step times added."""
     as_in_a_row = ("compressor", "collective", "world_size", "link_trace", "strategy", "trigger", "ranks_per_host")
     cells = [
         Validated(
@@ -250,7 +255,7 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
     """Return the configuration of a run after checking that its step can be predicted.
 
     Raises:
-        UsageError: the run did not finish, or differs from what was calibrated.
+        UsageError: the run did not finish, or its machine, model or options differ from the calibrated ones.
     """
     if run.state != "done":
         raise UsageError("not finished" if run.state == "torn" else "failed")

@@ -124,7 +124,7 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
             option is set elsewhere too, or configurations differ in length or number of samples.
     """
     if not sweep.tune:
-        raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05 or lists under [tune]")
+        raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05, or lists of values under [tune]")
     if not sweep.base.get("holdout_size"):
         raise UsageError(f"{sweep.where} holds out no samples, which tuning needs; give --holdout-size")
     if seed in sweep.seeds:
@@ -151,7 +151,7 @@ class Tuned:
         settings: options that the configuration adds to `[base]` or changes.
         best: the chosen values of the tuned options.
         accuracy: accuracy with these values on the held-out samples, 0 to 1.
-        rates_tried: number of settings tried, including those that failed.
+        rates_tried: number of settings tried, including those whose runs failed.
         at_the_end: names of tuned options whose best value is the smallest or largest value tried.
     """
 

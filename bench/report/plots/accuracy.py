@@ -184,7 +184,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
 
 
 def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
-    """Return a pair (step, reached) for each successful or diverged run that has a target accuracy.
+    """Return a tuple (step, reached) for each successful or diverged run that has a target accuracy.
 
     If the run reached the target, ``step`` is the first evaluated step at which it had. Otherwise ``step`` is the last
     step of the run, or ``last`` if the run diverged, because it would have missed the target with any number of steps.
@@ -205,7 +205,8 @@ def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
     """Return the Kaplan-Meier estimate of the share of seeds that have not reached the target by a given step.
 
     Args:
-        seeds: pairs as returned by `steps_to_target`.
+        seeds: for each seed, (step at which it reached the target, True), or (step until which it is known to have
+            missed it, False).
 
     Returns:
         SciPy's ``EmpiricalDistributionFunction``, a function of the step.
@@ -217,9 +218,10 @@ def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
 
 
 def draw_profile(results: Results) -> style.Picture:
-    """Draw for each method the share of workloads on which its time to target is within a factor of the best time.
+    """Draw a performance profile: for each method, the share of workloads against a factor of the best time.
 
-    Each seed of a workload counts as a workload. A missed target is within no factor.
+    A workload counts for a method if the method's time to the target accuracy is at most the factor times the best
+    method's time. Each seed of a workload counts as a workload. A missed target never counts.
 
     Raises:
         NotDrawable: fewer than two methods ran with a target on the same two workloads.

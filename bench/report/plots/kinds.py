@@ -195,7 +195,7 @@ def _added() -> list[object]:
 
 
 def drawn_files(paths: Sequence[str | Path]) -> list[tuple[FileKind, Path]]:
-    """Return pairs (kind, file) for every file that can be drawn, in the order of `file_kinds`.
+    """Return a tuple (kind of picture, file) for every file that can be drawn, in the order of `file_kinds`.
 
     Args:
         paths: files, folders to search recursively, or glob patterns of these; files that cannot be drawn are ignored

@@ -97,7 +97,7 @@ class Results:
     ) -> list[tuple[str, dict[str, Any], T]]:
         """Return a tuple (title, look, data) for each group of a picture that has data.
 
-        The look is what `looks` returns for the group.
+        The look is a dict of matplotlib's arguments for the group's curve: colour, line style and marker.
 
         Args:
             groups: the groups of the picture.

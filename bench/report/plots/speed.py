@@ -178,7 +178,7 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
     """Return the bandwidths at which the speed-up is 1, interpolated linearly between logarithms.
 
     Args:
-        points: pairs of a bandwidth in bit/s and the speed-up there as a factor, the lowest bandwidth first.
+        points: tuples (bandwidth in bit/s, speed-up there as a factor), the lowest bandwidth first.
     """
     crossings = []
     for (left, gain_left), (right, gain_right) in itertools.pairwise(points):
@@ -189,7 +189,7 @@ def break_even(points: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[RunGroup, RunGroup]]:
-    """Return pairs of a configuration and the baseline of its workload; workloads without a baseline are left out.
+    """Return a tuple (configuration, baseline of its workload) for every configuration whose workload has a baseline.
 
     Configurations that differ only in the links have the same workload.
 
@@ -206,7 +206,7 @@ def _baselines(groups: Sequence[RunGroup], wanted: str | None) -> list[tuple[Run
 
 
 def _gains(baseline: RunGroup, group: RunGroup) -> list[tuple[float, Effect]]:
-    """Return pairs of a link's bandwidth in bit/s and the speed-up over the baseline there, the slowest link first.
+    """Return tuples (bandwidth of a link in bit/s, speed-up over the baseline there), the slowest link first.
 
     Links on which one of the two has no measured speed are left out.
     """

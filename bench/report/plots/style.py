@@ -132,7 +132,11 @@ class Methods:
     known: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
     def index(self, *method: str) -> int:
-        """Return the index of the first known method that begins with these settings, or add a new method."""
+        """Return the index of the first known method that begins with these settings; if there is none, add them.
+
+        Args:
+            method: the compressor, optionally followed by the collective and other settings.
+        """
         for index, known in enumerate(self.known):
             if known[: len(method)] == method:
                 return index

@@ -1,1 +1,1 @@
-"""The strategy `placed`: a host process and device processes that share one pool of memory."""
+"""The strategy `placed`: a host process and device processes, which exchange tensors through shared memory."""

@@ -123,7 +123,8 @@ class Assignment:
 
     Attributes:
         device_of: name of the device, by node name, for every node except the output.
-        notes: one sentence for each kind of operation whose preferred role no device has, with the role used instead.
+        notes: one sentence for each kind of operation whose preferred role (such as "gpu") no device has; it names the
+            role that is used instead.
     """
 
     device_of: Mapping[str, str]
@@ -131,7 +132,7 @@ class Assignment:
 
 
 def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: ActivationPolicy = "asic") -> Assignment:
-    """Assign every operation to a device of one pool.
+    """Assign every operation to a device of one pool (the devices that together hold one copy of the network).
 
     Several devices with the same role take its operations in round-robin order. A module that is called twice stays on
     one device, and so do all operations that read the same parameter.
@@ -139,8 +140,8 @@ def assign(traced: fx.GraphModule, pool: Sequence[Device], activations: Activati
     Args:
         traced: the traced network.
         pool: the devices, at least one.
-        activations: role that runs activations: "asic", "dpu", or "turns" for these two alternately; "producer": each
-            activation runs on the device that makes its input.
+        activations: role of the devices that run activation functions: "asic", "dpu", or "turns" for these two
+            alternately; "producer": each activation function runs on the device that makes its input.
     """
     activation_roles = ("asic", "dpu") if activations == "turns" else (activations,)
     num_assigned: collections.Counter[str] = collections.Counter()
@@ -232,15 +233,15 @@ LOSS = "loss"
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Route:
-    """The devices that run the operations of one replica, and the values that they send to each other.
+    """The devices that run the operations of one replica (copy of the network), and the values that they exchange.
 
     Attributes:
         traced: the whole traced network.
-        device_of: index of the device within its pool, by node name.
-        ranks: the ranks of the pool's devices, by index.
+        device_of: index of the device that runs each operation, among the replica's devices; by node name.
+        ranks: the ranks of the replica's devices, by index.
         nodes: the operations in the order in which they run.
         result: the operation that makes the network's result.
-        home: index of the device that computes an operation, by node name, or the loss, by `LOSS`.
+        home: `device_of`, with an entry `LOSS` for the device that computes the loss.
     """
 
     traced: fx.GraphModule
@@ -254,9 +255,9 @@ class Route:
         self.home = {**self.device_of, LOSS: self.device_of[self.result.name]}
 
     def users(self, node: fx.Node) -> list[str]:
-        """Return the names of the nodes that use a node's value, the last user first.
+        """Return the names of the nodes that use a node's value, in reverse order of their execution.
 
-        The loss counts as the last user of the network's result.
+        For the network's result, the list begins with `LOSS`.
         """
         names = {user.name for user in node.users if user.op != "output"}
         in_order = [other.name for other in reversed(self.nodes) if other.name in names]
@@ -268,9 +269,14 @@ class Route:
         return [home for home in dict.fromkeys(homes) if home != self.device_of[node.name]]
 
     def messages(self, source: int, to: int) -> list[Edge]:
-        """Return what device `source` sends to device `to` in one step, in this order.
+        """Return the names of the values and gradients that device `source` sends to `to` in one step, in this order.
 
         First come the values that `source` computes in forward, then the gradients of the values that `to` computed.
+        An `Edge` is (node that makes the value, node that uses it) for a gradient, and (node, "") for a value.
+
+        Args:
+            source: index of the sending device among the replica's devices.
+            to: index of the receiving device among them.
         """
         nodes = [node for node in self.nodes if self.device_of[node.name] == source]
         values = [(node.name, "") for node in nodes if to in self.elsewhere(node)]
@@ -292,7 +298,7 @@ class Plan:
 
     Attributes:
         names: names of the host and the devices, by rank.
-        pool: the devices of the first replica.
+        pool: the devices that hold the first replica (copy of the network).
         ranks: for each replica, which gets one mini-batch per step, the ranks of its devices; devices at the same index
             hold the same part of the model.
     """
@@ -307,7 +313,8 @@ class Plan:
 
         Args:
             topology: the host and the devices.
-            by: "type": one replica over all devices; "data": one on each device; "both": one over each pool of roles.
+            by: "type": one replica (copy of the network) over all devices; "data": one replica on each device; "both":
+                one replica over each pool of devices, all of which have equally many devices of every role.
         """
         devices = topology.devices
         whole = [devices] if by == "type" else [(device,) for device in devices]
@@ -317,7 +324,7 @@ class Plan:
         return cls(names=names, pool=pools[0], ranks=[[rank_of[device.name] for device in pool] for pool in pools])
 
     def assign(self, model: nn.Module, activations: ActivationPolicy) -> tuple[Assignment, list[Route]]:
-        """Return the assignment of operations to the first replica's devices, and a route for every replica.
+        """Return the assignment of operations to the first replica's devices, and a `Route` for every replica.
 
         Raises:
             UsageError: the model cannot be traced.

@@ -1,6 +1,7 @@
-"""A device process: it holds a part of one replica, computes on the host's commands, and sums gradients with its peers.
+"""A device process: it holds a part of one replica and computes on the host's commands.
 
-Its peers are the devices that hold the same part of the other replicas. After the host has sent the device its part of
+A replica is a copy of the network. The device's peers hold the same part of the other replicas, and all sum their
+gradients. After the host has sent the device its part of
 the model, each step has these phases: the host sends the batch; the device runs forward and backward; with the sync
 trigger it waits until the host has seen all devices finish backward; the device averages its gradients with its peers;
 the host, which knows about all devices, says whether the step is skipped; the device updates its parameters.
@@ -64,11 +65,11 @@ class _Done(NamedTuple):
 
 
 class Stage:
-    """Run one device's part of one replica.
+    """Run one device's part of one replica (copy of the network).
 
     Args:
         route: the replica's devices and the operations on each.
-        own: this device's index in its pool.
+        own: this device's index among the replica's devices.
         transport: connects all processes.
         device: the torch device for tensors.
 
@@ -204,7 +205,7 @@ class Stage:
 
         Args:
             edge: the value or gradient.
-            peer: index of the sending device in the pool.
+            peer: index of the sending device among the replica's devices.
 
         Returns:
             (the tensor, or None; True if the sender wants the tensor's gradient)
@@ -217,7 +218,7 @@ class Stage:
 
 
 class DeviceProcess(CommandedRank):
-    """Run this process as one device, on the host's commands.
+    """Run this process as one device, which holds a part of one replica (copy of the network), on the host's commands.
 
     Args:
         config: the run's configuration.
@@ -379,9 +380,9 @@ class DeviceProcess(CommandedRank):
         return StepReport(skipped=skipped, encode_s=0.0, exchange_s=0.0)
 
     def _gradients_in_pool(self) -> torch.Tensor | None:
-        """Place all gradients in pool memory, which other devices read without a copy.
+        """Place all gradients in shared memory of the collective `pool`, which other devices read without a copy.
 
-        Return that memory as one flat tensor; None if gradients are compressed or the collective is not `pool`.
+        Return that memory as one flat tensor; None if gradients are compressed or another collective is used.
         """
         pool = self._channel.collective
         if not isinstance(pool, BoundPool) or self._channel.reducer.compressor.component_name != "none":

@@ -130,10 +130,10 @@ class HostTraining(BoundStrategy):
         )
 
     def _hear_all(self) -> list[dict[str, Any]]:
-        """Return the next report of every device, and serve the requests for sums that arrive before the reports.
+        """Return the next report of every device; until then, add up the gradients that devices ask the host to sum.
 
-        The host serves one part of the network after another, so a device must not wait for another part's sums before
-        it reports.
+        The host sums one part of the network after another, so a device must not wait for the sums of another part
+        before it reports.
         """
         reports: list[dict[str, Any]] = []
         for ranks in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
@@ -214,7 +214,7 @@ class HostTraining(BoundStrategy):
         return replicas
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
-        """Return a row for each two processes between which mini-batches, activations or their gradients were sent.
+        """Return a row for every two processes between which mini-batches, activations or their gradients were sent.
 
         Each row gives the bytes per step since the last call of this method.
 
@@ -246,7 +246,7 @@ class HostTraining(BoundStrategy):
 
 
 class HostSum(Collective):
-    """Sum payloads at the host; with merge=host, devices use this collective instead of the run's collective.
+    """Sum payloads at the host: the collective that devices use with the option merge=host.
 
     Args:
         to_host: the transport that connects all processes, including the host.
@@ -270,7 +270,7 @@ class HostSum(Collective):
 
 
 class BoundHostSum(BoundCollective):
-    """Run a device's side of the sum at the host; `serve_sum` is the host's side."""
+    """Send this device's payload to the host, and receive the sum that the host computes with `serve_sum`."""
 
     options: HostSum
 

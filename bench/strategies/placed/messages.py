@@ -33,7 +33,7 @@ def hear(transport: Transport, source: int) -> Any:
     (length,) = _LENGTH.unpack(receive_bytes(transport, source, _LENGTH.size).numpy().tobytes())
     if length > _LONGEST:
         name = transport.names[source]
-        raise TransportError(f"rank {name} sent something that is not a command", name)
+        raise TransportError(f"rank {name} sent something that is not a command; start all processes again", name)
     return json.loads(receive_bytes(transport, source, length).numpy().tobytes())
 
 
@@ -104,12 +104,15 @@ def send_tensor(
         (sends to wait for, number of bytes sent including the header)
 
     Raises:
-        TypeError: the tensor has a dtype that the header cannot express, or more than 7 dimensions.
+        TypeError: the tensor has more than 7 dimensions, or another dtype than those of `_TYPES`.
     """
     flags = _WANTS_GRADIENT * wants_gradient + _ABSENT * (tensor is None)
     shape: Sequence[int] = () if tensor is None else tensor.shape
     if len(shape) > 7 or (tensor is not None and tensor.dtype not in _TYPES):
-        raise TypeError(f"a tensor of type {getattr(tensor, 'dtype', None)} and shape {list(shape)} cannot be sent")
+        raise TypeError(
+            f"a tensor of type {getattr(tensor, 'dtype', None)} and shape {list(shape)} cannot be sent between "
+            f"devices; use at most 7 dimensions and one of {', '.join(map(str, _TYPES))}"
+        )
     type_code = 0 if tensor is None else _TYPES.index(tensor.dtype)
     header = _HEADER.pack(type_code, len(shape), flags, 0, *shape, *[0] * (7 - len(shape)))
     sends = [(torch.frombuffer(bytearray(header), dtype=torch.uint8), to)]
@@ -131,7 +134,7 @@ def receive_tensor(transport: Transport, source: int, device: torch.device) -> t
     code, dimensions, flags, zero, *sizes = _HEADER.unpack(header.numpy().tobytes())
     if code >= len(_TYPES) or dimensions > 7 or zero or flags > 3:
         name = transport.names[source]
-        raise TransportError(f"rank {name} sent something that is not a tensor", name)
+        raise TransportError(f"rank {name} sent something that is not a tensor; start all processes again", name)
     if flags & _ABSENT:
         return None, False
     tensor = torch.empty(sizes[:dimensions], dtype=_TYPES[code])

@@ -1,13 +1,14 @@
-"""Placed: a host and its devices, each a process, share one pool of memory; layers go to devices by type.
+"""Placed: a host and its devices, each a process, exchange tensors through shared memory; layers go to devices by type.
 
 The host loads the model onto the devices, and sends them mini-batches and commands. Activations and their gradients go
-directly from device to device, through shared memory. With by=type one replica is spread over all devices, each
-operation on a device whose role suits it; with by=data every device holds a replica; with by=both every pool (devices
-of different roles) holds a replica.
+directly from device to device, through shared memory. With by=type one replica (copy of the network) is spread
+over all devices, each operation on a device whose role suits it; with by=data every device holds a replica; with
+by=both every pool (devices of different roles) holds a replica.
 
 Source: a patent on a heterogeneous training system around CXL (2022-11): roles by layer type in paragraphs 39-42, the
 host's part in 45-51, triggers in 58-59.
-Differs: devices are processes on the CPU, and the pool is this machine's shared memory; CXL itself is not measured.
+Differs: devices are processes on the CPU, and CXL's pool of memory is this machine's shared memory; CXL itself is not
+measured.
 `bench place` predicts the times on real links.
 """
 

@@ -319,7 +319,7 @@ def test_any_optimizer_may_stand_behind_it() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kfac:inner=kfac", "kfac: inner=kfac is not possible: it needs another optimizer inside"),
+        ("kfac:inner=kfac", "kfac: inner=kfac is not possible: it would contain itself; name another optimizer"),
         ("kfac:inner=adan", "did you mean 'adam'"),
         ("kfac:collective=rink", "did you mean 'ring'"),
         ("kfac:damping=0", "kfac: damping=0 is not possible"),
