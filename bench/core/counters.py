@@ -104,8 +104,8 @@ class CpuUse(abc.ABC):
     """Measures the CPU time used between calls of `start` and `stop`, added up over all such intervals.
 
     Attributes:
-        cpu_s: CPU seconds used in the intervals.
-        wall_s: CPU seconds that were available in the intervals.
+        cpu_s: CPU seconds used in all intervals together.
+        wall_s: CPU seconds that were available in all intervals together.
     """
 
     cpu_s = 0.0

@@ -62,7 +62,7 @@ class Host:
 
     Attributes:
         name: name that links refer to.
-        kind: name of the catalogue's entry with the host's speed and other figures.
+        kind: name of the entry with the host's speed and other figures in `bench.strategies.placed.catalog`.
     """
 
     name: str = HOST
@@ -76,7 +76,7 @@ class Device:
     Attributes:
         name: role and number, such as "gpu0".
         role: role of the device, which decides which layers it can run.
-        kind: name of the catalogue's entry with the device's speed and other figures.
+        kind: name of the entry with the device's speed and other figures in `bench.strategies.placed.catalog`.
         torch_device: the torch device that holds its tensors, such as "cpu" or "cuda:0".
     """
 
@@ -92,7 +92,7 @@ class Link:
 
     Attributes:
         node, to: names of the two nodes; `to` is nearer to the host.
-        kind: name of the catalogue's entry with the link's rate and other figures.
+        kind: name of the entry with the link's rate and other figures in `bench.strategies.placed.catalog`.
     """
 
     node: str
@@ -250,7 +250,7 @@ class Topology:
                 bridges=tuple(Link(**link) for link in values["bridges"]),
             )
         except (TypeError, KeyError) as error:
-            raise UsageError(f"these are not devices as `bench` writes them ({error})") from None
+            raise UsageError(f"these are not devices as `bench` writes them to config.json ({error})") from None
 
     def _host_of(self, node: str) -> str:
         """Return the name of the host that a node's link leads to, directly or over switches.

@@ -82,7 +82,9 @@ class ImageSet:
 
 @dataclasses.dataclass(kw_only=True)
 class Dataset(Options, abc.ABC):
-    """Base of all data sets of square colour images with labels. A subclass is named after its file.
+    """Base of all data sets of square colour images with labels.
+
+    On the command line, a subclass has the name of its file, unless the class statement gives another name.
 
     Attributes:
         mean: mean of each channel over pixel values scaled to [0, 1], for normalisation.

@@ -155,8 +155,8 @@ class CifarArchive(Dataset):
             checksum = calculate_md5(path)
             path.unlink()
             raise DatasetError(
-                f"what {url} sent has the MD5 checksum {checksum} instead of {self.archive.tgz_md5}, so it is damaged "
-                f"or another file and was not kept; run {self._prepare_command} again, or {_WITHOUT_NETWORK}"
+                f"the file from {url} has the MD5 checksum {checksum} instead of {self.archive.tgz_md5}, so it is "
+                f"damaged or another one and was not kept; run {self._prepare_command} again, or {_WITHOUT_NETWORK}"
             ) from error
         finally:
             socket.setdefaulttimeout(before)

@@ -326,7 +326,7 @@ class Cluster:
             )
             return cls(**{**values, "hosts": hosts})
         except (TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"this is not a cluster as `bench` writes it ({error})") from None
+            raise UsageError(f"these are not virtual hosts as `bench` writes them to config.json ({error})") from None
 
 
 def has_real_frames(hosts: Sequence[HostLink]) -> bool:

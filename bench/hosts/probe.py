@@ -126,9 +126,9 @@ class _LinkTest:
         address: the receiver's IPv4 address.
         long_bytes: size of the long message over TCP, in bytes.
         configured_bps: rate in bits per second; None: not limited, or limited by a trace.
-        headers: how bytes are counted; see `Cluster.wire_headers`.
-        sender_is_slower: count frames at the sender's interface, because the receiver's link is faster and may also
-            carry what other hosts send.
+        headers: "exact" if the interfaces count all headers, "estimated" if some headers must be added.
+        sender_is_slower: True to count frames at the sender's interface, because the receiver's link is faster and may
+            also carry what other hosts send.
         datagrams: the long message if a host of the cluster loses frames and no trace limits the rate; None: TCP.
     """
 

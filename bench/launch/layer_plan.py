@@ -25,7 +25,7 @@ class PlannedLayer:
     Attributes:
         name: the parameter's name.
         shape: the parameter's shape.
-        kind: kind of layer.
+        kind: kind of layer, such as "conv".
         payload: class name of the payload; "Dense" (fp32) if the compressor leaves the layer uncompressed, "to be
             chosen" if the payload is chosen during training.
         dense_nbytes: bytes of the gradient in fp32.

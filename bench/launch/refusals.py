@@ -84,7 +84,7 @@ def _outcome(call: Callable[[], T]) -> T | UsageError | None:
 
 
 class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that imports a module of placeholders instead of one of the packages `LEFT_OUT`."""
+    """Import hook that imports modules of placeholders instead of torch, torchvision and numpy (`LEFT_OUT`)."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         is_left_out = fullname.partition(".")[0] in LEFT_OUT

@@ -104,7 +104,7 @@ def expected_s(durations: Mapping[str, list[float]], configs: Iterable[RunConfig
     configuration has none.
 
     Args:
-        durations: seconds of finished runs, by `config_id`.
+        durations: seconds of finished runs, by `config_id` (the same for all seeds).
         configs: the runs.
     """
     if not durations:
@@ -230,7 +230,7 @@ class SweepState:
             raise RunFailed(f"{counted}: {next(iter(self.unrecorded.values()))}")
 
     def durations(self) -> dict[str, list[float]]:
-        """Return the durations in seconds of the runs that are done, by `config_id`."""
+        """Return the durations in seconds of the runs that are done, by `config_id` (the same for all seeds)."""
         known: dict[str, list[float]] = {}
         for run in self.runs_with_status("done"):
             if (seconds := self.past[run.config.digest].summary.get("wall_time_s")) is not None:

@@ -13,9 +13,9 @@ from collectives.options import Incompatible, Options
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """Base of all models: classifiers of 3x32x32 images, perhaps also of other sizes.
+    """Base of all models: classifiers of 3x32x32 images, some of which also take other sizes.
 
-    A subclass is named after its file.
+    On the command line, a subclass has the name of its file, unless the class statement gives another name.
     """
 
     @abc.abstractmethod

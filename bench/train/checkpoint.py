@@ -266,7 +266,7 @@ def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> Ra
     so they are multiplied by (number of new ranks / number of old ranks).
 
     Args:
-        parts: the state of the collective on each old rank; empty if it has no servers.
+        parts: the state of the collective on each old rank; empty dicts if the collective has no servers.
         world_size: the new number of ranks.
         waiting: "sum" keeps the residuals, "drop" discards them.
     """

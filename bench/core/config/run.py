@@ -372,5 +372,5 @@ class RunConfig(RanksConfig):
         return short_digest({name: value for name, value in self.identity().items() if name != "seed"})
 
     def columns(self) -> dict[str, Any]:
-        """Return the values of the identity columns of `metrics.csv` except `run_id`, by column name."""
+        """Return the values of the columns of the group `identity` of `metrics.csv` except `run_id`, by column name."""
         return {"digest": self.digest, "config_id": self.config_id} | super().columns()

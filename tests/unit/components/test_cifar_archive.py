@@ -216,7 +216,7 @@ def test_a_damaged_download_is_told_with_its_checksum_and_not_kept(server: Serve
     sent = hashlib.md5(server.content, usedforsecurity=False).hexdigest()
     with pytest.raises(
         DatasetError,
-        match=rf"what {server.url} sent has the MD5 checksum {sent} instead of {SmallArchive.tgz_md5}, .*"
+        match=rf"the file from {server.url} has the MD5 checksum {sent} instead of {SmallArchive.tgz_md5}, .*"
         rf"{COMMAND} again, or {ALTERNATIVES}",
     ):
         SmallCifar10(url=server.url).prepare(tmp_path)
