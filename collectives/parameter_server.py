@@ -92,7 +92,7 @@ class Parameters(Protocol):
     """The parameters that a server holds, and their update rule; used by one thread at a time."""
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
-        """Update the parameters (mutated) with the sum of these pushes, divided by `num_terms`.
+        """Update the parameters (mutated) with the sum of the workers' pushed gradients, divided by `num_terms`.
 
         Args:
             pushes: pushes in rank order, without dropped ones.
@@ -148,7 +148,7 @@ class ParameterServer:
         return {"version": self.version, "clocks": {rank: s.clock for rank, s in self._sessions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, which excludes the parameters; call this before any worker pushes."""
+        """Restore a state that `state_dict` returned, which excludes the parameters; call this before any push."""
         self.version = state["version"]
         for rank, session in self._sessions.items():
             session.clock, session.version = state["clocks"][rank], self.version

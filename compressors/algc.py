@@ -154,7 +154,7 @@ class Algc(DensitySparsifier):
         return float(control[0]) or math.inf
 
     def _payload(self, x: torch.Tensor, found: LargeEntries, layer: Layer, step: Step) -> Payload:
-        """Return the payload of the entries that reach the threshold, and propose the state for the next step."""
+        """Return the payload of the entries that reached the threshold; propose the state that the next step needs."""
         squares, indices, values = found
         rms = math.sqrt(squares / x.numel())
         if rms == 0:

@@ -52,7 +52,7 @@ class Traits:
         owns_momentum: True if the compressor applies the momentum, before it selects what to send; the optimizer's own
             momentum must then be off.
         clip_norm: a compressed layer's gradient is clipped to this L2 norm / sqrt(world_size) before the residual is
-            added; 0: it is not clipped.
+            added; 0 if it is not clipped.
         one_bucket: True if the whole model must be one bucket of DDP, which prevents overlap with backward.
         needs_all_ranks: True if ranks exchange numbers, and so wait for each other, before they can encode.
         dense_steps: number of first optimizer steps in which all layers are sent uncompressed.
@@ -83,7 +83,7 @@ class Compressor(Options, abc.ABC):
     name of its file if it has none (`GroupTopK` in `group_topk.py`).
 
     Attributes:
-        sends: type of the payloads at full compression, if it is the same for all layers and options.
+        sends: class of the payloads after any warm-up, if it is the same for all layers and options.
         biased: True if, with default options, the expectation of the decoded payload differs from the gradient.
         granularity: "layer" treats each layer by itself; "bucket" treats the concatenated layers of a bucket, in model
             order.
@@ -133,10 +133,10 @@ class Compressor(Options, abc.ABC):
 
     @abc.abstractmethod
     def expected_nbytes(self, layer: Layer) -> int | None:
-        """Return the bytes sent for a compressed layer at full compression, or None if they depend on the data."""
+        """Return the bytes sent for a compressed layer after any warm-up, or None if they depend on the data."""
 
     def contraction_bound(self, layer: Layer) -> float | None:
-        """Return a proved c with |x - C(x)|^2 <= c |x|^2 at full compression, or None if there is none.
+        """Return a proved c with |x - C(x)|^2 <= c |x|^2 for compressor C after any warm-up, or None if there is none.
 
         It holds for every `x` within the normal range of the value type on the wire; for random methods it holds in
         expectation. With c < 1 the compressor is a contraction; otherwise error feedback may diverge. With c = 1 there
@@ -181,7 +181,7 @@ class PerLayer(Compressor):
             gradients: fp32, contiguous; concatenated they are [layer.numel]. One, unless granularity is "bucket".
             residual: fp32 [layer.numel].
             left: fp32 [layer.numel], overwritten with the part that is not sent; shares no memory with the others.
-            layer: as in `encode`.
+            layer: the layer; for granularity "bucket", one flat layer that stands for several.
             step: the current step.
 
         Returns:
@@ -197,7 +197,7 @@ class PerLayer(Compressor):
 
         Args:
             total: the sum of all ranks' payloads, bit-identical on all ranks.
-            layer: as in `encode`.
+            layer: the layer; for granularity "bucket", one flat layer that stands for several.
             step: the current step.
             out: the update, floating [layer.numel], overwritten; shares no memory with `total`.
         """
@@ -241,10 +241,10 @@ class MultiRound(Compressor):
 
     @abc.abstractmethod
     def num_exchanged(self, layer: Layer, step: Step) -> int:
-        """Return the number of fp32 values that `reduce` sends for a compressed layer, summed over all rounds."""
+        """Return the number of fp32 values that `reduce` sends for a compressed layer, in all messages together."""
 
     def expected_bucket_nbytes(self, layers: Sequence[Layer]) -> int | None:
-        """Return the bytes sent for a bucket at full compression, or None if they depend on the data."""
+        """Return the bytes sent for a bucket after any warm-up, or None if they depend on the data."""
         return None
 
 
@@ -255,7 +255,7 @@ class TorchHook(Compressor):
     Bytes are computed from a formula, because the backend does not report what it sends.
 
     Attributes:
-        value_nbytes: bytes of each number that is sent at full compression.
+        value_nbytes: bytes of each number that is sent for a compressed layer.
     """
 
     value_nbytes: ClassVar[int] = FP32_BYTES
@@ -280,7 +280,7 @@ class TorchHook(Compressor):
         return {}
 
     def restore(self, state: Any, saved: dict[str, Any]) -> None:
-        """Load what `state_of` returned into the hook's state."""
+        """Load `saved`, which `state_of` returned, into the hook's state."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -325,7 +325,7 @@ class PartsEncoder(LossyCompressor):
 
         Args:
             gradients: fp32, 1-D, contiguous; they must not be changed.
-            layer: as in `encode`.
+            layer: one flat layer that stands for all layers of the bucket.
             step: the current step.
         """
 
@@ -345,7 +345,7 @@ class SharedScale(LossyCompressor):
     combine: ClassVar[Literal["max", "mean"]]
 
     def kind_for(self, layer: Layer) -> type[Payload]:
-        """Return the type of `encode`'s payload for this layer at full compression."""
+        """Return the class of the payload that `encode` returns for this layer after any warm-up."""
         return Dense if self.shares_scale(layer) else Codes
 
     def shares_scale(self, layer: Layer) -> bool:

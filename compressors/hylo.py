@@ -211,7 +211,7 @@ class Hylo(SharedScale):
         return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype, step.world_size))
 
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
-        """Return the ascending numbers of the filters to send, and propose the ages of the others.
+        """Return the ascending numbers of the filters to send; record for how many steps the others have waited.
 
         Of equal scores, the filter with the lower number is sent.
         """

@@ -51,7 +51,10 @@ class Memory:
         return self._accepted.get(name, {})
 
     def derived(self, name: str, make: Callable[[], T]) -> T:
-        """Return `make()`, cached under a name until the next `commit`; `make` must not depend on proposed tensors."""
+        """Return `make()`, or the result of an earlier call with this name since the last `commit`.
+
+        `make` must not depend on proposed tensors.
+        """
         if name not in self._derived:
             self._derived[name] = make()
         return cast(T, self._derived[name])
@@ -71,7 +74,7 @@ class Memory:
         return {name: copies(tensors) for name, tensors in self._accepted.items()}
 
     def load_state_dict(self, state: dict[str, Tensors]) -> None:
-        """Replace all state by copies of the tensors in `state`."""
+        """Replace all state with copies of the tensors in `state`."""
         self._accepted = {name: copies(tensors) for name, tensors in state.items()}
         self._proposed, self._derived = {}, {}
 
@@ -119,7 +122,7 @@ class Step:
         rank: this rank in the group that averages gradients.
         world_size: size of that group.
         seed: seed of the run, from which the compressors' random numbers derive.
-        warmup: True if more may be sent in the first epochs, as `epoch` says; False for full compression at all steps.
+        warmup: True if compressors may send more in the first epochs; False if they send as little as later.
         memory: the compressor's state on this rank; empty if the compressor keeps none.
     """
 
@@ -133,13 +136,16 @@ class Step:
 
 
 def seed_for(layer: Layer, step: Step, *, per_rank: bool) -> int:
-    """Return a 63-bit key that differs between layers, steps and (with per_rank) ranks, but not between machines."""
+    """Return a 63-bit seed for random numbers; it differs between layers, steps and (with `per_rank`) ranks.
+
+    It is the same on all machines.
+    """
     fields = struct.pack("<QQQQ", step.seed % 2**64, step.index, layer.id, step.rank + 1 if per_rank else 0)
     return int.from_bytes(hashlib.blake2b(fields, digest_size=8).digest(), "little") >> 1
 
 
 def end_to_end(layers: Sequence[Layer]) -> Layer:
-    """Return one flat layer that stands for the concatenation of several; a single layer is returned as it is."""
+    """Return one flat layer that stands for the concatenation of `layers`; a single layer is returned unchanged."""
     if len(layers) == 1:
         return layers[0]
     numel = sum(layer.numel for layer in layers)

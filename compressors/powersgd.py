@@ -132,7 +132,7 @@ class PowerSgd(LayerPolicy, MultiRound):
     def _start(self, layer: Layer, step: Step, device: torch.device, factor: Factor = "last_q") -> torch.Tensor:
         """Return the last step's factor, or random numbers in [-1, 1) that all ranks share: fp32 [n or m, r].
 
-        A column of zeros would stay zero, so it is replaced by random numbers.
+        A column of zeros would stay zero, so it is replaced with random numbers.
         """
         last = step.memory.get(factor, layer.id) if self.warm_start else None
         if last is not None and last.any(0).all():

@@ -50,7 +50,7 @@ def digest(files: list[Path]) -> str:
 
 
 def library_name(processor: str) -> str:
-    """Return the file name of the library for a processor in `TARGETS`."""
+    """Return the file name of the library for a processor level such as ``x86_64_v3``."""
     return f"loops-{processor}.so"
 
 
@@ -79,7 +79,7 @@ def processors_of_this_machine() -> tuple[str, ...]:
 
 
 def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> str:
-    """Build the libraries, and return an empty string; if that fails, return the reason.
+    """Compile the native loops into `folder`, and return an empty string; if that fails, return the reason.
 
     The reason is also written into a file in `folder`, where `bench doctor` finds it.
     """

@@ -111,7 +111,7 @@ class Payload(abc.ABC):
         values: the values that are sent, in their dtype; for element-wise kinds, the tensor `wire`.
         tensor_id: a number that the sender may choose, 0..65535; sent in the header.
         keep_lost: callback of the sender, not sent: a collective that rounds partial sums to 16 bits calls it with the
-            rounding error on this rank. None: the sender keeps no residual.
+            rounding error on this rank. None if the sender keeps no residual.
         numbers: the numbers of `fixed`, for kinds whose only tensor is `values`.
     """
 
@@ -237,7 +237,7 @@ class Payload(abc.ABC):
             PayloadError: the kind cannot be cut at `start` or `stop`.
         """
         if not 0 <= start <= stop <= self.numel:
-            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} of this payload")
+            raise PayloadError(f"elements {start}..{stop} do not lie within the {self.numel} elements of this payload")
         for border in (start, stop):
             if border % self.alignment and border != self.numel and not self.splits_blocks:
                 raise PayloadError(

@@ -31,10 +31,10 @@ class Leaf(NamedTuple):
 
     Attributes:
         numel: number of elements that the payload represents.
-        alignment: as `Payload.alignment`.
-        addable: as `Payload.addable`.
-        wire: (number of elements, dtype) of its wire tensor; None if the payload is not element-wise.
-        splits_blocks: as `Payload.splits_blocks`.
+        alignment: number of elements per block; the payload is cut between blocks.
+        addable: True if payloads of this kind can be added without decoding them.
+        wire: (number of elements, dtype) of the tensor that is sent; None if the payload is not element-wise.
+        splits_blocks: True if the payload can also be cut inside a block.
     """
 
     numel: int
@@ -45,7 +45,7 @@ class Leaf(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Return True if the wire tensor has all elements, so that any part of the payload has the same kind."""
+        """Return True if the tensor that is sent holds all elements, so that any part of the payload has its class."""
         return self.wire is not None and self.wire[0] == self.numel
 
 
@@ -65,7 +65,7 @@ class Layout:
 
     @classmethod
     def of(cls, payload: Payload, key: Key = ()) -> Self:
-        """Return the layout of this payload; other ranks get the same from their payloads."""
+        """Return the sizes and dtypes in this payload as a `Layout`; all ranks of a sum get the same from theirs."""
         return cls(
             tuple(
                 Leaf(

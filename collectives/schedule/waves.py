@@ -227,17 +227,19 @@ def _sums(values: Ints, first: Ints, last: Ints) -> Ints:
 def waves_of(
     collective: Collective, world_size: int, layout: Layout, lengths: Lengths, weights: Ints | None = None
 ) -> Iterable[Wave] | None:
-    """Return the messages of all ranks in one sum, wave by wave; None if the collective's `rounds` returns None.
+    """Return the messages of all ranks in one sum, in waves that ranks send one after another.
+
+    Return None if the collective does not describe its messages (`Collective.rounds` returns None).
 
     The waves of this project's collectives are computed for all ranks at once. Those of other collectives are derived
     from the rounds of every rank.
 
     Args:
         collective: the collective.
-        world_size: as in `Collective.rounds`.
-        layout: as in `Collective.rounds`.
+        world_size: number of ranks, two or more.
+        layout: sizes and dtypes of the payloads, the same on all ranks.
         lengths: computes the bytes of messages.
-        weights: number of contributions that each rank's payload contains, int [world_size]; None: one each.
+        weights: number of contributions that each rank's payload contains, int [world_size]; None for one each.
     """
     weights = np.ones(world_size, dtype=np.int64) if weights is None else weights
     author = next(cls for cls in type(collective).__mro__ if "rounds" in vars(cls))

@@ -78,7 +78,7 @@ class TransportError(RuntimeError):
 
 @dataclasses.dataclass
 class Traffic:
-    """The messages that one rank has sent for one `Purpose` since its transport was created.
+    """The messages that one rank has sent for one purpose, such as "gradient", since its transport was created.
 
     Attributes:
         messages: number of messages sent.
@@ -101,7 +101,7 @@ class Traffic:
         )
 
     def since(self, before: Traffic) -> Traffic:
-        """Return the traffic that was added since `before`, an earlier copy; `from_formula` is that of the whole."""
+        """Return the traffic since `before`, an earlier copy of this object; `from_formula` covers all traffic."""
         return Traffic(
             messages=self.messages - before.messages,
             nbytes=self.nbytes - before.nbytes,
@@ -112,7 +112,7 @@ class Traffic:
 
 @dataclasses.dataclass
 class Ledger:
-    """The traffic that one rank has sent, per purpose.
+    """Counts of the messages and bytes that one rank has sent, per purpose, such as "gradient" or "control".
 
     Attributes:
         traffic: the traffic by purpose.

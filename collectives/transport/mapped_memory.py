@@ -207,7 +207,7 @@ class SharedMemory:
         self.synchronize_at(part.data_ptr(), part.nbytes)
 
     def synchronize_at(self, address: int, nbytes: int) -> None:
-        """Do the same as `synchronize`, for the `nbytes` bytes at an address."""
+        """Make writes to `nbytes` bytes at an address visible to the other ranks, or theirs to this rank."""
         if not self._coherent:
             assert self._helper is not None  # non-coherent memory is never mapped without it
             self._helper.flush(address, nbytes)
@@ -230,8 +230,8 @@ def map_together(
         place: a folder, the name of a new file, or a DAX device; the argument of rank 0 is used.
         num_lines: number of lines (128 bytes that one rank writes) in front of the data; they are zero at first.
         data_nbytes: length of the data in bytes; the data is not initialised.
-        coherent: True if ranks see each other's stores without flushing caches. None: the same, but a DAX device is
-            refused.
+        coherent: True if ranks see each other's stores without flushing caches; None if they do, and DAX devices are
+            to be refused.
         smaller: what the user should choose, for the error message if there is not enough memory.
 
     Raises:

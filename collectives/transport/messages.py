@@ -142,7 +142,7 @@ def sum_wires(
         wires: one tensor per rank, in rank order, all of the same length and dtype.
         op: "sum" or "max".
         out: the tensor to write into and return, of the same length and dtype; must not overlap the third and later
-            ones of `wires`. None: a new tensor.
+            ones of `wires`. None for a new tensor.
         lost: called with the rounding errors, fp32, of 16-bit sums of two or more tensors.
     """
     out = torch.empty_like(wires[0]) if out is None else out

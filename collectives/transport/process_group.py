@@ -57,8 +57,8 @@ class ProcessGroupTransport(Transport):
 
     Args:
         group: the process group, which `close` destroys; use a separate `dist.new_group()`, because two threads on one
-            gloo group corrupt sums silently. None: the default group, which is not destroyed.
-        device: device of the tensors. None: the CPU for gloo, the current GPU for NCCL.
+            gloo group corrupt sums silently. None for the default group, which is not destroyed.
+        device: device of the tensors. None for the CPU (gloo) or the current GPU (NCCL).
         timeout_s: longest wait for any one message, in seconds.
 
     Attributes:

@@ -138,8 +138,8 @@ class SharedMemoryTransport(Transport):
         opener: a transport among the same ranks, which also finds lost ranks and determines the longest wait.
         path: folder for the region's file, name of a new file, or a DAX device.
         ring_bytes: size of each ring buffer; there is one for each ordered pair of ranks.
-        coherent: True if ranks see each other's stores without flushing caches. None: the same, but a DAX device is
-            refused.
+        coherent: True if ranks see each other's stores without flushing caches; None if they do, and DAX devices are
+            to be refused.
 
     Raises:
         OptionError: there is not enough memory, the path does not exist, or memory is not coherent and caches cannot be

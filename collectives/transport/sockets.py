@@ -78,7 +78,7 @@ class SocketReceive(MovedMessage):
         peer: the rank that sends the message.
         wait: transfers all messages under way until this one is done.
         room: length of the longest allowed message, in bytes.
-        tensor: buffer that is filled from the front; None: allocate a buffer of exactly the message's length.
+        tensor: buffer that is filled from the front; None to allocate a buffer of exactly the message's length.
 
     Attributes:
         left: memory for the missing bytes of the part that is being read: first the length, then the body.
@@ -363,9 +363,9 @@ def open_transport(
     It uses sockets for tensors on CPUs, and otherwise the backend of the process group.
 
     Args:
-        group: the process group, which no other thread may use and which `close` destroys. None: the default group,
+        group: the process group, which no other thread may use and which `close` destroys. None for the default group,
             which is not destroyed.
-        device: device of the tensors. None: the CPU for gloo, the current GPU for NCCL.
+        device: device of the tensors. None for the CPU (gloo) or the current GPU (NCCL).
         timeout_s: longest wait for any one message, in seconds.
 
     Raises:

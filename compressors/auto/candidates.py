@@ -114,7 +114,7 @@ def exchange_s(pair: Pair, nbytes: float, numel: int, link: MessageCost, world_s
 
 @functools.lru_cache(maxsize=4096)
 def _messages(pair: Pair, nbytes: float, numel: int, world_size: int) -> tuple[int, float]:
-    """Return what `_waves` returns, for the payloads of `pair.compressor` and the collective of `pair`; cached."""
+    """Return the number of waves of messages in one sum, and the bytes of each wave's busiest sender, summed."""
     compressor, collective = pair.built()
     if all(kind.elementwise for kind in compressor.traits.emits) and collective.carries_wires:
         return _waves(collective, world_size, Layout.dense(round(nbytes), itemsize=1), None)

@@ -38,7 +38,7 @@ class Pair(NamedTuple):
         return f"{self.compressor} on {self.collective}"
 
     def built(self) -> tuple[Compressor, Collective]:
-        """Return the compressor and the collective that the texts describe.
+        """Create and return the compressor and the collective of this pair.
 
         Raises:
             OptionError: there is no such component, or an option is wrong.
@@ -322,7 +322,7 @@ class ChosenPairs(Reducer):
             self.bound(pair).reducer.load_state_dict(kept)
 
     def _timed(self, collective: BoundCollective) -> StartSum:
-        """Return a function that does what the collective's `start` does, and adds its seconds to `wire_s`."""
+        """Return a function that starts a sum through this collective, and adds its seconds of sending to `wire_s`."""
 
         def start(payload: Payload, key: Key) -> PendingSum:
             started = time.perf_counter()

@@ -44,7 +44,7 @@ class ChoosingHook(CompressionHook):
         ddp: the wrapped model, without a communication hook so far.
         auto: the options.
         collective: the run's collective.
-        settings: as for `CompressionHook`.
+        settings: seed, timeout and other settings of the hook.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ def attach(
             gradients on CPUs are read where `backward` leaves them, instead of being copied first.
         compressor: an instance, or a spec such as "group_topk:ratio=0.01".
         collective: an instance, or a spec such as "ring"; sums the payloads.
-        seed: seed of the compressor's private random generators, the same on every rank.
+        seed: seed of the compressor's own random numbers, the same on every rank.
         momentum: coefficient in [0, 1), for compressors that apply the momentum themselves
             (`momentum_correction=True`); set the optimizer's own momentum to 0 then.
         nesterov: apply Nesterov momentum, as the optimizer would.
@@ -95,7 +95,7 @@ def attach(
 
 
 def _engine(model: nn.Module) -> DistributedDataParallel:
-    """Return the DDP model inside what `torch.compile` wrapped around it.
+    """Return the DDP model inside a compiled model, or the DDP model that was given.
 
     Raises:
         ValueError: there is no DDP model, its options leave a communication hook without buckets, or an embedding has

@@ -63,7 +63,7 @@ class CompressedCommunicator:
         self._report = StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def mean_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each layer's tensor by the mean over ranks of what the compressor sent.
+        """Replace each layer's tensor with the mean over ranks of what the compressor sent.
 
         Every rank must call this method.
 
@@ -81,14 +81,14 @@ class CompressedCommunicator:
     def combine_(
         self, tensors: Sequence[torch.Tensor], op: CombineOp = "mean", layers: Sequence[Layer] | None = None
     ) -> None:
-        """Replace each tensor by its mean, sum or maximum over ranks, sent uncompressed.
+        """Replace each tensor with its mean, sum or maximum over ranks, sent uncompressed.
 
         Every rank must call this method.
 
         Args:
             tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
             op: how to combine the ranks' elements.
-            layers: the layer that each tensor is reported under; None: `self.layers`.
+            layers: for each tensor, the layer under which its bytes are reported; None for `self.layers`.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -107,7 +107,7 @@ class CompressedCommunicator:
             report.encoded = _sent_whole(layers, tensors)
 
     def average_(self, flat: torch.Tensor) -> None:
-        """Replace the concatenated tensors of all layers by their mean over ranks, sent uncompressed.
+        """Replace the concatenated tensors of all layers with their mean over ranks, sent uncompressed.
 
         Every rank must call this method. Nothing is copied if the collective adds in place, as `pool` does for a buffer
         that it allocated.
@@ -174,7 +174,7 @@ class CompressedCommunicator:
         return {"reducer": self.reducer.state_dict(), "collective": self.collective.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state by what `state_dict` returned."""
+        """Replace the whole state with one that `state_dict` returned."""
         self.reducer.load_state_dict(state["reducer"])
         self.collective.load_state_dict(state["collective"])
 
@@ -205,7 +205,7 @@ def own_transport(device: torch.device, timeout_s: float, group: dist.ProcessGro
     Args:
         device: the device of the tensors.
         timeout_s: longest wait for any one message, in seconds.
-        group: process group with the same ranks and backend; None: the default group, with all ranks.
+        group: process group with the same ranks and backend; None for the default group, with all ranks.
     """
     shared = group if group is not None else cast(dist.ProcessGroup, dist.group.WORLD)
     own = dist.new_group(

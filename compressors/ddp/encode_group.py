@@ -76,7 +76,7 @@ def group_layers(
     Args:
         compressor: decides how layers are grouped and which stay dense.
         layers: the layers, in any order.
-        step: the training step; None for full compression.
+        step: the training step; None for a step after any warm-up.
         gradients: flat gradients in the order of `layers`; empty if only sizes are needed.
         updates: flat tensors for the updates in the same order; if empty, the gradients are overwritten.
     """
@@ -197,7 +197,7 @@ class LayerStore:
         return views
 
     def load(self, tensors: Tensors) -> None:
-        """Replace the whole state by copies of these tensors, given by layer id."""
+        """Replace the whole state with copies of these tensors, given by layer id."""
         self._accepted = {(layer_id,): tensor for layer_id, tensor in copies(tensors).items()}
         self._sizes = {layer_id: tensor.numel() for layer_id, tensor in tensors.items()}
         self._proposed, self._spare = {}, {}

@@ -53,7 +53,7 @@ class HookSettings:
     """Settings of a hook, independent of compressor and collective.
 
     Attributes:
-        seed: seed of the compressor's private random generators, the same on every rank.
+        seed: seed of the compressor's own random numbers, the same on every rank.
         trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
         nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
@@ -96,7 +96,7 @@ class CompressionHook(CompressedCommunicator):
 
     Attributes:
         layers: every parameter that DDP reduces.
-        reducer: compresses; only the communication thread uses it, `collective` and `transport` during a step.
+        reducer: compresses; only the communication thread uses `reducer`, `collective` and `transport` during a step.
         collective: sums the payloads.
         transport: connects the ranks.
     """
@@ -130,7 +130,7 @@ class CompressionHook(CompressedCommunicator):
     def set_epoch(self, epoch: int) -> None:
         """Set the number of finished epochs, which controls the density during the warm-up epochs.
 
-        Without it, compressors use full compression from the first step, and one with warm-up epochs warns about that.
+        Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
         """
         self._epoch = epoch
         self._epoch_is_missing = False
@@ -188,7 +188,7 @@ class CompressionHook(CompressedCommunicator):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state by what `state_dict` returned; load the model's weights first."""
+        """Replace the whole state with one that `state_dict` returned; load the model's weights first."""
         self._index = state["step"]
         super().load_state_dict(state)
 

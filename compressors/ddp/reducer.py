@@ -111,7 +111,7 @@ class Reducer(abc.ABC):
         self._encoded: dict[Key, Payload] = {}
 
     def reduce(self, bucket: Bucket, sum_payloads: SumPayloads, transport: Transport) -> None:
-        """Replace each gradient by the mean over ranks of what was transmitted.
+        """Replace each gradient with the mean over ranks of what the compressor transmitted.
 
         Every rank must call this method. It fills `bucket.encoded` and `bucket.encode_s`.
 
@@ -127,9 +127,10 @@ class Reducer(abc.ABC):
 
     @abc.abstractmethod
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        """Begin `reduce`; return once this rank's message is being sent, so that the next bucket can be encoded.
+        """Begin to replace each gradient of a bucket with the mean over ranks of what the compressor transmitted.
 
-        Arguments and errors are those of `reduce`, except that `start_sum` is `BoundCollective.start`.
+        Return once this rank's message is being sent, so that the next bucket can be encoded. The other arguments and
+        the errors are those of `reduce`; `start_sum` is `BoundCollective.start`.
         """
 
     def commit(self) -> None:
@@ -159,7 +160,7 @@ class Reducer(abc.ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state by what `state_dict` returned."""
+        """Replace the whole state with one that `state_dict` returned."""
         self._residuals.load(state["residuals"])
         self._velocities.load(state["velocities"])
         self.memory.load_state_dict(state["memory"])
@@ -308,7 +309,7 @@ class PerLayerReducer(Reducer):
 
         Args:
             group: the group.
-            x: the input, fp32 [group.layer.numel]; None: the group's gradients, with momentum and residual.
+            x: the input, fp32 [group.layer.numel]; None for the group's gradients, with momentum and residual.
             bucket: the bucket of the group; the seconds are added to its `encode_s`.
             screened: True if the gradients are known to be finite.
         """
@@ -389,7 +390,7 @@ class MultiRoundReducer(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        """Do all of `reduce`: later messages depend on the means of earlier ones."""
+        """Exchange the whole bucket before returning, because later messages depend on the means of earlier ones."""
         bucket.screen()
         groups = self._groups(bucket)
         started = time.perf_counter()

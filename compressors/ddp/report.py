@@ -17,7 +17,7 @@ class Bucket:
 
     Attributes:
         layers: the layers inside.
-        gradients: this rank's gradients, one flat floating tensor per layer; replaced by `updates` once they are not
+        gradients: this rank's gradients, one flat floating tensor per layer; replaced with `updates` once they are not
             needed any more, so that backward can reuse their memory.
         updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
             that is not its own update tensor is only read.
@@ -59,7 +59,7 @@ class EncodedLayer:
         nbytes: bytes of the packed payload; if it covers several layers, this layer's share of them.
         num_entries: number of elements that are transmitted.
         seconds: time spent in encoding.
-        density_wanted: share of the entries that the compressor aims to send; None if it has no such target.
+        density_wanted: share of the layer's entries that the compressor aims to send; None if it has no target.
     """
 
     layer: Layer
@@ -96,20 +96,22 @@ class StepReport:
 
     Attributes:
         skipped: True if a gradient was not finite on some rank, so that the optimizer step must be skipped.
-        encode_s: seconds in which the communication thread encoded and decoded. None: not known.
-        exchange_s: seconds in which the communication thread was busy, encoding included. None: not known.
+        encode_s: seconds in which the communication thread encoded and decoded; None if not known.
+        exchange_s: seconds in which the communication thread was busy, encoding included; None if not known.
         exposed_s: seconds from the arrival of the last bucket to the last result, and those in which the optimizer
-            waited. None: not known, as PyTorch hides it.
+            waited; None if not known, because PyTorch hides it.
         update_s: seconds of the optimizer's step, with what it exchanges.
         update_exposed_s: seconds of the optimizer's step in which it waited; part of `exposed_s`.
         encoded: one entry per layer and message that it was part of.
         num_steps: optimizer steps of all ranks together so far, where `world_size` batches count as one step, whichever
-            ranks processed them. None: one more than before, as ranks make their steps together.
-        staleness: number of parameter versions that the gradient was behind when applied. None: not asynchronous.
-        factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say. None: no
-            such matrices.
-        factor_updates_skipped: number of updates of all matrices skipped because one was not finite. None: no matrices.
-        decision: what the exchange has decided while training, and used in this step. None: it decides nothing.
+            ranks processed them. None if ranks make their steps together: one more than before.
+        staleness: number of parameter versions that the gradient was behind when applied; None if training is
+            synchronous.
+        factor_fallbacks: number of symmetric matrices that could not be sent or factored as the options say; None if
+            there are no such matrices.
+        factor_updates_skipped: number of times that no matrix was updated because one was not finite; None without
+            matrices.
+        decision: the decision about how gradients are sent that was used in this step; None if none is made.
     """
 
     skipped: bool = False

@@ -309,13 +309,13 @@ def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, f
 
 @also_on_gpus
 def random_ternary(x: torch.Tensor, scale: float, key: int, bits: int, *, limit: float = math.inf) -> torch.Tensor:
-    """Return the sign of each element with probability min(|x|, limit) / scale, else 0.
+    """Return a random ternary value per element: its sign with probability min(|x|, limit) / scale, else 0.
 
     Args:
         x: fp32 [numel]; NaN becomes 0.
         scale: >= 0, exact in fp32.
         key: seed of the random numbers, 0..2^64 - 1.
-        bits: as in `ternary`.
+        bits: LEVELS to return int8 [numel], CODES to return packed codes, uint8 [ceil(numel / 4)].
         limit: exact in fp32.
     """
     if _RANDOM.serves(x):

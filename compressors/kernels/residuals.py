@@ -111,7 +111,7 @@ LargeEntries = tuple[float, torch.Tensor, torch.Tensor]
 
 
 def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor) -> tuple[float, float]:
-    """Write gradient + residual to `out`, and measure the sum.
+    """Write gradient + residual to `out`; return the sum and the maximum of its magnitudes.
 
     Args:
         gradient: fp32 [numel], contiguous.
@@ -119,7 +119,7 @@ def add_and_measure(gradient: torch.Tensor, residual: torch.Tensor, out: torch.T
         out: fp32 [numel], overwritten.
 
     Returns:
-        The sum and the maximum of the magnitudes of `out`, as `magnitudes_and_largest`.
+        The sum of |out| in fp64, and the largest |out|.
     """
     if _MEASURE.serves(gradient, residual):
         largest = torch.empty(1, dtype=torch.float32)
@@ -200,6 +200,9 @@ def send_top_k(
 
 
 def find(x: torch.Tensor, level: float) -> LargeEntries:
-    """Return the sum of squares of `x`, fp32 [numel], and its entries with |x| >= level, as `add_and_find` does."""
+    """Return the sum of squares of `x`, and the positions and values of its entries with |x| >= level.
+
+    `x` is fp32 [numel]; the sum is in fp64; positions are int64, ascending; values are fp32.
+    """
     positions = reaching(x, level)
     return sum_of_squares(x), positions, x.index_select(0, positions)

@@ -96,7 +96,7 @@ def sum_of_magnitudes(x: torch.Tensor, limit: float = math.inf) -> float:
 
 
 def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """Return `sum_of_magnitudes` and `largest_magnitude`, in one pass."""
+    """Return the sum of |x|, in fp64, and the largest |x| of fp32 [numel], in one pass."""
     if _MAGNITUDES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_MAGNITUDES_AND_LARGEST(x, x.numel(), largest)), float(largest)
@@ -104,7 +104,7 @@ def magnitudes_and_largest(x: torch.Tensor) -> tuple[float, float]:
 
 
 def squares_and_largest(x: torch.Tensor) -> tuple[float, float]:
-    """Return `sum_of_squares` and `largest_magnitude`, in one pass."""
+    """Return the sum of x^2, in fp64, and the largest |x| of fp32 [numel], in one pass."""
     if _SQUARES_AND_LARGEST.serves(x):
         largest = torch.empty(1, dtype=torch.float32)
         return float(_SQUARES_AND_LARGEST(x, x.numel(), largest)), float(largest)
@@ -173,7 +173,10 @@ def select_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torc
 
 @also_on_gpus
 def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -> torch.Tensor:
-    """Return what `select_groups` returns, for groups of at most LONGEST_GROUP entries."""
+    """Return the positions, int64, of the k largest |x| in each group of at most LONGEST_GROUP consecutive entries.
+
+    Of a shorter last group, `k_last` entries are selected. Positions are ascending.
+    """
     num_groups, rest = divmod(x.numel(), group_size)
     if _SELECT_GROUPS.serves(x):
         selected = torch.empty(num_groups * k + (k_last if rest else 0), dtype=torch.int64)
@@ -194,7 +197,7 @@ def send_groups(
     dtype: torch.dtype,
     world_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
-    """Select the k largest entries per group of x = gradients + residual, and write the rest of x to `left`.
+    """Select the k entries of largest magnitude per group of x = gradients + residual; write the rest of x to `left`.
 
     Args:
         gradients: fp32, contiguous; concatenated they are [numel].

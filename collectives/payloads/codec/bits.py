@@ -74,7 +74,7 @@ def unpack_bits(packed: torch.Tensor, count: int, bits: int, *, first: First = "
         packed: uint8 [>= ceil(count * bits / 8)], contiguous.
         count: number of codes.
         bits: bits per code, 0..32.
-        first: same as for `pack_bits`.
+        first: "low" if a byte's first code lies in its low bits, "high" if in its high bits.
 
     Returns:
         The codes, int64 [count], 0..2^bits - 1.
@@ -122,7 +122,9 @@ def register(codebook: Codebook) -> Codebook:
         ValueError: the name or the number is taken, or a width does not divide 8.
     """
     if codebook.name in _CODEBOOKS or codebook.number in _CODEBOOKS:
-        raise ValueError(f"codebook {codebook.name} (number {codebook.number}) clashes with one that exists")
+        raise ValueError(
+            f"codebook {codebook.name} (number {codebook.number}) clashes with one that exists; choose others"
+        )
     if any(bits not in (1, 2, 4, 8) for bits in codebook.widths):
         raise ValueError(f"codebook {codebook.name}: codes are 1, 2, 4 or 8 bits wide, got {codebook.widths}")
     _CODEBOOKS[codebook.name] = _CODEBOOKS[codebook.number] = codebook
@@ -198,7 +200,11 @@ def add_codes_(
 def add_codes_to_floats_(
     dense: torch.Tensor, terms: Sequence[Term], table: torch.Tensor, block_numel: int, divisor: float
 ) -> None:
-    """Do the same as `add_codes_`, for contiguous tensors, fp32 `dense` and fp32 scales."""
+    """Add the sum of terms of packed codes, divided by `divisor`, to `dense`: `add_codes_` for contiguous fp32 tensors.
+
+    Terms are (packed codes, scales), `table` is the result of `byte_table`, and `block_numel` is the number of elements
+    per scale.
+    """
     if not _ADD.serves(dense, *(tensor for term in terms for tensor in term)):
         _add_decoded(dense, terms, table, block_numel, divisor)
         return
@@ -218,8 +224,8 @@ def write_codes_(
 
     Args:
         parts: tensors for consecutive parts of the result, floating and 1-D; overwritten.
-        terms: as for `add_codes_`; without terms the parts become zeros.
-        table: as for `add_codes_`.
+        terms: (packed codes, scales) of each term, added in their order, in fp32; without terms the parts become zeros.
+        table: the result of `byte_table`, fp32 [256, 8 / bits], contiguous.
         block_numel: elements per scale, at least 1.
         divisor: the sum is divided by this number.
 

@@ -165,7 +165,8 @@ def add_at(
 ) -> torch.Tensor:
     """Return a copy of `values` [n, ...] with `addends` [z, ...] added at these indices [z].
 
-    The sums are in the wider of both dtypes, rounded once; `keep_lost` is called as in `add_values`.
+    The sums are in the wider of both dtypes, rounded once. If `keep_lost` is not None, it is called with 0, the
+    rounding errors of 16-bit sums (fp32), and their indices.
     """
     total = values.to(torch.promote_types(values.dtype, addends.dtype), copy=True)
     sums = add_values(total.index_select(0, indices), addends, keep_lost, indices)
@@ -276,10 +277,10 @@ def positions_in(
 
     Args:
         packed: the bitmap, uint8 [ceil(num_bits / 8)].
-        num_bits: same as for `bitmap_of`.
+        num_bits: length of the bitmap in bits.
         count: number of bits that are set.
-        shift: same as for `bitmap_of`.
-        per_index: same as for `bitmap_of`.
+        shift: number of low bits of each position that the bitmap leaves out.
+        per_index: 1 for the high parts in unary, 0 for a plain bitmap of the positions.
         low_parts: the packed low bits of the positions, uint8 [ceil(count * shift / 8)]; None if they are zero.
 
     Raises:
