@@ -22,7 +22,7 @@ from collectives.transport.base import ReduceOp, Transport
 
 @dataclasses.dataclass(kw_only=True)
 class Allgather(Collective):
-    """Send every rank's payload to all other ranks."""
+    """Send every rank's payload to all other ranks; the sum is the list of all payloads."""
 
     carries_wires: ClassVar[bool] = False
     leaves_terms: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class Allgather(Collective):
 
 
 class BoundAllgather(BoundCollective):
-    """The collective `allgather` among the ranks of a transport."""
+    """The collective `allgather`, ready to sum among the ranks of a transport."""
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:

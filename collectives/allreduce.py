@@ -51,7 +51,7 @@ class Native(Collective, name="native"):
 
 
 class BoundNative(BoundCollective):
-    """The collective `native` among the ranks of a transport."""
+    """The collective `native`, ready to sum among the ranks of a transport."""
 
     @override
     def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:

@@ -96,7 +96,7 @@ class Collective(Options, abc.ABC):
     def check_compatible(self, kind: type[Payload]) -> None:
         """Check that this collective can sum payloads of class `kind`.
 
-        A collective that leaves terms (`leaves_terms`) or decodes (`decodes`) accepts every kind.
+        A collective that gathers payloads without adding them (`leaves_terms`) or decodes them (`decodes`) accepts all.
 
         Raises:
             Incompatible: it cannot sum them; the message names collectives that can.

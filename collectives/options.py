@@ -166,9 +166,9 @@ class Options:
     is_component: ClassVar[bool] = False
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Set `component_name`, which users write in specs, to `name` or else to the name of the class's file.
+        """Set `component_name`, by which users select the class, to `name` or else to the name of the class's file.
 
-        A class is a component if it has a `name`, or the name of its file.
+        A class is a component, which users can select, if `name` is given or the class is named after its file.
         """
         super().__init_subclass__(**kwargs)
         file_name = cls.__module__.rpartition(".")[2]
@@ -260,7 +260,7 @@ T = TypeVar("T", bound=Options)
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A component's name and its options as written by the user.
+    """The name of a component (such as a compressor) and its options, as written by the user.
 
     Attributes:
         name: the component's name, e.g. ``topk``.

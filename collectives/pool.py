@@ -282,10 +282,11 @@ class PoolRounds:
         combine: Callable[[int, int], None],
         read: Callable[[int, int], None],
     ) -> None:
-        """Run all rounds of one sum or gather, one piece of the payload per round.
+        """Run all rounds of one sum or gather through shared memory; each round transfers one piece of the payload.
 
         Args:
-            num_rounds: returns the number of rounds; called when all ranks have filled their first slot.
+            num_rounds: returns the number of rounds; called when all ranks have filled their slots (parts of the
+                memory) once.
             fill: writes this rank's piece into its slot, given the number of the round and the index of the piece.
             combine: reads all ranks' slots, given the same two numbers.
             read: reads the result, given the same two numbers.

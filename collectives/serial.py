@@ -66,7 +66,7 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
     Args:
         collective: the collective, with its options.
         terms: the payloads in rank order.
-        layout: a payload whose `Layout` says where the payloads are cut.
+        layout: a payload; the sizes in it determine where all payloads are cut.
     """
     if len(terms) == 1:
         return terms[0]
@@ -115,7 +115,7 @@ def _tree(terms: Terms, layout: Payload) -> Payload:
 
 
 def _at_one_place(terms: Terms, layout: Payload) -> Payload:
-    """Return the sum of the terms in rank order, computed in fp32 (integers: in their own dtype).
+    """Return the sum of all ranks' payloads in rank order, computed in fp32 (integers: in their own dtype).
 
     The sum of element-wise payloads is rounded once to their dtype; that of others is dense fp32.
     """
@@ -128,7 +128,7 @@ def _at_one_place(terms: Terms, layout: Payload) -> Payload:
 
 
 def _decoded(terms: Terms, layout: Payload | None = None) -> Payload:
-    """Decode the terms, and return their sum in rank order as dense fp32."""
+    """Decode all ranks' payloads, `terms`, and return their sum in rank order as dense fp32."""
     return Dense(functools.reduce(torch.add, [term.to_dense() for term in terms]))
 
 

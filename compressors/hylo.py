@@ -249,7 +249,7 @@ def _num_filters(layer: Layer) -> int:
 
 
 def _rows_per_filter(layer: Layer) -> tuple[int, int]:
-    """Return the number of contiguous rows per filter, and their length.
+    """Return the number of contiguous pieces of memory per filter of a convolution, and their length in elements.
 
     A filter is one row of a weight [filters, ...], and one row per input of a transposed weight [inputs, filters, ...].
     """

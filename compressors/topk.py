@@ -44,7 +44,7 @@ def roundoff(dtype: ValueDtype) -> float:
 
 @dataclasses.dataclass(kw_only=True)
 class TypedSparsifier(Sparsifier):
-    """A sparsifier with an option for the floating-point type of the values on the wire."""
+    """Base of the methods that send some entries, with an option for the type in which their values are sent."""
 
     value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
 
@@ -62,7 +62,7 @@ class TypedSparsifier(Sparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class ShareSparsifier(Sparsifier):
-    """A sparsifier with options for the share of the entries to send and for its warm-up.
+    """Base of the methods that send a share of the entries, with options for that share and for its warm-up.
 
     By default, the entries of largest magnitude are sent.
     """
@@ -89,7 +89,7 @@ class ShareSparsifier(Sparsifier):
 
 @dataclasses.dataclass(kw_only=True)
 class DensitySparsifier(ShareSparsifier, TypedSparsifier):
-    """A sparsifier with options for the share of entries to send, for its warm-up and for the type of values sent."""
+    """Base of the methods that send a share of the entries, with options for the share, warm-up and value type."""
 
 
 def num_kept(density: float, numel: int) -> int:

@@ -58,7 +58,7 @@ class KeepLost(Protocol):
 
 
 def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
-    """Return a callback for errors in the part of a tensor that begins at element `offset`.
+    """Return a callback for rounding errors in the part of a tensor that begins at element `offset`.
 
     It calls `keep_lost`, the callback for the whole tensor. Return None if `keep_lost` is None.
     """

@@ -74,7 +74,7 @@ class Bundle(Payload):
 
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
-        """Return the bytes of a packed bundle whose packed members have these numbers of bytes."""
+        """Return the bytes of a packed bundle of payloads whose packed lengths in bytes are `lengths`."""
         return HEADER_BYTES + _padded(4 + 4 * len(lengths)) + sum(map(_padded, lengths))
 
     @functools.cached_property
@@ -191,7 +191,7 @@ def members(total: Payload, numels: Sequence[int]) -> list[Payload]:
 
 
 def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int]) -> KeepLost:
-    """Return a callback for a bundle that passes each rounding error to the `keep_lost` of the member it lies in."""
+    """Return a callback for a bundle: it passes rounding errors to the `keep_lost` of the payload that they concern."""
 
     def keep(start: int, values: torch.Tensor, positions: torch.Tensor | None = None) -> None:
         index = bisect.bisect_right(offsets, start) - 1

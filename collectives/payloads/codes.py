@@ -140,7 +140,7 @@ class Codes(CodedElements):
     def packed_nbytes(
         cls, numel: int, bits: int, scale_dtype: torch.dtype = torch.float32, block_numel: int = 0
     ) -> int:
-        """Return the bytes of a packed payload whose scales are not all zero."""
+        """Return the bytes of a packed `Codes` payload of `numel` elements, unless all are zero: those take fewer."""
         scales = num_scales(numel, block_numel) * scale_dtype.itemsize
         return HEADER_BYTES + cls.fixed.size + scales + packed_nbytes(numel, bits)
 
@@ -176,7 +176,7 @@ class Codes(CodedElements):
 
 
 def num_scales(numel: int, block_numel: int) -> int:
-    """Return the number of scales for `numel` elements: one per block, or one for all if `block_numel` is 0.
+    """Return the number of scale factors for `numel` elements: one per `block_numel` of them, or one if that is 0.
 
     Without elements there are no scales.
     """
@@ -219,7 +219,7 @@ class TwoMeans(CodedElements):
 
     @classmethod
     def packed_nbytes(cls, numel: int) -> int:
-        """Return the bytes of a packed payload whose two values are not both zero."""
+        """Return the bytes of a packed `TwoMeans` payload of `numel` elements, unless both values are zero."""
         return HEADER_BYTES + cls.fixed.size + packed_nbytes(numel, 1)
 
     @property

@@ -61,14 +61,14 @@ class IndexedValues(Payload):
 
     @property
     def positions(self) -> torch.Tensor:
-        """Return the index of each value in the flat tensor, int64 [num_entries], strictly ascending.
+        """Return the index of each value in the flat dense tensor, int64 [num_entries], strictly ascending.
 
         By default these are the `indices` that the payload sends.
         """
         return self.indices
 
     def knowing(self, positions: torch.Tensor) -> Self:
-        """Store the payload's positions, so that they need not be computed, and return the payload itself.
+        """Store `positions`, the indices of the values, so that they need not be computed; return the payload itself.
 
         Args:
             positions: int64, strictly ascending; elements after the first `num_entries` are ignored.

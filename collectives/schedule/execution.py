@@ -21,8 +21,8 @@ WireLost = Callable[[int, torch.Tensor], None]
 def lost_on_wire(payload: Payload) -> WireLost | None:
     """Return a function that passes rounding errors to `payload.keep_lost`; None if `keep_lost` is None.
 
-    Errors are given by their place in the wire tensor of this element-wise payload; `keep_lost` gets them by their
-    place in the dense tensor.
+    The function gets the index of the first error in the tensor that this element-wise payload sends; `keep_lost` gets
+    the indices in the dense tensor that the payload stands for.
     """
     if (keep_lost := payload.keep_lost) is None:
         return None
@@ -156,9 +156,9 @@ class PackedPieces:
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def total(self) -> Payload:
-        """Return the sum over all ranks, once all rounds have run: its pieces, together in one payload.
+        """Return the sum over all ranks as one payload, once all rounds of messages have run.
 
-        Empty pieces are left out, unless all are empty.
+        Parts without elements are left out, unless all are empty.
         """
         places = sorted(self._complete)
         return together([self[place] for place in places if place[0] < place[1]] or [self[places[0]]])

@@ -54,7 +54,7 @@ class Layout:
     """Sizes and dtypes of the payloads in a message, which are the same on all ranks of a sum.
 
     Attributes:
-        leaves: the properties of each payload in the message, in order.
+        leaves: size, dtype and other properties of each payload in the message, in order.
         key: ids of the layers in the message.
         layer_numels: number of elements of each of these layers; empty if unknown.
     """
@@ -215,7 +215,7 @@ class Message(NamedTuple):
 
     Attributes:
         peer: the other rank.
-        pieces: the pieces in the message, in order.
+        pieces: the ranges of elements in the message, in order.
         effect: how the receiver applies the message.
     """
 

@@ -101,7 +101,10 @@ class Traffic:
         )
 
     def since(self, before: Traffic) -> Traffic:
-        """Return the traffic since `before`, an earlier copy of this object; `from_formula` covers all traffic."""
+        """Return the messages, bytes and seconds added since `before`, an earlier copy of this object.
+
+        `from_formula` of the result covers all traffic.
+        """
         return Traffic(
             messages=self.messages - before.messages,
             nbytes=self.nbytes - before.nbytes,

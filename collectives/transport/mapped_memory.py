@@ -265,9 +265,9 @@ def map_together(
 def _create(
     place: Path, num_lines: int, data_nbytes: int, coherent: bool | None, smaller: str
 ) -> tuple[SharedMemory | None, dict[str, Any]]:
-    """Create and format the region on rank 0, and return it with a message to the other ranks.
+    """Create the shared memory region on rank 0, and return it with a message for the other ranks.
 
-    The message says where the region is, or has the error under "problem".
+    The message says where the region is, or holds an error message under the key "problem".
     """
     try:
         helper = _helper(coherent)

@@ -269,7 +269,7 @@ class SocketTransport(Transport):
 
     @property
     def ledger(self) -> Ledger:
-        """Return the backend's ledger, which counts the messages here as well."""
+        """Return the counts of messages and bytes; sockets and the backend's own collectives share one `Ledger`."""
         return self._backend.ledger
 
     @ledger.setter

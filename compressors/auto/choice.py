@@ -86,7 +86,7 @@ class Choice:
         return cls(step=step, parts=(Part(pair=pair, layers=tuple(layer.id for layer in layers), why=why),))
 
     def of_layer(self, layer_id: int) -> Part | None:
-        """Return the `Part` that contains this layer; None for a layer without elements."""
+        """Return the `Part` (layers with one compressor and collective) of this layer; None if it has no elements."""
         return next((part for part in self.parts if layer_id in part.layers), None)
 
     @functools.cached_property
@@ -145,7 +145,7 @@ def read_choices(path: Path) -> list[Choice]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: "'{"step": 3}' is not a choice: 'parts'".
+        ValueError: a line is not a choice; the message quotes the line.
     """
     choices, lines = [], path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines, start=1):

@@ -176,7 +176,7 @@ class Ranking:
         return medians(next(taken for who, taken in reversed(self._trials) if who == pair)).step_s
 
     def lost_s(self, winner: Pair) -> float:
-        """Return the seconds by which all trials took longer than as many steps with the winner would have taken."""
+        """Return the seconds that all trials cost: their time minus that of as many steps with the pair `winner`."""
         logs = self._logs()
         return math.fsum(
             (SETTLING + len(taken)) * medians(taken).step_s * (1 - math.exp(logs[winner] - logs[pair]))
@@ -238,9 +238,9 @@ class Ranking:
         return f"{ms(step_s)} a step, {second} {ms(next_s)}, {len(self.pairs)} pairs tried"
 
     def _logs(self) -> dict[Pair, float]:
-        """Return the logarithm of each tried pair's step time, up to a common constant, the fastest pair first.
+        """Return log(step time) + a common constant for each compressor-collective pair tried, the fastest first.
 
-        The logarithms fit the results of all comparisons best, by least squares.
+        The logarithms fit the ratios of all comparisons best, by least squares.
         """
         signs, logs = np.zeros((len(self._logs_of), len(self.pairs))), np.zeros(len(self._logs_of))
         for row, ((pair, other), compared) in enumerate(self._logs_of.items()):

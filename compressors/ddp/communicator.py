@@ -40,8 +40,8 @@ class CompressedCommunicator:
         layers, reducer, transport: the arguments.
         collective: the collective, bound to the transport.
         traffic: the messages and bytes that this rank has sent so far, per purpose.
-        residual_norms: a function without arguments that returns the L2 norm of what each layer has not sent yet, by
-            layer id.
+        residual_norms: a function without arguments that returns, by layer id, the L2 norm of each layer's residual
+            (the part of its gradients that was not sent yet).
         last_encoded: the payloads of this rank's last step by the ids of the layers inside; see `Reducer`.
     """
 
@@ -138,7 +138,7 @@ class CompressedCommunicator:
     def exchanging(self) -> Iterator[StepReport]:
         """Time a `with` block, and add its seconds to the step's report as exchange time that overlaps with nothing.
 
-        The block may write what it encodes to the report that it gets.
+        The block gets a `StepReport`, to which it may add the layers that it encodes.
         """
         report, started = StepReport(), time.perf_counter()
         yield report

@@ -49,13 +49,13 @@ class EncodeGroup:
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def split(self, tensor: torch.Tensor | None) -> Sequence[Any]:
-        """Return the part of a tensor [numel] that belongs to each layer, as views; None for each layer without one."""
+        """Return each layer's part of `tensor`, [numel of all layers], as views; a list of None if `tensor` is None."""
         if tensor is None or len(self.layers) == 1:
             return [tensor] * len(self.layers)  # slicing a tensor would take as long as summing a short one
         return list(tensor.split([layer.numel for layer in self.layers]))
 
     def scatter_to_updates(self, update: torch.Tensor) -> None:
-        """Copy an update, floating [numel], into `updates`."""
+        """Copy the update of all layers of the group, floating [numel], into their tensors `updates`."""
         for out, part in zip(self.updates, self.split(update), strict=True):
             out.copy_(part)
 
@@ -106,7 +106,7 @@ def group_layers(
 class BufferPool:
     """Reuse send buffers from step to step: touching new pages costs more than copying into old ones.
 
-    A buffer that is not released by the end of a step is left to the holder of its message, and not reused.
+    A buffer that is not released by the end of a step may still be in use, and is not reused.
     """
 
     _free: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)

@@ -84,7 +84,7 @@ class ZeroCopyGradients:
         ], updates
 
     def close(self) -> None:
-        """Stop taking gradients."""
+        """Remove the hooks that take gradients; DDP then copies all gradients into its buckets again."""
         for handle in self._handles:
             handle.remove()
         self._taken.clear()
@@ -95,7 +95,7 @@ class ZeroCopyGradients:
         self._is_expected = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
 
     def _take(self, parameter: nn.Parameter, gradients: tuple[torch.Tensor | None]) -> tuple[torch.Tensor] | None:
-        """Take a gradient before it is accumulated; return a replacement for it, or None to leave it as it is."""
+        """Take a gradient before autograd accumulates it; return a tensor to accumulate instead, or None."""
         (gradient,), place = gradients, self._places.get(parameter)
         if (first := self._taken.pop(parameter, None)) is not None and place is not None:
             place.copy_(first)  # a static graph allows a second gradient, which is now added to the first

@@ -364,7 +364,7 @@ class CompressionHook(CompressedCommunicator):
 
 @dataclasses.dataclass(kw_only=True)
 class OwnHook(Compressor):
-    """Send each layer through other compressors and collectives, by a communication hook of its own."""
+    """Base of the compressors that have their own `CompressionHook`, such as `auto`, which sends through others."""
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:

@@ -148,7 +148,7 @@ class Reducer(abc.ABC):
         self._encoded = {}
 
     def residual_norms(self) -> dict[int, float]:
-        """Return the L2 norm of what each layer has not sent yet, by layer id."""
+        """Return, by layer id, the L2 norm of each layer's residual (the part of gradients that was not sent yet)."""
         return {layer_id: float(residual.norm()) for layer_id, residual in self._residuals.by_layer().items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class EncodedLayer:
 
     Attributes:
         layer: the layer.
-        payload: name of the payload's class.
+        payload: name of the class of the payload (the encoded tensor), such as "Sparse".
         nbytes: bytes of the packed payload; if it covers several layers, this layer's share of them.
         num_entries: number of elements that are transmitted.
         seconds: time spent in encoding.

@@ -61,7 +61,7 @@ def index_set_nbytes(count: int, universe: int) -> int:
 
 
 def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list[Field]:
-    """Return indices in this coding, as fields of a payload.
+    """Encode indices, and return them as fields (byte strings or tensors) of a payload.
 
     Args:
         indices: int64 [z], strictly ascending, below `universe`.

@@ -252,7 +252,10 @@ def _counts(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
 def _write(
     x: torch.Tensor, bound: torch.Tensor, num_tied: torch.Tensor, counts: torch.Tensor, selected: torch.Tensor
 ) -> None:
-    """Write the positions of all magnitudes above the bound, and of the first `num_tied` that equal it."""
+    """Write to `selected` the positions of all |x| above `bound`, and of the first `num_tied` that equal it.
+
+    `counts` has the number of both in the part of each program.
+    """
     launch(
         _write_selected, counts.shape[1], x, bound, num_tied, counts.cumsum(1) - counts, selected, x.numel(),
         counts.shape[1], TILE=TILE,
