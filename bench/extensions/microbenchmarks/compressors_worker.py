@@ -169,7 +169,7 @@ class Encoding:
             started = packed_at = device_time(update.device)
 
             def travel(payload: Payload, key: Key) -> Payload:
-                """Pack and unpack one of the bucket's messages."""
+                """Return the payload as it arrives: packed into bytes, whose number is recorded, and unpacked again."""
                 nonlocal packed_at
                 packed = payload.pack()
                 measured.packed_bytes += packed.numel()

@@ -65,7 +65,7 @@ def place(
     catalog: Annotated[Path | None, typer.Option(help="Folder with your own links and devices.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print data as JSON on stdout.")] = False,
 ) -> None:
-    """Model a training step with layers placed by type on the devices of a file, with its links and with others."""
+    """Model a training step with layers placed by type on the devices of a file, over its links and other kinds."""
     topology = Topology.read(devices)
     from bench.extensions.place.catalog import Catalog, measured_link
     from bench.strategies.placed.catalog import SHM, folders

@@ -284,13 +284,13 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
 
 
 def stretch(*, losses_per_s: float, checkpoint_s: float, restart_s: float) -> float:
-    """Return the expected training time with losses of hosts / the training time without losses.
+    """Return the expected training time if hosts fail at random / the training time without failures.
 
     Args:
-        losses_per_s: number of losses per second among all hosts together.
-        checkpoint_s: seconds of training from one checkpoint to the next; a loss discards the training since the last
-            checkpoint.
-        restart_s: seconds from a loss until training continues; another loss in this time starts the restart again.
+        losses_per_s: number of failures per second among all hosts together.
+        checkpoint_s: seconds of training from one checkpoint to the next; a failure discards the training since the
+            last checkpoint.
+        restart_s: seconds from a failure until training continues; another failure in this time begins it again.
 
     Returns:
         At least 1; infinite if it is too large for a float.
@@ -310,12 +310,12 @@ def with_losses(
     Args:
         losses: how often each host fails, how long a restart takes, and how often checkpoints are written.
         request: the request that was predicted.
-        prediction: the prediction without losses.
-        time_to_target_s: time to the target without losses; None if unknown.
+        prediction: the prediction without failures.
+        time_to_target_s: seconds to the target accuracy without failures; None if unknown.
 
     Returns:
-        Values by column: the losses, the factor by which training takes longer, restarts per hour, and seconds to the
-        target with losses, which is None if `time_to_target_s` is None.
+        Values by column: the option `--losses`, the factor by which training takes longer, restarts per hour, and
+        seconds to the target accuracy with failures, which is None if `time_to_target_s` is None.
 
     Raises:
         UsageError: ranks do not wait for each other, or training would practically never end.
@@ -327,8 +327,9 @@ def with_losses(
     times = stretch(losses_per_s=losses_per_s, checkpoint_s=checkpoint_s, restart_s=losses.restart_s)
     if times > _HOPELESS:
         raise UsageError(
-            f"with a loss every {format_seconds(1 / losses_per_s)} among {len(request.hosts)} hosts, checkpoints that "
-            f"are {format_seconds(checkpoint_s)} apart are hardly ever reached; give fewer steps or a shorter restart"
+            f"with a host lost every {format_seconds(1 / losses_per_s)} among {len(request.hosts)} hosts, checkpoints "
+            f"that are {format_seconds(checkpoint_s)} apart are hardly ever reached; give fewer steps or a shorter "
+            "restart"
         )
     to_target_s = time_to_target_s
     if time_to_target_s:

@@ -175,17 +175,22 @@ def predict(
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
     if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
-        raise UsageError(f"{validate} sets what is predicted; leave out the other options that set it")
+        raise UsageError(
+            f"--validate {validate} predicts the configurations of that file or folder; leave out all other options "
+            "that say what to predict"
+        )
     if sweep is not None and (options.bandwidth or options.uplink or options.downlink or options.network):
-        raise UsageError("--sweep sets the rate of all links; leave out the other options that set it")
+        raise UsageError(
+            "--sweep sets the rate of all links; leave out --bandwidth, --uplink, --downlink and --network"
+        )
     if steps_from or options.losses:
         one = "--steps-from" if steps_from else "--losses"
         if sweep is not None:
-            raise UsageError(f"{one} belongs to one prediction; leave out --sweep")
+            raise UsageError(f"{one} needs a single prediction; leave out --sweep")
         if not options.compressor:
-            raise UsageError(f"{one} belongs to one compressor; name it with --compressor")
+            raise UsageError(f"{one} needs a single compressor; name it with --compressor")
     if validate is None and (table is not None or runs != RUNS):
-        raise UsageError(f"--{'runs' if table is None else 'table'} belongs to --validate; leave it out")
+        raise UsageError(f"--{'runs' if table is None else 'table'} has a meaning only with --validate; leave it out")
     if validate is not None and validate.is_dir() and runs != RUNS:
         raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
 

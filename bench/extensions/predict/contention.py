@@ -279,7 +279,7 @@ class Computing:
         handed_over_s: seconds from the start of the step until each bucket is ready, if all ranks begin at once; for
             each bucket float [ranks].
         computed_s: seconds from the start of the step until backward has ended, float [ranks].
-        factor: factor on the time of a rank's other work, which was measured alone on the machine, float [ranks].
+        factor: factor by which a rank's other work takes longer than measured alone on the machine, float [ranks].
         cpu_s: CPU seconds of one rank in a step, with the update.
         longer: sleep at the end of backward, before the last bucket is handed over, as a multiple of the time since
             the step began, float [ranks]; 0 for ranks that are not stragglers.

@@ -129,13 +129,13 @@ class Links:
         up_rate: bytes per second that each host can send, float [hosts]; inf if not limited. If the rate changes over
             time, its mean.
         down_rate: bytes per second that each host can receive, float [hosts]; inf or the mean as in `up_rate`.
-        up_paces, down_paces: the clock of each host's link in each direction; None for a host whose rate is constant.
-            Empty if all rates are constant.
+        up_paces, down_paces: the clock of each host's link in each direction, whose speed is the current rate / the
+            mean rate; None for a host whose rate is constant. Empty if all rates are constant.
         latency_s: one-way delay of the messages that each host sends, in seconds, float [hosts].
         message_s: CPU seconds of a rank for each message that it sends or receives.
         per_byte_s: CPU seconds of a rank for each byte that it sends or receives.
         wake_s: seconds from the arrival of a message until the rank that waits for it continues.
-        crowded_wake_s: the same while more threads compute than there are cores.
+        crowded_wake_s: `wake_s` while more threads compute than there are cores.
         ack_share: bytes of acknowledgements that travel in one direction per byte of messages in the other.
         carry_byte_s: CPU seconds per byte if cores carry messages between virtual hosts; 0 if no cores do.
         carriers: number of cores that carry messages at once.

@@ -60,7 +60,7 @@ def message_costs(transport: Transport, long_messages: int) -> MessageCosts:
 
 
 def _round_trips(transport: Transport, nbytes: int, messages: int) -> tuple[float, float]:
-    """Exchange messages with the other rank; return the wall-clock and this process's CPU seconds of each exchange."""
+    """Exchange messages with the other rank; return wall-clock and CPU seconds of this process per exchange."""
     other = 1 - transport.rank
     mine, theirs = torch.zeros(2, nbytes, dtype=torch.uint8)
     started, cpu = time.perf_counter(), time.process_time()

@@ -160,7 +160,7 @@ def _json(path: Path, key: str, command: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise NotDrawable(f"{path} cannot be read: {error}; write it with {command}") from None
     if not isinstance(content, dict) or not content.get(key):
-        raise NotDrawable(f"{path} holds no {key}; write it with {command}")
+        raise NotDrawable(f"{path} has no key '{key}', or nothing in it; write it with {command}")
     return content
 
 

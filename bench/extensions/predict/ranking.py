@@ -320,7 +320,7 @@ class Regime:
     Attributes:
         bandwidth_bps: the rate of all links in bits per second.
         dense_step_time_s: seconds of a step with dense 16-bit gradients on their fastest collective.
-        outside: reason why the prediction is outside the validated range; None if it is inside.
+        outside: reason why the request is outside the range that was checked against real runs; None if it is inside.
         speedup: dense_step_time_s / step_time_s.
     """
 

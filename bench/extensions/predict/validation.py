@@ -225,7 +225,7 @@ def finished_runs(calibration: Calibration, folder: Path, tell: Callable[[str], 
             reasons[str(refusal).partition(";")[0]] += 1  # without the advice after the semicolon
         else:
             if config.digest in past:
-                reasons["repeated later"] += 1
+                reasons["repeated by a newer run"] += 1
             configs[config.digest], past[config.digest] = config, found
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     left_out = f": {listed}" if listed else "; give a folder of runs"
@@ -262,7 +262,7 @@ def _checked(calibration: Calibration, run: PastRun) -> RunConfig:
     try:
         config = RunConfig.from_json(run.folder.config)
     except UsageError:
-        raise UsageError("written by another version") from None
+        raise UsageError("written by another version of bench") from None
     if config.profile:
         raise UsageError("slowed down by --profile")
     calibrated = {"cpu": f"{calibration.cpu} ({calibration.cores} cores)", "kernels": calibration.kernels}

@@ -181,7 +181,12 @@ class Stage:
     def _summed(self, node: fx.Node, parts: dict[Edge, torch.Tensor | None]) -> torch.Tensor | None:
         """Return the gradient of a node's output: the sum of its users' gradients, the last user's first.
 
-        None if no user has a gradient.
+        Return None if no user has a gradient.
+
+        Args:
+            node: the node.
+            parts: gradients from users on this device, by (name of the node, name of the user); those that are summed
+                are removed. The others are received.
         """
         total = None
         for user in self._users[node.name]:

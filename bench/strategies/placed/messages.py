@@ -25,7 +25,7 @@ def tell(transport: Transport, to: int, value: Any) -> None:
 
 
 def hear(transport: Transport, source: int) -> Any:
-    """Receive a value that `tell` sent.
+    """Receive a value that the rank `source` sent with `tell`, and return it.
 
     Raises:
         TransportError: the sender was lost, or the message did not come from `tell`.
@@ -55,7 +55,7 @@ def send_all(transport: Transport, to: int, tensors: list[torch.Tensor]) -> None
 
 @torch.no_grad()
 def receive_all_(transport: Transport, source: int, tensors: list[torch.Tensor]) -> None:
-    """Overwrite tensors with those that `send_all` sent."""
+    """Overwrite tensors, in place, with those that the rank `source` sent with `send_all`."""
     for tensor in tensors:
         if tensor.numel():
             arrived = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -122,7 +122,7 @@ def send_tensor(
 
 
 def receive_tensor(transport: Transport, source: int, device: torch.device) -> tuple[torch.Tensor | None, bool]:
-    """Receive what `send_tensor` sent.
+    """Receive a tensor or None that the rank `source` sent with `send_tensor`.
 
     Returns:
         (the tensor on `device`, or None if None was sent; True if the sender wants the tensor's gradient)

@@ -52,7 +52,7 @@ def test_all_seeds_of_a_configuration_are_one_cell_and_the_newest_of_each_counts
     said: list[str] = []
     (cell,) = held_against(tmp_path, said.append)
     assert (cell["runs"], cell["step_time_s"]) == (3, 2.0)
-    assert said == ["note: 1 of 4 runs are left out: repeated later (1)"]
+    assert said == ["note: 1 of 4 runs are left out: repeated by a newer run (1)"]
 
 
 def test_the_last_time_that_is_known_counts(tmp_path: Path) -> None:

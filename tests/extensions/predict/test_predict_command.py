@@ -235,7 +235,7 @@ def test_a_map_names_the_fastest_pair_everywhere_and_is_drawn(tmp_path: Path) ->
         assert invoke("plot", kind, str(file), "--out", str(tmp_path)).code == 0
         assert "<svg" in (tmp_path / f"{kind}.svg").read_text()
     swapped = invoke("plot", "regime-map", str(curve), "--out", str(tmp_path))
-    assert (swapped.code, "holds no regimes; write it with bench predict" in swapped.error) == (4, True)
+    assert (swapped.code, "has no key 'regimes', or nothing in it; write it" in swapped.error) == (4, True)
     assert invoke("plot", "regime-map", "--out", str(tmp_path)).code == 2
 
 
@@ -337,7 +337,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--sweep", "bandwidth=1mbit..1gbit,world_size=8..2"], "world_size=8..2 is not possible"),
         (["--sweep", "bandwidth=1mbit..1gbit,latency=2..8"], "write it like bandwidth=1mbit..10gbit,world_size=2..64"),
         (["--sweep", "bandwidth=1mbit..1gbit,world_size=2..8", "--hosts", "4"], "leave out --hosts"),
-        (["--steps-from", "none.csv", "--sweep", "bandwidth=1mbit..10mbit"], "--steps-from belongs to one prediction"),
+        (["--steps-from", "none.csv", "--sweep", "bandwidth=1mbit..10mbit"], "--steps-from needs a single prediction"),
         (["--world-size", "5", "--hosts", "2"], "--world-size 5 is not 2 hosts with 1 rank(s) each"),
         (["--cluster", "x.toml", "--bandwidth", "1mbit"], "--cluster and --bandwidth both describe the hosts"),
         (["--bandwidth", "fast"], "'fast' is not a bandwidth"),
@@ -348,9 +348,9 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         ([*CELL, "--sweep", "bandwidth=1mbit..1gbit"], "--sweep sets the rate of all links"),
         ([*CELL, "--sweep", "bandwidth=1mbit..1gbit,world_size=2..4"], "--sweep sets the rate of all links"),
         (["--cluster", "x.toml", *CELL], "--cluster and --bandwidth-trace both describe the hosts"),
-        (["--validate", "x.toml", "--hosts", "3"], "x.toml sets what is predicted"),
-        (["--table", "x.csv"], "--table belongs to --validate; leave it out"),
-        (["--runs", "other"], "--runs belongs to --validate; leave it out"),
+        (["--validate", "x.toml", "--hosts", "3"], "x.toml predicts the configurations of that file"),
+        (["--table", "x.csv"], "--table has a meaning only with --validate; leave it out"),
+        (["--runs", "other"], "--runs has a meaning only with --validate; leave it out"),
         (["--cluster", "examples/edge.toml", "--sweep", "bandwidth=1mbit..1gbit"], "from the cluster file"),
         (["--validate", "examples", "--runs", "other"], "examples holds the runs; leave out --runs"),
         (["--validate", "examples"], "holds no finished run that this calibration can predict; give a folder of runs"),
@@ -361,7 +361,7 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--strategy", "async_server:mode=asp,staleness=2"], "staleness=2 bounds mode=ssp"),
         (["--strategy", "async_server", "--sweep", "bandwidth=1mbit..1gbit"], "leave out --strategy async_server"),
         ([*PLAIN, "--strategy", "async_server", "--steps-from", "none.csv"], "leave out --strategy"),
-        (["--steps-from", "none.csv"], "--steps-from belongs to one compressor; name it with --compressor"),
+        (["--steps-from", "none.csv"], "--steps-from needs a single compressor; name it with --compressor"),
         (
             ["--sweep", "bandwidth=1mbit..1gbit", "--collective", "ring"],
             "name a --compressor, or leave out --collective",
@@ -381,9 +381,9 @@ def test_runs_say_how_many_steps_a_target_takes(tmp_path: Path) -> None:
         (["--losses", "every=6h,restart=soon,checkpoint=9"], "'soon' is not a duration"),
         (["--losses", "every=0s,restart=1s,checkpoint=9"], "give a mean time above 0 after every="),
         ([*PLAIN, "--losses", "every=1s,restart=1h,checkpoint=9"], "are hardly ever reached"),
-        ([*LOSSES, "--sweep", "bandwidth=1mbit..1gbit"], "--losses belongs to one prediction; leave out --sweep"),
+        ([*LOSSES, "--sweep", "bandwidth=1mbit..1gbit"], "--losses needs a single prediction; leave out --sweep"),
         ([*PLAIN, *LOSSES, "--strategy", "async_server"], "leave out --strategy"),
-        (LOSSES, "--losses belongs to one compressor; name it with --compressor"),
+        (LOSSES, "--losses needs a single compressor; name it with --compressor"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
