@@ -20,31 +20,28 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from collectives.allgather import Allgather
-from collectives.allreduce import Native, Ring
+from collectives.options import build
+from compressors.base import Compressor
 from compressors.ddp import attach
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import pack_state, unpack_state
-from compressors.floats import NoCompression
-from compressors.group_topk import GroupTopK
-from compressors.quantizers import Int8
-from compressors.sign import Sign
-from compressors.topk import TopK
 
 MOMENTUM = 0.9
+# Compressors with a collective that takes their payloads; --compressor also takes any other spec, such as qsgd:bits=4.
 PAIRS = {
-    "none": (NoCompression(), Native()),
-    "int8": (Int8(), Allgather()),
-    "sign": (Sign(), Allgather()),
-    "group_topk": (GroupTopK(ratio=0.02, momentum_correction=True), Ring()),
-    "topk": (TopK(ratio=0.02, momentum_correction=True), Allgather()),
+    "none": ("none", "native"),
+    "int8": ("int8", "allgather"),
+    "sign": ("sign", "allgather"),
+    "group_topk": ("group_topk:ratio=0.02,momentum_correction=true", "ring"),
+    "topk": ("topk:ratio=0.02,momentum_correction=true", "allgather"),
 }
 
 
 def main() -> None:
     """Train, and print the accuracy and the bytes that each rank sent."""
     options = parse_options()
-    compressor, collective = PAIRS[options.compressor]
+    text, collective = PAIRS.get(options.compressor, (options.compressor, "allgather"))
+    compressor = build("compressors", Compressor, text)  # attach also takes the text
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)  # every rank draws the same weights
@@ -87,7 +84,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         dense = 4 * sum(p.numel() for p in model.parameters())
         per_step = sent / max(1, num_steps)
-        print(f"{options.compressor} on {collective.component_name}: accuracy {accuracy:.1%} after {num_steps} steps; "
+        print(f"{options.compressor} on {collective}: accuracy {accuracy:.1%} after {num_steps} steps; "
               f"each rank sent {per_step:,.0f} bytes per step (the gradient has {dense:,})")  # fmt: skip
     dist.destroy_process_group()
 
@@ -95,7 +92,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--compressor", choices=PAIRS, default="group_topk")
+    parser.add_argument("--compressor", default="group_topk", help=f"{', '.join(PAIRS)}, or any spec")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--steps", type=int, help="stop after this number of steps")
     parser.add_argument("--checkpoint", type=Path, help="folder to continue from, and to save to after every epoch")
