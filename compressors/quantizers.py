@@ -186,8 +186,8 @@ class TernGrad(SharedScale, name="terngrad"):
     Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
     section 3.4.
     Differs: sigma is the root mean square, that is, the standard deviation around 0 (with that around the mean, a flat
-    gradient would be clipped to nothing); with error feedback, s is reduced according to the variance of this gradient,
-    so that the method is a contraction.
+    gradient would be clipped to nothing). With error feedback, the values sent are smaller than s, by a factor that
+    depends on the variance of the rounding, so that the method is a contraction.
 
     An element becomes s or -s, by its sign, with probability |x| / s, else 0; this is unbiased for elements that are
     not clipped.

@@ -373,7 +373,9 @@ class ReportsForOthers(Protocol):
     """A strategy that also reports the work of other processes, which compute for this process."""
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return one dict per replica (copy of the network) with its figures since the last row of `metrics.csv`.
+        """Return one dict for each copy of the network that this process or the processes it reports for train.
+
+        Each dict holds that copy's figures since the last row of `metrics.csv`, such as its CPU time, by name.
 
         Args:
             own: figures of this process alone, such as its CPU time, by name.

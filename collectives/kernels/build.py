@@ -96,9 +96,14 @@ def build_or_say_why(folder: Path, build: Callable[[Path], object] = build) -> s
 
 
 def compile_library(library: Path, files: list[Path], processor: str) -> Path:
-    """Compile the C files among `files` into one library, and return its path.
+    """Compile C files into one library, and return its path.
 
     The library is replaced atomically: other processes never see an incomplete file.
+
+    Args:
+        library: path of the library to write.
+        files: source files and headers; those that are not C are ignored.
+        processor: the compiler's name of the processors that the library is for, such as ``x86_64_v3``.
 
     Raises:
         BuildError: there is no compiler, or the compiler failed.

@@ -161,4 +161,4 @@ def _device_of(args: tuple[object, ...]) -> torch.device:
             return argument.device
         if isinstance(argument, torch.device):
             return argument
-    raise TypeError("no argument is a tensor or a device")
+    raise TypeError("pass at least one tensor or torch.device, which says on which device the loop runs")

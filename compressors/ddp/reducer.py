@@ -196,7 +196,10 @@ class Reducer(abc.ABC):
 
 
 class PerLayerReducer(Reducer):
-    """The reducer of a compressor that encodes each group of layers into one payload."""
+    """Sum the gradients of a bucket over all ranks: encode, exchange and decode one payload per group of layers.
+
+    A group is one layer, or all layers of the bucket for compressors that treat them as one vector.
+    """
 
     compressor: PerLayer
 

@@ -12,8 +12,9 @@ For ranks i that are ready at R_i, and messages m of one wave with b_m bytes:
     R_target  = max over its m of arrive(m), + s (a k + work(m)) the target receives k messages; R_source = begin(m)
 
 a is the CPU time for one message and its bytes, s the factor by which a rank's host is slower, l the one-way delay, c
-the CPU time of carrying one byte, and w the time to wake up a waiting rank. window(m) comes from `links.Windows`.
-work(m) is the work on a received payload: it is unpacked and, in some waves, merged.
+the CPU time of carrying one byte, carriers the number of cores that carry messages, and w the time to wake up a waiting
+rank. window(m) is the extra time of a new or idle connection, until its congestion window is large enough
+(`links.Windows`). work(m) is the work on a received payload: it is unpacked and, in some waves, merged.
 
 `drained` (below) returns when a fluid queue becomes empty. Like the other formulas, it consists of sums and maxima of
 non-negative terms only, so a faster link, a shorter delay or a smaller message never makes anything later. (Fair shares
@@ -28,9 +29,9 @@ determine when the message has arrived; with changing rates, the slowest place m
 
 A fluid queue that is never idle while something waits becomes empty at
 
-    drained(t, s) = max(free + sum s, max over k of (t_(k) + s_(k) + s_(k+1) + ...)), arrivals in order of time
+    drained(t, v) = max(free + sum v, max over k of (t_(k) + v_(k) + v_(k+1) + ...)), arrivals in order of time
 
-This is Lindley's recursion with arrival times t and service times s, for a queue that has other work until `free`. The
+This is Lindley's recursion with arrival times t and service times v, for a queue that has earlier work until `free`. The
 queue becomes empty at the end of its last busy period. This period begins with some arrival, and lasts for the service
 times of everything that has arrived since then.
 """

@@ -184,7 +184,10 @@ def request_from_options(config: PredictConfig) -> PredictionRequest:
 
 
 def check_request(calibration: Calibration, request: PredictionRequest) -> PredictionRequest:
-    """Check a request, and return it with compressor, collective and strategy filled in, in their shortest form.
+    """Check a request, and return it with compressor, collective and strategy as specs.
+
+    Components that the user did not name get their defaults. Options that have their default values are left out of the
+    specs, as in "topk:ratio=0.05".
 
     Raises:
         UsageError: a component is unknown or not calibrated, the components are incompatible, or the collective does
