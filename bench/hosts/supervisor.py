@@ -176,7 +176,7 @@ def run_commands(commands: Sequence[Sequence[str]]) -> None:
 
 
 def _listen(stop_requested: threading.Event, status: int) -> None:
-    """Set `stop_requested` when the launcher requests to stop; if the launcher dies, end the job."""
+    """Wait for lines of the launcher on stdin: set `stop_requested` for each; at end-of-file, end the job."""
     for _ in sys.stdin:
         stop_requested.set()
     _end_alone(status)

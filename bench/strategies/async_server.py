@@ -241,10 +241,7 @@ def star(root: int, timeout_s: float) -> dict[int, Transport]:
 
 
 def serve_worker(server: ParameterServer, session: Session, link: Transport, numels: Sequence[int]) -> None:
-    """Answer the worker at the other end of `link` until it disconnects.
-
-    An exception is passed to the server, which raises it in every worker.
-    """
+    """Answer the worker at the other end of `link` until it disconnects; every worker raises an exception of it."""
     try:
         serve(link, session, numels)
     except Exception as error:  # noqa: BLE001 - re-raised in every worker, including this process's own

@@ -382,20 +382,6 @@ def mean(values: list[float] | list[float | None]) -> float | None:
 MAX_POSITIONS = 1 << 19
 
 
-def support_overlap(payloads: Sequence[Payload]) -> float | None:
-    """Return the share of positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
-
-    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of gradient positions that the two ranks send. The
-    result is None if a payload sends every element, or if no payload sends any.
-
-    Args:
-        payloads: one payload per rank, all of the same layers.
-    """
-    if any(payload.num_entries == payload.numel for payload in payloads):
-        return None
-    return _mean_overlap([_support(payload) for payload in payloads])
-
-
 def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict[str, str]:
     """Sample positions of each payload's layers at random, and return which of these positions the payload sends.
 
@@ -410,12 +396,12 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict
     share = min(1.0, MAX_POSITIONS / model_numel)
     sample = {}
     for key, payload in payloads.items():
-        support = _support(payload)
+        is_sent = support(payload)
         if share < 1:
             generator = torch.Generator().manual_seed(key[0])
-            positions = torch.randint(support.numel(), (math.ceil(share * support.numel()),), generator=generator)
-            support = support[positions.to(support.device)]
-        packed = np.packbits(support.cpu().numpy()).tobytes()
+            positions = torch.randint(is_sent.numel(), (math.ceil(share * is_sent.numel()),), generator=generator)
+            is_sent = is_sent[positions.to(is_sent.device)]
+        packed = np.packbits(is_sent.cpu().numpy()).tobytes()
         sample[str(key)] = base64.b64encode(zlib.compress(packed)).decode()
     return sample
 
@@ -434,17 +420,17 @@ def sampled_overlap(of_ranks: Sequence[dict[str, str]]) -> float | None:
         return None
     packed = (b"".join(zlib.decompress(base64.b64decode(samples[key])) for key in common) for samples in of_ranks)
     bits = (np.unpackbits(np.frombuffer(part, dtype=np.uint8)) for part in packed)
-    return _mean_overlap([torch.from_numpy(each).bool() for each in bits])
+    return mean_overlap([torch.from_numpy(each).bool() for each in bits])
 
 
-def _support(payload: Payload) -> torch.Tensor:
+def support(payload: Payload) -> torch.Tensor:
     """Return the mask of the elements that a payload transmits, bool [numel]."""
     untouched = torch.ones(payload.numel, device=payload.device)
     payload.clear_in_(untouched)
     return untouched == 0
 
 
-def _mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
+def mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
     """Return the mean overlap over pairs of masks, bool [numel]; None if every mask is empty."""
     shares = [
         2 * int((one & other).sum()) / entries

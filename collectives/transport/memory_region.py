@@ -116,7 +116,7 @@ class Region:
         self.memory = torch.frombuffer(mapping, dtype=torch.uint8)
 
     def remove_name(self) -> None:
-        """Delete the region's file but keep the memory; do nothing for a device.
+        """Delete the name of the region's file; the memory stays mapped. A device file, such as `/dev/dax0.0`, stays.
 
         The rank that created the file calls this once all ranks have mapped it.
         """

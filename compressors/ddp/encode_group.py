@@ -185,7 +185,7 @@ class LayerStore:
         self._proposed = {}
 
     def drop(self) -> None:
-        """Discard the proposed tensors and keep them as spare memory; accepted tensors do not change."""
+        """Forget the tensors proposed since the last `accept`, and reuse their memory; accepted ones do not change."""
         self._spare |= self._proposed
         self._proposed = {}
 

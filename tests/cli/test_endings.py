@@ -66,7 +66,6 @@ def shell(line: str, folder: Path, **variables: str) -> Answer:
         ("run --steps 1 --out loop", 2, "--out"),
         (f"data --data-dir {LONG}", 2, "File name too long"),
         (f"doctor --no-smoke --out {LONG}", 2, "File name too long"),
-        ("collectives --sizes 1kB --out pipe", 2, "cannot write pipe"),
         ("data prepare cifar10:url=http://[::1/x", 2, "Invalid IPv6 URL"),
     ],
 )

@@ -34,8 +34,6 @@ def assert_refused(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
         "sweep sweep.toml",
         "sweep sweep.toml --dry-run",
         "sweep sweep.toml --slurm",
-        "tune --rates 0.1",
-        "tune --rates 0.1 --dry-run",
         "doctor --no-smoke",
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import sys
@@ -17,17 +16,20 @@ from bench.hosts.job import start_hosts
 from bench.hosts.link_report import NetworkReport
 from bench.hosts.support import forwarder_supported, hosts_supported
 from tests.hosts.conftest import processes_of
-from tests.testing.invoke import execute
 
 # Another process may take the CPU for the few milliseconds of a measurement; a wrong link stays wrong.
 ATTEMPTS = 4
 
 
-@pytest.fixture(autouse=True)
-def _permitted() -> None:
+def skip_without_forwarder() -> None:
     supported, reason = forwarder_supported() if hosts_supported()[0] else (False, "no virtual hosts")
     if not supported:
         pytest.skip(f"the forwarder does not work here: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _permitted() -> None:
+    skip_without_forwarder()
 
 
 def forwarded(link: HostLink) -> Cluster:
@@ -84,21 +86,3 @@ def test_a_trace_that_is_gone_when_the_job_starts_is_one_sentence(tmp_path: Path
     path.unlink()
     with pytest.raises(UsageError, match=r"the trace .*cell cannot be read: No such file"):
         measure(cluster, tmp_path)
-
-
-@pytest.mark.timeout(180)
-def test_rows_say_which_trace_was_followed_and_what_that_cost(tmp_path: Path) -> None:
-    path = tmp_path / "cell.trace"
-    path.write_text("".join(f"{moment}\n" for moment in range(1, 101)), encoding="ascii")  # 12.1 Mbit/s
-    answer = execute(
-        "collectives", "--hosts", "2", "--bandwidth-trace", str(path), "--latency", "2ms", "--sizes", "100kB",
-        "--collectives", "ring", "--rounds", "1", "--iters", "5", "--warmup", "1", "--json", cwd=tmp_path,
-    )  # fmt: skip
-    assert answer.code == 0, answer.error
-    (row,) = json.loads(answer.out)
-    assert row["link_trace"].startswith("cell.trace (")
-    assert row["uplink_bps"] == row["downlink_bps"] == pytest.approx(1514 * 8 * 1000)
-    assert (row["latency_s"], row["wire_headers"], row["num_wrong"]) == (0.002, "exact", 0)
-    assert 0 < row["forwarder_cpu_share"] < 1
-    # Each host sends 100 kB in frames; the trace limits the speed.
-    assert row["time_p50_s"] > 100e3 * 8 / row["uplink_bps"]

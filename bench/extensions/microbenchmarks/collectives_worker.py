@@ -11,7 +11,7 @@ import dataclasses
 import datetime
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -33,7 +33,7 @@ from bench.train.rank import (
     rank_main,
     set_up_device,
 )
-from bench.train.record import support_overlap
+from bench.train.record import mean_overlap, support
 from collectives.base import Collective
 from collectives.options import OptionError
 from collectives.payloads import Dense, Payload, PayloadError, unpack
@@ -111,6 +111,20 @@ def payload_of(tensor: torch.Tensor, compressor: str, config: CollectivesConfig,
     payload = PerLayerReducer(component).message(bucket, transport)
     assert payload is not None  # sizes without elements are refused earlier
     return payload
+
+
+def support_overlap(payloads: Sequence[Payload]) -> float | None:
+    """Return the share of positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
+
+    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of gradient positions that the two ranks send. The
+    result is None if a payload sends every element, or if no payload sends any.
+
+    Args:
+        payloads: one payload per rank, all of the same layers.
+    """
+    if any(payload.num_entries == payload.numel for payload in payloads):
+        return None
+    return mean_overlap([support(payload) for payload in payloads])
 
 
 def synthetic_tensor(config: CollectivesConfig, count: int, rank: int) -> torch.Tensor:

@@ -31,9 +31,9 @@ A fluid queue that is never idle while something waits becomes empty at
 
     drained(t, v) = max(free + sum v, max over k of (t_(k) + v_(k) + v_(k+1) + ...)), arrivals in order of time
 
-This is Lindley's recursion with arrival times t and service times v, for a queue that has earlier work until `free`. The
-queue becomes empty at the end of its last busy period. This period begins with some arrival, and lasts for the service
-times of everything that has arrived since then.
+This is Lindley's recursion with arrival times t and service times v, for a queue that has earlier work until `free`.
+The queue becomes empty at the end of its last busy period. This period begins with some arrival, and lasts for the
+service times of everything that has arrived since then.
 """
 
 import math

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from bench.extensions.microbenchmarks.collectives_worker import payload_of, synthetic_tensor
+from bench.extensions.microbenchmarks.collectives_worker import payload_of, support_overlap, synthetic_tensor
 from bench.extensions.microbenchmarks.options import CollectivesConfig
-from bench.train.record import support_overlap
-from collectives.payloads import Dense, GroupSparse
+from collectives.payloads import Dense, GroupSparse, Sparse
 from collectives.payloads.base import Payload
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -61,3 +60,9 @@ def test_a_compressor_is_heard_as_it_trains() -> None:
         assert payload.num_entries == 10 * COUNT // 1024
     shared = compressed("terngrad:shared_scale=true")
     assert all(isinstance(payload, Dense) and payload.values.dtype == torch.int8 for payload in shared)
+
+
+def test_payloads_of_all_elements_have_no_overlap() -> None:
+    one = Sparse(3, torch.tensor([1]), torch.ones(1))
+    assert support_overlap([one, one]) == 1
+    assert support_overlap([Dense(torch.ones(3)), one]) is None

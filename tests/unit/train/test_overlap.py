@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train.record import MAX_POSITIONS, sample_index_sets, sampled_overlap, support_overlap
-from collectives.payloads import Dense, Sparse
+from bench.train.record import MAX_POSITIONS, mean_overlap, sample_index_sets, sampled_overlap, support
+from collectives.payloads import Sparse
 from tests.testing.compressor_cases import alone, case, layers_of_shapes, reduce_once, step_at
 
 
@@ -15,15 +15,11 @@ def sparse(numel: int, *positions: int) -> Sparse:
 
 
 def test_overlap_by_hand() -> None:
-    a, b, c = sparse(9, 0, 1, 2), sparse(9, 2, 3), sparse(9, 8)
-    assert support_overlap([a, b]) == pytest.approx(2 * 1 / (3 + 2))
-    assert support_overlap([a, b, c]) == pytest.approx((2 / 5 + 0 + 0) / 3)
-    assert support_overlap([a, a]) == 1
-
-
-def test_dense_and_empty_payloads_have_no_overlap_to_speak_of() -> None:
-    assert support_overlap([Dense(torch.ones(3)), sparse(3, 1)]) is None
-    assert support_overlap([sparse(3), sparse(3)]) is None
+    a, b, c = (support(sparse(9, *positions)) for positions in [(0, 1, 2), (2, 3), (8,)])
+    assert mean_overlap([a, b]) == pytest.approx(2 * 1 / (3 + 2))
+    assert mean_overlap([a, b, c]) == pytest.approx((2 / 5 + 0 + 0) / 3)
+    assert mean_overlap([a, a]) == 1
+    assert mean_overlap([support(sparse(3))] * 2) is None
 
 
 def test_a_small_model_is_looked_at_whole() -> None:
