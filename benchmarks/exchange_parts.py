@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib.util
+import importlib
 import threading
 import time
 from collections.abc import Callable
@@ -90,9 +90,10 @@ class CpuByPart:
     def _wrap(self, part: str, name: str) -> None:
         module_name, _, path = name.partition(":")
         *owners, function_name = path.split(".")
-        if importlib.util.find_spec(module_name) is None:
+        try:
+            owner: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError:  # of an older or newer checkout
             return
-        owner: Any = importlib.import_module(module_name)
         for step in owners:
             owner = getattr(owner, step, None)
         function = vars(owner).get(function_name) if owner is not None else None

@@ -59,6 +59,9 @@ class Worker:
         return 0
 
     def _measure(self) -> int:
+        # An editable installation would add modules of its own checkout to the packages of another one.
+        editable = [each for each in sys.meta_path if getattr(each, "__module__", "").startswith("__editable_")]
+        sys.meta_path = [each for each in sys.meta_path if each not in editable]
         import torch
         import torch.distributed as dist
         from exchange_parts import CpuByPart
