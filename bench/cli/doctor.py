@@ -22,7 +22,8 @@ from bench.core.config.run import DATA_DIR, MAX_RANKS, RunConfig
 from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
 from bench.core.units import format_bytes, format_rate
-from bench.hosts import job, support
+from bench.hosts import support
+from bench.hosts.virtual_network import forwarded_bps
 from bench.launch.jobs.failure import noted
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
@@ -223,7 +224,7 @@ def links(*, measure: bool) -> Check:
     if not measure:
         return Check("ok", "links", finding)
     try:
-        return Check("ok", "links", f"{finding}, which carries {format_rate(job.forwarded_bps())}, all links together")
+        return Check("ok", "links", f"{finding}, which carries {format_rate(forwarded_bps())}, all links together")
     except (UsageError, RunFailed) as error:
         return Check("warn", "links", f"the forwarder does not work: {error}", f"needed only for {ours}")
 

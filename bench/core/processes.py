@@ -1,4 +1,4 @@
-"""Helpers for processes: handling signals, importing in children, ending with the parent, measuring peak memory."""
+"""Helpers for processes: signals, imports in children, ending with the parent, namespaces, peak memory."""
 
 import contextlib
 import ctypes
@@ -16,8 +16,6 @@ from typing import Any
 from bench.core.errors import Interrupted
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Time for a virtual host's command to end after SIGTERM, before it is killed.
-STOP_GRACE_S = 5.0
 
 
 def end_at_once() -> None:
@@ -95,6 +93,23 @@ def die_with_parent() -> None:
     """Ask Linux to kill this process as soon as its parent process ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter_namespaces(*namespaces: Path) -> None:
+    """Move the calling thread into Linux namespaces, one after the other; its later children start in them.
+
+    Args:
+        namespaces: files of the namespaces, such as /proc/1/ns/net. Only a process with a single thread can enter a
+            user namespace.
+
+    Raises:
+        OSError: the namespaces have ended, or this process may not enter them.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
+    with contextlib.ExitStack() as files:
+        for file in [files.enter_context(path.open("rb")) for path in namespaces]:
+            if libc.setns(file.fileno(), 0) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
 
 
 def peak_rss_bytes() -> int:

@@ -37,7 +37,7 @@ class Flow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkReport:
-    """Measurements of all links before training; `link.json` in the run's folder.
+    """Measurements of all links, made when the network was built; `link.json` in the folder of every run on it.
 
     The ranks copy the `measured_` fields to their rows.
 

@@ -7,9 +7,7 @@ Source: Linux ip-netns(8), ip-link(8), veth(4).
 """
 
 import contextlib
-import ctypes
 import math
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.core.counters import FRAME_BYTES
+from bench.core.processes import enter_namespaces
 from bench.hosts.cluster import Cluster, HostLink
 
 # Size of a link's queue; when it is full the link drops packets, as a switch or a home router does.
@@ -104,6 +103,8 @@ def uplink_commands(device: str, host: HostLink, *, real_frames: bool) -> list[l
     return [*commands, netem]
 
 
+# Where `ip netns` keeps the files of namespaces.
+NAMESPACES = Path("/run/netns")
 # Name of the network interface on every virtual host.
 INTERFACE = "eth0"
 _SWITCH = "switch"
@@ -178,8 +179,6 @@ def _on(name: str, commands: list[list[str]]) -> list[list[str]]:
 
 Result = TypeVar("Result")
 
-_CLONE_NEWNET = 0x40000000
-
 
 def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
     """Start `fn` in a new thread inside a network namespace, and return a future with its result or exception.
@@ -192,10 +191,7 @@ def start_in(namespace: str, fn: Callable[[], Result]) -> Future[Result]:
 
     def body() -> None:
         try:
-            libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
-            with Path("/run/netns", namespace).open("rb") as file:
-                if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), namespace)
+            enter_namespaces(NAMESPACES / namespace)
             outcome.set_result(fn())
         except BaseException as error:  # noqa: BLE001 - raised by the future's `result`
             outcome.set_exception(error)

@@ -10,14 +10,19 @@ failures are those of torchrun.
 import contextlib
 import gc
 import importlib
+import math
 import os
 import signal
 import sys
+import time
 import traceback
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal
 
 from bench.core import environment
+from bench.core.processes import enter_namespaces
 from bench.core.run_folder import RunFolder
 
 try:
@@ -60,7 +65,7 @@ def main(module: str, connection: int) -> None:
         while True:
             match launcher.recv():
                 case dict() as job:
-                    launcher.send(run(module, **job))
+                    launcher.send(run(**job))
                 case function, args, kwargs:
                     try:
                         launcher.send(function(*args, **kwargs))
@@ -69,46 +74,73 @@ def main(module: str, connection: int) -> None:
                         launcher.send(error)
 
 
-def run(module: str, folder: RunFolder, num_ranks: int, start_method: StartMethod) -> int:
+def run(
+    module: str,
+    folder: RunFolder,
+    hosts: Sequence[tuple[Sequence[Path], Mapping[str, str]]],
+    ranks_per_host: int,
+    start_method: StartMethod,
+    grace_s: float,
+) -> int:
     """Run one job to its end and return the job's exit code, 0 or 1.
 
     Args:
         module: the module that every rank runs.
         folder: the job's folder.
-        num_ranks: number of ranks, all on this machine.
+        hosts: for every virtual host, files of the namespaces that its ranks enter, and environment variables for them;
+            a single host without namespaces is this machine.
+        ranks_per_host: number of ranks on each host.
         start_method: "fork", or "spawn" for a device that cannot be used after a fork.
+        grace_s: number of seconds for which other hosts may continue after a rank of one host failed, so that they can
+            report which rank they lost.
     """
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     variables = {
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "WORLD_SIZE": str(len(hosts) * ranks_per_host),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
         INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
         "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
     }
+    running: dict[int, PContext] = {}  # the ranks of each host, by the host's first rank
+    ends_at, exit_code = math.inf, 0
     try:
         if start_method == "fork":
             _prepare(module, folder)
         gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
-        ranks: PContext = start_processes(
-            name=module,
-            entrypoint=_rank,
-            args=dict.fromkeys(range(num_ranks), (module, str(folder.path))),
-            envs={rank: variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)},
-            logs_specs=DefaultLogsSpecs(str(folder.logs), redirects=Std.ALL),
-            start_method=start_method,
-        )
         try:
-            result = ranks.wait(period=POLL_S)
+            for index, (namespaces, of_host) in enumerate(hosts):
+                first = index * ranks_per_host
+                running[first] = start_processes(
+                    name=module,
+                    entrypoint=_rank,
+                    args=dict.fromkeys(range(ranks_per_host), (module, str(folder.path), namespaces)),
+                    envs={
+                        rank: variables | dict(of_host) | {"RANK": str(first + rank), "LOCAL_RANK": str(rank)}
+                        for rank in range(ranks_per_host)
+                    },
+                    logs_specs=DefaultLogsSpecs(
+                        str(folder.logs / f"host-{index}" if namespaces else folder.logs), redirects=Std.ALL
+                    ),
+                    start_method=start_method,
+                )
+            while running and time.monotonic() < ends_at:
+                for first, ranks in list(running.items()):
+                    if (result := ranks.wait(0)) is None:
+                        continue
+                    del running[first]
+                    if result.is_failed():
+                        failures = {first + rank: failure for rank, failure in result.failures.items()}
+                        print(ChildFailedError(module, failures), file=sys.stderr)
+                        exit_code, ends_at = 1, min(ends_at, time.monotonic() + grace_s)
+                time.sleep(POLL_S)
         finally:
-            ranks.close()  # stops the ranks that still run when the launcher stops the job
+            for ranks in running.values():
+                ranks.close()  # stops the ranks that still run after the grace, or when the launcher stops the job
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)
-    if result is not None and result.is_failed():
-        print(ChildFailedError(module, result.failures), file=sys.stderr)
-        return 1
-    return 0
+    return exit_code
 
 
 def _prepare(module: str, folder: RunFolder) -> None:
@@ -121,7 +153,8 @@ def _prepare(module: str, folder: RunFolder) -> None:
         traceback.print_exc()
 
 
-def _rank(module: str, folder: str) -> None:
+def _rank(module: str, folder: str, namespaces: Sequence[Path]) -> None:
+    enter_namespaces(*namespaces)  # while this process has one thread
     gc.enable()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # Python handlers would run only after a call into torch has returned

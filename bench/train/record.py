@@ -157,8 +157,7 @@ class Recorder:
         self._layer_counts: dict[int, LayerCounts] = {}
         self._traffic_before = {p: dataclasses.replace(t) for p, t in self.strategy.traffic.items()}
         self._forwarder_use = ForwarderUse()
-        # On virtual hosts, process 1 is the first process of the host's own process namespace.
-        self._other_work = OtherWork(1 if self.config.cluster else launcher_of_rank())
+        self._other_work = OtherWork(launcher_of_rank())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the previous row, and the values of earlier rows that the next row depends on."""

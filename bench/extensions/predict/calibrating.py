@@ -190,7 +190,7 @@ def _measure_parts(config: CalibrateConfig, tell: Callable[[str], None], server:
     for done, text in enumerate(left):
         say(number + done + 1, number + len(left), text, HOSTS_S * (len(left) - done))
         path, cluster = clusters[text]
-        kept.add({"part": text, "found": {"messages": {path: _messages(config, cluster)}}})
+        kept.add({"part": text, "found": {"messages": {path: _messages(config, cluster, server)}}})
 
 
 class KeptParts:
@@ -297,7 +297,7 @@ def _at_once(threads: int) -> int:
     return max(2, min(MOST_AT_ONCE, CROWDED * usable_cores() // threads))
 
 
-def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
+def _messages(config: CalibrateConfig, cluster: Cluster, server: ForkServer) -> dict[str, float]:
     costs: dict[str, float] = {}
     job = RanksConfig(
         seed=config.seed,
@@ -310,7 +310,7 @@ def _messages(config: CalibrateConfig, cluster: Cluster) -> dict[str, float]:
     measure(
         "calibrate",
         job,
-        lambda folder: torchrun.start_on_hosts(job, cluster, folder, FORWARDING),
+        lambda folder: torchrun.launch(job, folder, server, FORWARDING),
         WatchdogTimeouts.with_job(job),
         lambda report: costs.update(report.get("messages", {})),
     )

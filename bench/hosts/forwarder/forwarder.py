@@ -136,7 +136,7 @@ class Forwarder:
         hosts: one `ForwardedHost` per host, with its link and the counts of its frames since the start.
     """
 
-    def __init__(self, links: Sequence[HostLink], descriptors: Sequence[int], *, seed: int) -> None:
+    def __init__(self, links: Sequence[HostLink], descriptors: Sequence[int], *, seed: int = 0) -> None:
         """Start the forwarder.
 
         Args:
@@ -174,8 +174,9 @@ class Forwarder:
         """Return the path below /proc of the forwarder's thread, where the thread's CPU time can be read."""
         return f"{os.getpid()}/task/{self._thread.native_id}"
 
-    def restart(self) -> None:
-        """Start the varying rates, losses and jitter from their beginning again, without stopping the forwarder."""
+    def restart(self, seed: int) -> None:
+        """Start the varying rates, losses and jitter from their beginning, with this seed, without stopping."""
+        self._network.seed = seed
         self._network.origin_ns = time.monotonic_ns()
 
     def close(self) -> None:

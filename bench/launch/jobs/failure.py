@@ -18,7 +18,7 @@ from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.environment import possible_causes
 from bench.core.errors import BenchError
 from bench.core.files import locked
-from bench.core.processes import STOP_GRACE_S, killed_by
+from bench.core.processes import killed_by
 from bench.core.rows import RowWriter, read_rows
 from bench.core.run_folder import RunFolder, read_json, write_json
 
@@ -84,12 +84,11 @@ class WatchdogTimeouts:
             return cls(first_s=max(job.timeout_s, START_S), next_s=job.timeout_s)
         next_s = job.timeout_s + FIND_OUT_S + END_S
         if job.cluster is not None:  # a host that hangs is stopped some time after another one failed
-            next_s += HOSTS_GRACE_S + STOP_GRACE_S
+            next_s += HOSTS_GRACE_S
         return cls(first_s=max(next_s, START_S), next_s=next_s)
 
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
-_KILLED_AGENT = re.compile(r"^torchrun on .* was killed by .*$", re.MULTILINE)
 _CRASH = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL)")
 _IN_TORCH = re.compile(r'^  File "[^"]*/torch/[^"]*", line (?!.*^  File ")', re.MULTILINE | re.DOTALL)
 # A backend's error about a lost connection, which follows from another rank's end.
@@ -100,8 +99,7 @@ _FREE_BYTES_NEEDED = 1 << 20  # not 0, because a job that ended frees some space
 def explain(folder: RunFolder) -> str:
     """Return one sentence that explains why a job failed.
 
-    The sentence is the error of the first rank that failed, names a process that was killed, or is the last line of a
-    log.
+    The sentence is the error of the first rank that failed, names a rank that was killed, or is the last line of a log.
     """
     reports = reports_of(folder)
     own = [report for report in reports if not report["lost_a_peer"]]
@@ -140,10 +138,8 @@ def _sentence(report: dict[str, Any]) -> str:
 
 
 def _killed(log: str) -> str | None:
-    """Return a sentence that names the agent or rank that was killed according to the job's log; None if none was."""
-    if match := _KILLED_AGENT.search(log):
-        return match[0]
-    # Every host has its own agent, and agents whose ranks were not killed print a root cause too.
+    """Return a sentence that names the rank that was killed according to the job's log; None if none was."""
+    # The log has a root cause for every virtual host on which a rank failed.
     causes = (match for match in _ROOT_CAUSE.finditer(log) if int(match[2]) < 0)
     return next((killed_by(f"rank {match[1]}", -int(match[2])) for match in causes), None)
 

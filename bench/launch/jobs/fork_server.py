@@ -1,7 +1,8 @@
 """ForkServer, which starts a process that imports torch, to resolve a command's options and to fork its jobs' ranks.
 
 The launcher itself does not import torch. Importing torch takes longer than a small run, so the process is started
-early. It serves one command and ends with it, even if the command is killed.
+early. It serves one command and ends with it, even if the command is killed. Ranks on virtual hosts are forked from the
+same process, and then enter their host. The network of the hosts is kept for the command's later jobs as well.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import psutil
 from typing_extensions import override
 
 from bench.core import environment
 from bench.core.config.run import DEFAULT_WORLD_SIZE, RanksConfig
 from bench.core.environment import usable_cores
 from bench.core.errors import RunFailed, UsageError
-from bench.core.processes import die_with_parent, import_variables
+from bench.core.processes import import_variables
 from bench.core.run_folder import RunFolder
+from bench.core.server_process import ServerProcess
+from bench.hosts.cluster import Cluster
+from bench.hosts.virtual_network import VirtualNetwork
+from bench.launch.jobs.failure import HOSTS_GRACE_S
 
 # By default glibc returns large blocks to the kernel and gets new, zeroed pages in every step, which takes up to a
 # tenth of a step's time on a CPU. These thresholds make it keep the blocks. Before version 2.35, glibc rejects a first
@@ -55,18 +64,17 @@ def job_variables(threads: int, *, is_local: bool = False) -> dict[str, str]:
 
 SERVER = "bench.train.fork_server"
 TRAIN = "bench.train.worker"
-STDERR = 2
+NAME = "the process that the ranks are forked from"
+GRACE_S = 3.0
 P = ParamSpec("P")
 T = TypeVar("T")
-# Raised when reading from a process that has ended; the second if it left a request unread.
-ENDED = (EOFError, ConnectionResetError)
 
 
 class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
     """Starts the jobs of one command on this machine, one after the other, by forking processes that imported torch.
 
-    Jobs whose ranks have the same number of threads are forked from the same process. As a context manager, the object
-    kills these processes at the end of the block.
+    Jobs whose ranks have the same number of threads are forked from the same process. There is at most one network of
+    virtual hosts. As a context manager, the object ends all of them at the end of the block.
 
     Args:
         module: name of the module that every rank runs.
@@ -86,6 +94,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             ) from None
         self.module = module
         self._processes: dict[int, ServerProcess] = {}
+        self._network: VirtualNetwork | None = None
 
     @override
     def __exit__(self, *_: object) -> None:
@@ -95,20 +104,21 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         """Start a process that imports torch, for jobs with this number of threads per rank."""
         if threads in self._processes:
             self._processes[threads].close()
-        self._processes[threads] = ServerProcess(self.module, threads)
+        command = [sys.executable, "-m", SERVER, self.module]
+        self._processes[threads] = ServerProcess(NAME, command, job_variables(threads, is_local=True))
 
     def warm_up_for(self, config: RanksConfig) -> None:
         """Start a process that imports torch for a job, unless there is one or this process has imported torch itself.
 
         A process for another number of threads, which was started for incomplete options, is killed. Nothing is done
-        for a job on virtual hosts or several machines, because its ranks are not forked.
+        for a job on several machines, because its ranks are not forked.
 
         Args:
             config: the job's options; if the numbers of ranks and threads are missing, their defaults are assumed.
         """
-        is_forked = config.nnodes == 1 and config.cluster is None and config.cluster_file is None
-        threads = config.threads or max(1, usable_cores() // (config.world_size or DEFAULT_WORLD_SIZE))
-        if is_forked and "torch" not in sys.modules and threads not in self._processes:
+        num_ranks = config.world_size or (config.hosts or 0) * (config.ranks_per_host or 1) or DEFAULT_WORLD_SIZE
+        threads = config.threads or max(1, usable_cores() // num_ranks)
+        if config.nnodes == 1 and "torch" not in sys.modules and threads not in self._processes:
             self.close()
             self.warm_up(threads)
 
@@ -123,19 +133,35 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         """
         if not self._processes:
             return function(*args, **kwargs)
-        process = next(iter(self._processes.values()))
-        process.send((function, args, kwargs))
-        try:
-            answer: T | Exception = process.connection.recv()
-        except ENDED:
-            raise RunFailed(
-                f"the job could not be planned: {process.last_words()}{environment.possible_causes()}"
-            ) from None
-        if isinstance(answer, Exception):
-            raise answer
+        answer: T = next(iter(self._processes.values())).call((function, args, kwargs))
         return answer
 
-    def start(self, folder: RunFolder, *, num_ranks: int, threads: int, device: str) -> ForkedJob:
+    def network(self, cluster: Cluster) -> VirtualNetwork:
+        """Return the running network of a cluster; build it, unless that of the previous job is of the same cluster.
+
+        Print the warnings of a network that is built. A network of another cluster is closed first.
+
+        Raises:
+            UsageError: virtual hosts, or the settings of their links, are not possible here.
+            RunFailed: the network could not be built.
+        """
+        if self._network is None or self._network.poll() is not None or self._network.cluster != cluster:
+            self._close_network()
+            self._network = VirtualNetwork(cluster)
+            for warning in self._network.report.warnings:
+                print(f"warning: {warning}", file=sys.stderr)
+        return self._network
+
+    def start(
+        self,
+        folder: RunFolder,
+        *,
+        num_ranks: int,
+        threads: int,
+        device: str,
+        network: VirtualNetwork | None = None,
+        module: str | None = None,
+    ) -> ForkedJob:
         """Start a job and return it; the previous job must have ended.
 
         Args:
@@ -143,66 +169,38 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
             num_ranks: number of ranks, each of which is a process.
             threads: threads per rank.
             device: "cpu" or "cuda". CUDA cannot be used after a fork, so with "cuda" every rank imports torch itself.
+            network: the network of the virtual hosts, of which each has the same number of ranks; None: this machine.
+            module: name of the module that every rank runs, if it is another than that of the constructor.
         """
         if threads not in self._processes or self._processes[threads].poll() is not None:
             self.warm_up(threads)
         process = self._processes[threads]
         folder.rendezvous.mkdir(mode=0o700)
+        hosts: list[tuple[tuple[Path, ...], dict[str, str]]] = [((), {})]
+        if network is not None:
+            hosts = [(network.namespaces(index), network.variables) for index in range(len(network.cluster.hosts))]
         process.send(
             {
+                "module": module or self.module,
                 "folder": RunFolder(folder.path.absolute()),
-                "num_ranks": num_ranks,
+                "hosts": hosts,
+                "ranks_per_host": num_ranks // len(hosts),
                 "start_method": "fork" if device == "cpu" else "spawn",
+                "grace_s": HOSTS_GRACE_S,
             }
         )
-        return ForkedJob(process, folder)
+        return ForkedJob(process, folder, network)
 
     def close(self) -> None:
-        """Kill the processes that ranks are forked from; no job may be running."""
+        """Kill the processes that ranks are forked from and close the network; no job may be running."""
         while self._processes:
             self._processes.popitem()[1].close()
+        self._close_network()
 
-
-class ServerProcess(subprocess.Popen[bytes]):
-    """A process that imports torch and that ranks are forked from.
-
-    Args:
-        module: name of the module that every rank runs.
-        threads: threads per rank.
-
-    Attributes:
-        connection: pipe for requests; the process sends one answer to each request.
-    """
-
-    def __init__(self, module: str, threads: int) -> None:
-        self.connection, far_end = multiprocessing.Pipe()
-        with far_end:
-            super().__init__(
-                [sys.executable, "-m", SERVER, module, str(far_end.fileno())],
-                pass_fds=[far_end.fileno()],
-                env=os.environ | job_variables(threads, is_local=True),
-                stdin=subprocess.DEVNULL,
-                stdout=STDERR,  # visible to the user until a job has its log
-                start_new_session=True,  # so Ctrl-C reaches only the launcher, which then stops the job
-                preexec_fn=die_with_parent,
-            )
-
-    def send(self, request: object) -> None:
-        """Send a request; if the process has ended, do nothing, and reading the answer will fail."""
-        with contextlib.suppress(BrokenPipeError):
-            self.connection.send(request)
-
-    def last_words(self) -> str:
-        """Wait until the process has ended; return a sentence with the signal that killed it, or its exit code."""
-        exit_code = self.wait()
-        end = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
-        return f"the process that the ranks are forked from {end}"
-
-    def close(self) -> None:
-        """Kill the process."""
-        self.kill()
-        self.wait()
-        self.connection.close()
+    def _close_network(self) -> None:
+        if self._network is not None:
+            self._network.close()
+        self._network = None
 
 
 @dataclasses.dataclass
@@ -212,14 +210,20 @@ class ForkedJob:
     Attributes:
         server: the process that runs the job, and can run other jobs afterwards.
         folder: the job's folder.
+        network: the network of the job's virtual hosts; None: the ranks are not on virtual hosts.
     """
 
     server: ServerProcess
     folder: RunFolder
+    network: VirtualNetwork | None = None
     _exit_code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the job's exit code, or None while the job runs."""
+        """Return the job's exit code, or None while the job runs.
+
+        Raises:
+            RunFailed: a process was killed without which the job cannot go on.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0)
         return None
@@ -228,16 +232,57 @@ class ForkedJob:
         """Wait until the job has ended; return its exit code, which is not 0 after a failure.
 
         Raises:
+            RunFailed: a process was killed without which the job cannot go on.
             subprocess.TimeoutExpired: the job still runs after `timeout` seconds.
         """
         if self._exit_code is None:
-            if not self.server.connection.poll(timeout):
+            above = [self.server] if self.network is None else [self.server, self.network]
+            heard = wait([process.connection for process in above], timeout)
+            if not heard:
                 raise subprocess.TimeoutExpired(self.server.args, timeout or 0)
+            if self.network is not None and self.server.connection not in heard:  # it answers only requests
+                raise RunFailed(self.network.last_words())
             try:
-                self._exit_code = int(self.server.connection.recv())
-            except ENDED:
+                self._exit_code = int(self.server.receive())
+            except EOFError:
                 said = self.server.last_words()
+                if (exit_code := self.server.wait()) < 0:
+                    raise RunFailed(said) from None
                 with contextlib.suppress(OSError), self.folder.log.open("a", encoding="utf-8") as log:  # a full disk
                     log.write(f"{said}\n")
-                self._exit_code = self.server.wait() or 1
+                self._exit_code = exit_code or 1
         return self._exit_code
+
+    def close(self) -> None:
+        """End the job and all its ranks; after a failure also the network, because frames may still be under way."""
+        with contextlib.suppress(RunFailed):
+            self.poll()
+        if self._exit_code is None:
+            end(self.server)
+        if self._exit_code != 0 and self.network is not None:
+            self.network.close()
+        shutil.rmtree(self.folder.rendezvous)
+
+
+def end(above: subprocess.Popen[bytes]) -> None:
+    """Stop a process with SIGTERM, and kill it and its descendants if they have not ended three seconds later."""
+    below = _descendants(above.pid)
+    if above.poll() is None:
+        above.send_signal(signal.SIGTERM)
+        try:
+            above.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            below += _descendants(above.pid)
+            above.kill()
+            above.wait()
+    for process in below:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(below, timeout=GRACE_S)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []

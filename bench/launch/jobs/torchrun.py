@@ -1,8 +1,8 @@
 """Start, watch and stop jobs; build torchrun's command lines.
 
-Ranks on one machine are forked by the command's fork server. With several machines or virtual hosts, each of these has
-a torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no process of the job is left: the fork server
-or agent gets a signal to stop, then all its remaining descendants are killed.
+Ranks on one machine, also those on virtual hosts, are forked by the command's fork server. With several machines, each
+has a torchrun agent. However a job ends (success, an error, Ctrl-C, a hang), no process of the job is left: the fork
+server or agent gets a signal to stop, then all its remaining descendants are killed.
 """
 
 import contextlib
@@ -10,8 +10,6 @@ import dataclasses
 import math
 import os
 import shlex
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -20,17 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from bench.core.config.run import RanksConfig
 from bench.core.config.syntax import Endpoint
 from bench.core.errors import RunFailed, UsageError
 from bench.core.processes import die_with_parent, killed_by
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, write_json
 from bench.hosts.cluster import Cluster
-from bench.hosts.job import HostsJob, start_hosts, torchrun_arguments
-from bench.launch.jobs.failure import HOSTS_GRACE_S, ProgressReader, WatchdogTimeouts
-from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer, job_variables
+from bench.hosts.network import INTERFACE
+from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts
+from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer, end, job_variables
 
 ASK_EVERY_S = 5.0
 ANSWER_WITHIN_S = 2.0
@@ -64,9 +60,10 @@ class MachineZero:
 
 
 POLL_S = 0.1
-GRACE_S = 3.0
-# A running job: all of it on this machine, this machine's part of it, or on virtual hosts.
-Started = ForkedJob | subprocess.Popen[bytes] | HostsJob
+# Port of the rendezvous on virtual host 0; the network is private, so the port is always free.
+_PORT = 29500
+# A running job: all of it on this machine, or this machine's part of it.
+Started = ForkedJob | subprocess.Popen[bytes]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,48 +81,34 @@ class Ending:
     was_heard: bool = True
 
 
-def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Started:
-    """Start a job's ranks on this machine, or on virtual hosts, whose links are measured first; return the job.
+def launch(config: RanksConfig, folder: RunFolder, server: ForkServer, module: str | None = None) -> Started:
+    """Start a job's ranks on this machine, or on virtual hosts, whose links have been measured; return the job.
 
     Args:
         config: number and placement of the ranks.
-        folder: the job's folder.
-        server: starts the ranks if all of them are on this machine; every rank runs the module `server.module`.
+        folder: the job's folder; gets the measurements of the links.
+        server: starts the ranks if all of them are on this machine.
+        module: name of the module that every rank runs; None: `server.module`.
 
     Raises:
         UsageError: this machine does not support virtual hosts, or does not support the configured links.
         RunFailed: the network of the virtual hosts could not be set up.
     """
-    if config.cluster is not None:
-        job = start_on_hosts(config, Cluster.from_dict(config.cluster), folder, server.module)
-        try:
-            for warning in job.network.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
-        except BaseException:  # the reader of stderr has ended, or the user stopped the command
-            job.close()
-            raise
-        return job
     if config.nnodes > 1:
-        return start(*agent(config, folder, server.module), folder.log)
-    return server.start(folder, num_ranks=config.world_size, threads=config.threads, device=config.device)
-
-
-def start_on_hosts(config: RanksConfig, cluster: Cluster, folder: RunFolder, module: str) -> HostsJob:
-    """Build the network of virtual hosts, measure its links, and start one torchrun agent per host; return the job.
-
-    Raises:
-        UsageError: this machine does not support virtual hosts, or does not support the configured links.
-        RunFailed: the network could not be set up.
-    """
-    with folder.log.open("wb") as output:
-        return start_hosts(
-            cluster,
-            folder.path,
-            lambda index: agent_on_host(index, cluster, config.threads, folder, module),
-            output=output,
-            grace_s=HOSTS_GRACE_S,
-            seed=config.seed,
-        )
+        return start(*agent(config, folder, module or server.module), folder.log)
+    network = None
+    if config.cluster is not None:
+        network = server.network(Cluster.from_dict(config.cluster))
+        network.restart(config.seed)
+        write_json(folder.link, dataclasses.asdict(network.report))
+    return server.start(
+        folder,
+        num_ranks=config.world_size,
+        threads=config.threads,
+        device=config.device,
+        network=network,
+        module=module,
+    )
 
 
 def shell_lines(config: RanksConfig, folder: RunFolder) -> list[str]:
@@ -169,7 +152,8 @@ def agent_on_host(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of a virtual host's torchrun agent, and the environment variables to add for it.
 
-    The command is the one that a machine of a real cluster would run.
+    The command is the one that a machine of a real cluster would run. The rendezvous is static, so host i holds ranks
+    i x `ranks_per_host` and up.
 
     Args:
         index: number of the virtual host, from 0.
@@ -178,8 +162,17 @@ def agent_on_host(
         folder: the job's folder, which the module gets as its only argument.
         module: name of the module that every rank runs.
     """
-    where, needed = torchrun_arguments(index, cluster)
-    return _command(where, folder.logs / f"host-{index}", module, folder), job_variables(threads) | needed
+    where = [
+        f"--nnodes={len(cluster.hosts)}",
+        f"--node-rank={index}",
+        f"--nproc-per-node={cluster.ranks_per_host}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={cluster.address(0)}:{_PORT}",
+        f"--local-addr={cluster.address(index)}",
+    ]
+    # gloo would look up the machine's name, which is not an address of the private network.
+    variables = job_variables(threads) | {"GLOO_SOCKET_IFNAME": INTERFACE}
+    return _command(where, folder.logs / f"host-{index}", module, folder), variables
 
 
 def _command(where: list[str], logs: Path, module: str, folder: RunFolder) -> list[str]:
@@ -248,7 +241,7 @@ def watch(
             report. None if rank 0 is on this machine.
 
     Raises:
-        RunFailed: the process that the ranks are forked from, or a torchrun agent, was killed.
+        RunFailed: the process that the ranks are forked from, the supervisor of virtual hosts, or torchrun was killed.
     """
     heard = time.monotonic()
     was_heard = False
@@ -261,8 +254,8 @@ def watch(
             if lines or (machine_zero is not None and machine_zero.is_heard()):
                 heard, was_heard = time.monotonic(), True
             if exit_code is not None:
-                if death := _death(job, exit_code):
-                    raise RunFailed(death)
+                if exit_code < 0:
+                    raise RunFailed(killed_by("torchrun on this machine", -exit_code))
                 return Ending(exit_code=exit_code)
             limit_s = timeouts.next_s if was_heard else timeouts.first_s
             if time.monotonic() - heard > limit_s:
@@ -273,44 +266,9 @@ def watch(
         stop(job)
 
 
-def _death(job: Started, exit_code: int) -> str | None:
-    """Return a sentence that says which signal killed the fork server or a torchrun agent; None if none was killed."""
-    if isinstance(job, HostsJob):
-        return job.death()
-    who = "the process that the ranks are forked from" if isinstance(job, ForkedJob) else "torchrun on this machine"
-    return killed_by(who, -exit_code) if exit_code < 0 else None
-
-
 def stop(job: Started) -> None:
     """End a job and all its processes."""
-    if isinstance(job, HostsJob):
-        job.close()  # its processes are in a namespace that ends with it
-    elif isinstance(job, ForkedJob):
-        if job.poll() is None:  # otherwise its server has ended all ranks, and may run another job
-            _end(job.server)
-        shutil.rmtree(job.folder.rendezvous)
+    if isinstance(job, ForkedJob):
+        job.close()
     else:
-        _end(job)
-
-
-def _end(above: subprocess.Popen[bytes]) -> None:
-    below = _descendants(above.pid)
-    if above.poll() is None:
-        above.send_signal(signal.SIGTERM)
-        try:
-            above.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            below += _descendants(above.pid)
-            above.kill()
-            above.wait()
-    for process in below:
-        if process.is_running():
-            process.kill()
-    psutil.wait_procs(below, timeout=GRACE_S)
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return list(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
+        end(job)
