@@ -125,8 +125,6 @@ def _role(process: psutil.Process, everyone: dict[int, psutil.Process]) -> str:
         return "agent"
     if "bench.train.worker" in text:
         return "rank"
-    if words and Path(words[0]).name == "unshare":
-        return "unshare"
     if "bench.hosts.supervisor" in text:
         return "supervisor"
     return (

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bench.cli import doctor
 from bench.core.errors import Interrupted, UsageError
-from bench.hosts import job, support
+from bench.hosts import support
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from collectives.transport import mapped_memory
 from tests.testing.invoke import invoke
@@ -159,7 +159,7 @@ def test_the_way_links_work(
 ) -> None:
     monkeypatch.setattr(support, "netem_supported", lambda: (netem, "" if netem else "no netem"))
     monkeypatch.setattr(support, "forwarder_supported", lambda: (forwarder, "" if forwarder else "no tun"))
-    monkeypatch.setattr(job, "forwarded_bps", lambda: 2e9)
+    monkeypatch.setattr(doctor, "forwarded_bps", lambda: 2e9)
     check = doctor.links(measure=True)
     assert check.level == level
     assert check.finding.startswith(finding)
@@ -187,7 +187,7 @@ def test_who_stops_it_while_links_are_measured_stops_it(monkeypatch: pytest.Monk
     def stopped() -> float:
         raise Interrupted("interrupted")
 
-    monkeypatch.setattr(job, "forwarded_bps", stopped)
+    monkeypatch.setattr(doctor, "forwarded_bps", stopped)
     monkeypatch.setattr(support, "netem_supported", lambda: (False, "no netem"))
     monkeypatch.setattr(support, "forwarder_supported", lambda: (True, ""))
     with pytest.raises(Interrupted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from bench.hosts.support import hosts_supported
 
 
 def machine_state() -> dict[str, str]:
-    """Return the state that a job on virtual hosts must not change."""
+    """Return the state that virtual hosts must not change."""
     return {
         "links": subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout,
         "namespaces": subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout,
@@ -21,33 +22,36 @@ def machine_state() -> dict[str, str]:
     }
 
 
-def processes_of(run_dir: Path) -> dict[int, str]:
-    """Return ids and command lines of all processes with a run's folder among their arguments."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:  # the process has ended
-                continue
-            if str(run_dir) in line:
-                found[int(folder.name)] = line
+# Environment variable of all processes that a test starts, with the test's temporary folder as value.
+MARK = "BENCH_TEST_FOLDER"
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Return ids and command lines of all processes that the test with this temporary folder has started."""
+    mark, found = f"\0{MARK}={folder}\0".encode(), {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):  # the process has ended, or is another user's
+                if mark in b"\0" + (process / "environ").read_bytes():
+                    line = (process / "cmdline").read_bytes()
+                    found[int(process.name)] = line.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
-def wait_for_end_of(run_dir: Path, timeout_s: float = 5.0) -> None:
-    """Return when no process of the run is left; fail if one remains."""
+def wait_for_end_of(folder: Path, timeout_s: float = 5.0) -> None:
+    """Return when no process of the test is left; fail if one remains."""
     deadline = time.monotonic() + timeout_s
-    while (left := processes_of(run_dir)) and time.monotonic() < deadline:
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left == {}
 
 
 @pytest.fixture(autouse=True)
-def _permitted_and_clean(tmp_path: Path) -> Iterator[None]:
+def _permitted_and_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     supported, reason = hosts_supported()
     if not supported:
         pytest.skip(f"virtual hosts do not work here: {reason}")
+    monkeypatch.setenv(MARK, str(tmp_path))
     before = machine_state()
     yield
     wait_for_end_of(tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,21 +10,20 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.run_folder import read_json
-from bench.hosts.job import HostsJob
+from bench.hosts.virtual_network import VirtualNetwork
 from bench.launch import run
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.jobs.fork_server import TRAIN, ForkedJob, ForkServer
 from bench.launch.resolve import resolve
 from bench.launch.run import Result
-from tests.hosts.conftest import processes_of
 from tests.testing.invoke import rows
-from tests.testing.links import set_link
+from tests.testing.links import processes_on, set_link
 
 NUM_HOSTS = 4
 
 
 def run_and_disturb(
-    disturb: Callable[[HostsJob], None],
+    disturb: Callable[[VirtualNetwork], None],
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -34,7 +31,7 @@ def run_and_disturb(
     **options: Any,
 ) -> Result:
     """Train on virtual hosts and disturb them at the second evaluation."""
-    jobs: list[HostsJob] = []
+    jobs: list[ForkedJob] = []
     start = torchrun.launch
 
     def launch(*arguments: Any) -> Any:
@@ -43,14 +40,17 @@ def run_and_disturb(
 
     def see(line: dict[str, Any]) -> None:
         if line.get("evaluated", {}).get("step") == 40:
-            disturb(jobs[0])
+            network = jobs[0].network
+            assert network is not None
+            disturb(network)
 
     monkeypatch.setattr(torchrun, "launch", launch)
     asked = RunConfig(
         model="linear", dataset="synthetic", train_size=512, test_size=64, batch_size=8, steps=100_000, eval_every=20,
         hosts=num_hosts, bandwidth="100mbit", timeout_s=3.0, **options,
     )  # fmt: skip
-    return run.execute(resolve(asked), out, see, ForkServer(TRAIN))
+    with ForkServer(TRAIN) as server:
+        return run.execute(resolve(asked), out, see, server)
 
 
 def said(result: Result) -> dict[int, tuple[str, int | None]]:
@@ -72,8 +72,8 @@ def said(result: Result) -> dict[int, tuple[str, int | None]]:
 def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
     host: int, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut(job: HostsJob) -> None:
-        set_link(job, host, up=False)
+    def cut(network: VirtualNetwork) -> None:
+        set_link(network, host, up=False)
 
     result = run_and_disturb(cut, tmp_path, monkeypatch, **options)
     assert result.status == "failed"
@@ -91,8 +91,8 @@ def test_all_others_name_the_lost_host_and_it_knows_itself_cut_off(
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(job: HostsJob) -> None:
-        set_link(job, host, up=False)
+    def cut(network: VirtualNetwork) -> None:
+        set_link(network, host, up=False)
 
     result = run_and_disturb(cut, tmp_path, monkeypatch, num_hosts=2, collective="ring")
     split = "cannot reach each other; the link of either may be down"
@@ -102,14 +102,10 @@ def test_of_two_hosts_neither_is_blamed(host: int, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.timeout(180)
 def test_of_two_hosts_the_one_whose_rank_was_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kill_rank_1(_: HostsJob) -> None:
-        (pid,) = (pid for pid in processes_of(tmp_path) if b"\0RANK=1\0" in environment_of(pid))
-        os.kill(pid, signal.SIGKILL)
+    def kill_rank_1(network: VirtualNetwork) -> None:
+        (rank_1,) = processes_on(network, 1)
+        rank_1.kill()
 
     result = run_and_disturb(kill_rank_1, tmp_path, monkeypatch, num_hosts=2, collective="ring")
     assert "rank 1 was killed by SIGKILL" in result.error
     assert said(result) == {0: ("rank 0 lost rank 1, which does not answer any more", 1)}
-
-
-def environment_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/environ").read_bytes()

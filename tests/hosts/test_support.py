@@ -26,7 +26,7 @@ def test_forbidden_namespaces_are_explained() -> None:
 
 
 def test_the_machinery_needs_no_torch() -> None:
-    modules = "bench.hosts.job, bench.hosts.cluster_options, bench.hosts.supervisor, bench.core.counters"
+    modules = "bench.hosts.virtual_network, bench.hosts.cluster_options, bench.hosts.supervisor, bench.core.counters"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

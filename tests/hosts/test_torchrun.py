@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from bench.core.run_folder import RunFolder
 from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.job import start_hosts, torchrun_arguments
+from bench.hosts.virtual_network import VirtualNetwork
+from bench.launch.jobs.torchrun import agent_on_host
+from tests.testing.all_reduce import NUM_FLOATS
 
-NUM_FLOATS = 500_000
-SCRIPT = Path(__file__).parents[1] / "testing" / "all_reduce.py"
+MODULE = "tests.testing.all_reduce"
 
 
 @pytest.mark.timeout(180)
 def test_agents_meet_ranks_follow_hosts_and_frames_are_counted(tmp_path: Path) -> None:
     link = HostLink(name="any", uplink_bps=50e6, downlink_bps=50e6)
     cluster = Cluster.uniform(2, ranks_per_host=2, link=link)
-
-    def command_for(index: int) -> tuple[list[str], dict[str, str]]:
-        arguments, variables = torchrun_arguments(index, cluster)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", *arguments]
-        return [*torchrun, str(SCRIPT), str(tmp_path), str(NUM_FLOATS)], {**variables, "OMP_NUM_THREADS": "1"}
-
-    with (tmp_path / "log").open("wb") as log, start_hosts(cluster, tmp_path, command_for, output=log) as job:
-        exit_code = job.wait()
-    said = (tmp_path / "log").read_text(encoding="utf-8")
-    assert exit_code == 0, said
-    assert "hostname of the client socket cannot be retrieved" not in said
+    folder = RunFolder(tmp_path)
+    with VirtualNetwork(cluster) as network:
+        commands = [agent_on_host(index, cluster, 1, folder, MODULE) for index in range(2)]
+        agents = [network.start(index, *command) for index, command in enumerate(commands)]
+        assert [agent.wait() for agent in agents] == [0, 0]
     ranks = [json.loads((tmp_path / f"rank-{rank}").read_text(encoding="utf-8")) for rank in range(4)]
     assert [rank["host"] for rank in ranks] == [0, 0, 1, 1]
     assert [rank["sum"] for rank in ranks] == [[10.0, 10.0]] * 4

@@ -1,6 +1,6 @@
 """One rank of a job on virtual hosts: sums a tensor over gloo and writes its measurements.
 
-``python -m torch.distributed.run ... tests/testing/all_reduce.py FOLDER NUM_FLOATS``.
+``python -m torch.distributed.run ... -m tests.testing.all_reduce FOLDER``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import torch.distributed as dist
 
 from bench.core.counters import interface_bytes
 
+NUM_FLOATS = 500_000
 
-def main(folder: str, num_floats: str) -> None:
+
+def main(folder: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    tensor = torch.full((int(num_floats),), float(rank + 1))
+    tensor = torch.full((NUM_FLOATS,), float(rank + 1))
     before, began = interface_bytes(), time.perf_counter()
     dist.barrier()  # all ranks start counting before any rank sends; the barrier's own few bytes count too
     dist.all_reduce(tensor)

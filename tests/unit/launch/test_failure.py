@@ -145,9 +145,3 @@ def test_a_rank_that_could_not_begin_says_why_where_torchrun_does_not(folder: Ru
 def test_a_full_disk_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     assert "is full" in explain(folder)
-
-
-def test_a_killed_agent_is_named_before_its_ranks_and_those_that_were_stopped_after_it(folder: RunFolder) -> None:
-    leave(folder, 0, "rank 1 does not answer", at=1.0, lost_a_peer=True)
-    say(folder, "torchrun on host1 was killed by SIGTERM\n" + KILLED.replace("-9", "-15"))
-    assert explain(folder) == "torchrun on host1 was killed by SIGTERM"

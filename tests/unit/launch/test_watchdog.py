@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from bench.core.errors import RunFailed
-from bench.core.processes import STOP_GRACE_S
 from bench.launch.jobs import torchrun
-from bench.launch.jobs.failure import ProgressReader, WatchdogTimeouts
+from bench.launch.jobs.failure import HOSTS_GRACE_S, ProgressReader, WatchdogTimeouts
 from collectives.transport.failure_detector import GRACE_S
 from tests.testing.configs import make_config
 
@@ -35,8 +34,8 @@ def test_ranks_come_first_with_their_verdict() -> None:
 
 def test_on_virtual_hosts_the_hung_one_is_stopped_before() -> None:
     timeouts = WatchdogTimeouts.with_job(make_config(timeout_s=200.0, cluster=CLUSTER))
-    assert timeouts.next_s > 200 + 3 * GRACE_S + torchrun.HOSTS_GRACE_S + STOP_GRACE_S
-    assert torchrun.HOSTS_GRACE_S > 3 * GRACE_S
+    assert timeouts.next_s > 200 + 3 * GRACE_S + HOSTS_GRACE_S
+    assert HOSTS_GRACE_S > 3 * GRACE_S
 
 
 def test_processes_may_take_their_time_to_start() -> None:
