@@ -30,6 +30,7 @@ from bench.hosts.cluster_options import link_of
 from bench.hosts.support import choose_backend
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
+from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.run import measure
 from bench.report.statistics import two_sided_quantile
 from benchmarks.auto_worker import TurnsConfig
@@ -144,13 +145,14 @@ def turns(part: str, link: str, model: str, folder: Path) -> list[Row]:
         where = {"part": part, "link": link, "model": model, "step_s": report["seconds"] / report["steps"]}
         rows.append({**where, **report})
 
-    measure(
-        "auto",
-        config,
-        lambda run_folder: torchrun.start_on_hosts(config, cluster, run_folder, "benchmarks.auto_worker"),
-        WatchdogTimeouts.with_job(config),
-        take,
-    )
+    with ForkServer("benchmarks.auto_worker") as server:
+        measure(
+            "auto",
+            config,
+            lambda run_folder: torchrun.launch(config, run_folder, server),
+            WatchdogTimeouts.with_job(config),
+            take,
+        )
     return rows
 
 

@@ -25,6 +25,7 @@ import math
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def main() -> int:
 def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Start the hosts, each with one process per checkout, and read their measurements."""
     from bench.hosts.cluster import Cluster, HostLink
-    from bench.hosts.job import start_hosts
+    from bench.hosts.virtual_network import VirtualNetwork
 
     link = HostLink(name="host", uplink_bps=scene.rate_bps, downlink_bps=scene.rate_bps)
     cluster = Cluster.uniform(scene.hosts, link=link)
@@ -144,14 +145,16 @@ def run_scene(scene: Scene, checkouts: dict[str, Path], options: argparse.Namesp
         }
         (folder / "plan.json").write_text(json.dumps(plan))
 
-        def command(host: int) -> tuple[list[str], dict[str, str]]:
-            return [sys.executable, str(WORKER), str(folder), "all", str(host)], {
-                "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-
-        job = start_hosts(cluster, folder, command)
-        if code := job.wait():
-            raise SystemExit(f"a host failed with exit code {code}")
+        with VirtualNetwork(cluster) as network:
+            commands = [[sys.executable, str(WORKER), name, "all", str(host)] for host in range(scene.hosts)]
+            hosts = [network.start(host, command, {"OMP_NUM_THREADS": "1"}) for host, command in enumerate(commands)]
+            while any(host.poll() is None for host in hosts) and not any(host.returncode for host in hosts):
+                time.sleep(0.1)
+            failed = [host.returncode for host in hosts if host.returncode]
+            for host in hosts:
+                host.kill()
+        if failed:
+            raise SystemExit(f"a host failed with exit code {failed[0]}")
         rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     first: list[float] = []
     for row in rows:  # in the order of the groups; ratios are relative to the first method of the group

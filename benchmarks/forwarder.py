@@ -29,7 +29,7 @@ from typing import Any
 from bench.core.counters import FRAME_BYTES, ForwarderUse, interface_bytes
 from bench.core.environment import usable_cores
 from bench.hosts.cluster import Cluster, HostLink
-from bench.hosts.job import start_hosts
+from bench.hosts.virtual_network import VirtualNetwork
 
 RATES_BPS = (10e6, 100e6)
 LATENCIES_S = (0.01, 0.05)
@@ -68,12 +68,16 @@ def main(out: str, repeats: str = "3") -> None:
 def measure_cell(rate_bps: float, latency_s: float, loss: float) -> dict[str, Any]:
     link = HostLink(name="host", uplink_bps=rate_bps, downlink_bps=rate_bps, latency_s=latency_s, loss=loss)
     cluster = dataclasses.replace(Cluster.uniform(2, link=link), forwarded=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, VirtualNetwork(cluster) as network:
         answer = Path(folder, "answer.json")
         commands = (["--sender", str(answer), str(loss)], ["--receiver"])
         start = [sys.executable, "-m", "benchmarks.forwarder"]
-        with start_hosts(cluster, Path(folder), lambda index: ([*start, *commands[index]], {}), grace_s=1) as job:
-            job.wait(timeout=120)
+        hosts = [network.start(index, [*start, *command]) for index, command in enumerate(commands)]
+        try:
+            hosts[0].wait(timeout=120)
+        finally:
+            for host in hosts:
+                host.kill()
         return {"rate_bps": rate_bps, "latency_s": latency_s, "loss_ratio": loss, **json.loads(answer.read_text())}
 
 

@@ -87,7 +87,8 @@ def test_traces_and_losses_start_again_only_when_connections_of_the_earlier_job_
         network.restart(1)
         states = {line.split()[3] for line in sockets_of(receiver.pid)[1:]} if receiver.poll() is None else set()
         assert "01" not in states
-        assert (sender.wait(), receiver.wait()) == (0, 0)
+        sender.communicate()
+        assert (sender.returncode, receiver.wait()) == (0, 0)
 
 
 def sockets_of(pid: int) -> list[str]:
