@@ -115,8 +115,7 @@ class HostLink:
     """One virtual host and its link to the switch that joins all hosts.
 
     Attributes:
-        name: at most 63 letters, digits, dots and dashes; shown in messages, and resolved by all hosts to this host's
-            address.
+        name: at most 63 letters, digits, dots and dashes; shown in messages.
         uplink_bps: rate at which the host sends, in bits per second including headers; None: not limited.
         downlink_bps: rate at which the host receives, in the same unit; None: not limited.
         uplink_trace, downlink_trace: traces of rates that change over time, instead of constant rates; None: no trace.
