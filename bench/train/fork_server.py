@@ -47,6 +47,8 @@ except Exception as error:
 POLL_S = 0.02
 
 StartMethod = Literal["fork", "spawn"]
+# Files of the namespaces that a host's ranks enter, and environment variables for the ranks.
+Host = tuple[Sequence[Path], Mapping[str, str]]
 
 
 def main(module: str, connection: int) -> None:
@@ -77,7 +79,7 @@ def main(module: str, connection: int) -> None:
 def run(
     module: str,
     folder: RunFolder,
-    hosts: Sequence[tuple[Sequence[Path], Mapping[str, str]]],
+    hosts: Sequence[Host],
     ranks_per_host: int,
     start_method: StartMethod,
     grace_s: float,
@@ -87,8 +89,7 @@ def run(
     Args:
         module: the module that every rank runs.
         folder: the job's folder.
-        hosts: for every virtual host, files of the namespaces that its ranks enter, and environment variables for them;
-            a single host without namespaces is this machine.
+        hosts: the virtual hosts; a single host without namespaces is this machine.
         ranks_per_host: number of ranks on each host.
         start_method: "fork", or "spawn" for a device that cannot be used after a fork.
         grace_s: number of seconds for which other hosts may continue after a rank of one host failed, so that they can
@@ -97,49 +98,68 @@ def run(
     with folder.log.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    variables = {
-        "WORLD_SIZE": str(len(hosts) * ranks_per_host),
-        "LOCAL_WORLD_SIZE": str(ranks_per_host),
-        INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
-        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
-    }
-    running: dict[int, PContext] = {}  # the ranks of each host, by the host's first rank
-    ends_at, exit_code = math.inf, 0
+    running: dict[int, PContext] = {}
     try:
         if start_method == "fork":
             _prepare(module, folder)
         gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
         try:
-            for index, (namespaces, of_host) in enumerate(hosts):
-                first = index * ranks_per_host
-                running[first] = start_processes(
-                    name=module,
-                    entrypoint=_rank,
-                    args=dict.fromkeys(range(ranks_per_host), (module, str(folder.path), namespaces)),
-                    envs={
-                        rank: variables | dict(of_host) | {"RANK": str(first + rank), "LOCAL_RANK": str(rank)}
-                        for rank in range(ranks_per_host)
-                    },
-                    logs_specs=DefaultLogsSpecs(
-                        str(folder.logs / f"host-{index}" if namespaces else folder.logs), redirects=Std.ALL
-                    ),
-                    start_method=start_method,
-                )
-            while running and time.monotonic() < ends_at:
-                for first, ranks in list(running.items()):
-                    if (result := ranks.wait(0)) is None:
-                        continue
-                    del running[first]
-                    if result.is_failed():
-                        failures = {first + rank: failure for rank, failure in result.failures.items()}
-                        print(ChildFailedError(module, failures), file=sys.stderr)
-                        exit_code, ends_at = 1, min(ends_at, time.monotonic() + grace_s)
-                time.sleep(POLL_S)
+            for index in range(len(hosts)):
+                running[index * ranks_per_host] = _start(module, folder, hosts, index, ranks_per_host, start_method)
+            return _wait(module, running, grace_s)
         finally:
             for ranks in running.values():
                 ranks.close()  # stops the ranks that still run after the grace, or when the launcher stops the job
     except SignalException as stopped:
         sys.exit(128 + stopped.sigval)
+
+
+def _start(
+    module: str, folder: RunFolder, hosts: Sequence[Host], index: int, ranks_per_host: int, start_method: StartMethod
+) -> PContext:
+    """Start the ranks of the host with this index; the other arguments are those of `run`."""
+    namespaces, variables = hosts[index]
+    of_host = {
+        **variables,
+        "WORLD_SIZE": str(len(hosts) * ranks_per_host),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+        INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
+        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
+    }
+    here = range(ranks_per_host)
+    return start_processes(
+        name=module,
+        entrypoint=_rank,
+        args=dict.fromkeys(here, (module, str(folder.path), namespaces)),
+        envs={
+            local: of_host | {"RANK": str(index * ranks_per_host + local), "LOCAL_RANK": str(local)} for local in here
+        },
+        logs_specs=DefaultLogsSpecs(
+            str(folder.logs / f"host-{index}" if namespaces else folder.logs), redirects=Std.ALL
+        ),
+        start_method=start_method,
+    )
+
+
+def _wait(module: str, running: dict[int, PContext], grace_s: float) -> int:
+    """Wait until all ranks have ended, or the grace after a failure is over; return the job's exit code, 0 or 1.
+
+    Args:
+        module: name of the module that every rank runs.
+        running: the ranks of each host, by the host's first rank; hosts whose ranks have ended are removed.
+        grace_s: as in `run`.
+    """
+    exit_code, ends_at = 0, math.inf
+    while running and time.monotonic() < ends_at:
+        for first, ranks in list(running.items()):
+            if (result := ranks.wait(0)) is None:
+                continue
+            del running[first]
+            if result.is_failed():
+                failures = {first + local: failure for local, failure in result.failures.items()}
+                print(ChildFailedError(module, failures), file=sys.stderr)
+                exit_code, ends_at = 1, min(ends_at, time.monotonic() + grace_s)
+        time.sleep(POLL_S)
     return exit_code
 
 

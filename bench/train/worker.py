@@ -1,4 +1,4 @@
-"""One rank of a run: `python -m bench.train.worker RUN_FOLDER`, started by torchrun.
+"""One rank of a run: `python -m bench.train.worker RUN_FOLDER`, or a fork that calls `main`.
 
 The rank reads its configuration from `config.json` in the run folder. If the rank fails, it writes `errors/rank-N.json`
 to the folder, for the launcher.
