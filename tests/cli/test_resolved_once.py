@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tests.testing.invoke import REPOSITORY
 
-# This program counts calls in its process and in its forks, and then runs `bench`.
+# This program counts calls in its process and in its forks, and in the process with torch, and then runs `bench`.
 COUNTED = """
 import functools, sys
 from pathlib import Path
 from bench.hosts import cluster_options
 from bench.launch import resolve
+from bench.launch.jobs import fork_server
 
 def count(module, name):
     function = getattr(module, name)
@@ -27,8 +28,16 @@ def count(module, name):
 
     setattr(module, name, counted)
 
-for name in ("check", "place", "resolve"):
+for name in ("check", "place"):
     count(resolve, name)
+call = fork_server.ForkServer.call
+
+def counted_call(server, function, *args, **kwargs):
+    with Path("calls").open("a") as file:
+        file.write(function.__name__ + chr(10))
+    return call(server, function, *args, **kwargs)
+
+fork_server.ForkServer.call = counted_call
 count(cluster_options, "cluster_from_toml")
 assert "torch" not in sys.modules
 sys.argv = ["bench", "run", "--dry-run", "--json", "--cluster", "two.toml", "--seeds", "1,2"]
@@ -48,4 +57,5 @@ def test_a_command_resolves_places_and_reads_once(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text(encoding="utf-8").split()
-    assert collections.Counter(calls) == {"check": 1, "place": 1, "resolve": 1, "cluster_from_toml": 1}
+    once = ("check", "place", "resolve", "cluster_from_toml", "plan_layers")
+    assert collections.Counter(calls) == dict.fromkeys(once, 1)
