@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from bench.core.run_folder import RunFolder
 from bench.core.units import parse_size
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.train import fork_server
-from tests.testing import prepared_ranks
+from tests.testing import failing_ranks, prepared_ranks
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +64,18 @@ def test_what_a_module_prepares_is_there_for_all_ranks_and_its_failure_is_theirs
     parent = server.call(os.getpid)
     assert told == [[parent, parent]] * 4  # the second job prepared no data
     assert "ValueError: the data are damaged" in folder.log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("grace_s", [60.0, 0.0])
+def test_ranks_of_other_hosts_may_report_before_the_grace_is_over(
+    grace_s: float, server: ForkServer, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path, "failing", "digest", 1)
+    exit_code = server.call(
+        fork_server.run, failing_ranks.__name__, folder, hosts=[((), {})] * 2, ranks_per_host=1, start_method="fork",
+        grace_s=grace_s,
+    )  # fmt: skip
+    assert exit_code == 1
+    assert (folder.path / "report-1").exists() == (grace_s > 0)
+    causes = re.findall(r"rank +: (\d+) \(local_rank: 0\)", folder.log.read_text(encoding="utf-8"))
+    assert causes == (["0", "1"] if grace_s else ["0"])
