@@ -57,7 +57,7 @@ def limit_cpu(namespace: Path, cpu_share: float) -> None:
 
 def _signal(processes: Iterable[int], number: signal.Signals) -> None:
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # the process has ended
             os.kill(process, number)
 
 
@@ -140,7 +140,7 @@ def _open_sockets() -> IO[str]:
 def _wait_for_silence(sockets: Iterable[IO[str]]) -> None:
     """Wait until no host has a connection that may still send frames of an earlier job, but at most five seconds.
 
-    Those frames would use up random numbers and delivery opportunities that are meant for the next job.
+    Those frames would change which frames of the next job are lost, and how long they wait.
     """
     deadline = time.monotonic() + _SILENT_WITHIN_S
     for file in sockets:

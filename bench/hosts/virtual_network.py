@@ -57,7 +57,7 @@ class VirtualNetwork(ServerProcess):
             raise
 
     def restart(self, seed: int) -> None:
-        """Start the links' traces, losses and jitter from their beginning, for the next job.
+        """Start the links' varying rates, losses and jitter from their beginning, for the next job.
 
         Args:
             seed: seed of the losses and jitter that the forwarder makes.

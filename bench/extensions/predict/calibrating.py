@@ -302,6 +302,7 @@ def _messages(config: CalibrateConfig, cluster: Cluster, server: ForkServer) -> 
     job = RanksConfig(
         seed=config.seed,
         timeout_s=config.timeout_s,
+        device="cpu",
         world_size=len(cluster.hosts),
         threads=1,
         cluster=cluster.to_dict(),
