@@ -25,7 +25,6 @@ from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGME
 from bench.extensions.predict.options import CalibrateConfig
 from bench.hosts.cluster import Cluster, HostLink
 from bench.hosts.support import choose_backend, hosts_supported
-from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import check as check_run
@@ -311,7 +310,14 @@ def _messages(config: CalibrateConfig, cluster: Cluster, server: ForkServer) -> 
     measure(
         "calibrate",
         job,
-        lambda folder: torchrun.launch(job, folder, server, FORWARDING),
+        lambda folder: server.start(
+            folder,
+            num_ranks=job.world_size,
+            threads=job.threads,
+            device=job.device,
+            network=server.network(cluster),
+            module=FORWARDING,
+        ),
         WatchdogTimeouts.with_job(job),
         lambda report: costs.update(report.get("messages", {})),
     )

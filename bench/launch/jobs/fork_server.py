@@ -139,7 +139,7 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
     def network(self, cluster: Cluster) -> VirtualNetwork:
         """Return the running network of a cluster; build it, unless that of the previous job is of the same cluster.
 
-        Print the warnings of a network that is built. A network of another cluster is closed first.
+        A network of another cluster is closed first.
 
         Raises:
             UsageError: virtual hosts, or the settings of their links, are not possible here.
@@ -148,8 +148,6 @@ class ForkServer(contextlib.AbstractContextManager["ForkServer"]):
         if self._network is None or self._network.poll() is not None or self._network.cluster != cluster:
             self._close_network()
             self._network = VirtualNetwork(cluster)
-            for warning in self._network.report.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
         return self._network
 
     def start(
