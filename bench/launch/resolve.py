@@ -91,6 +91,10 @@ def check(options: RunConfig) -> RunConfig:
         lr_scaling=parts.compressor.traits.default_lr_scaling,
     )
     _check_together(config, parts)
+    if config.stop_at_target and config.target_accuracy is None:
+        raise UsageError("--stop-at-target needs a target; add --target-accuracy, such as 0.95")
+    if config.steps and not isinstance(config.eval_every, int):
+        raise UsageError(f"--eval-every {config.eval_every} is no number of steps; with --steps, give a whole number")
     return config
 
 

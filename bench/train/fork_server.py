@@ -48,7 +48,7 @@ POLL_S = 0.02
 
 StartMethod = Literal["fork", "spawn"]
 # Files of the namespaces that a host's ranks enter, and environment variables for the ranks.
-Host = tuple[Sequence[Path], Mapping[str, str]]
+HostSettings = tuple[Sequence[Path], Mapping[str, str]]
 
 
 def main(module: str, connection: int) -> None:
@@ -79,7 +79,7 @@ def main(module: str, connection: int) -> None:
 def run(
     module: str,
     folder: RunFolder,
-    hosts: Sequence[Host],
+    hosts: Sequence[HostSettings],
     ranks_per_host: int,
     start_method: StartMethod,
     grace_s: float,
@@ -115,7 +115,12 @@ def run(
 
 
 def _start(
-    module: str, folder: RunFolder, hosts: Sequence[Host], index: int, ranks_per_host: int, start_method: StartMethod
+    module: str,
+    folder: RunFolder,
+    hosts: Sequence[HostSettings],
+    index: int,
+    ranks_per_host: int,
+    start_method: StartMethod,
 ) -> PContext:
     """Start the ranks of the host with this index; the other arguments are those of `run`."""
     namespaces, variables = hosts[index]

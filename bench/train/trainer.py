@@ -140,7 +140,7 @@ class Trainer:
         self._losses: list[torch.Tensor] = []
 
     def run(self) -> None:
-        """Train to the end of the run, with evaluations and checkpoints in between.
+        """Train to the end of the run, or to the target with `stop_at_target`; evaluate and checkpoint in between.
 
         Raises:
             Diverged: the loss, or the gradients of too many steps in a row, are infinite or NaN.
@@ -149,7 +149,8 @@ class Trainer:
         while self.step < self.total_steps:
             self.train_until(min(self._evaluate_at, self._checkpoint_at))
             if self.step >= self._evaluate_at:
-                self._evaluate()
+                if self._evaluate() == "ok":
+                    return
                 self._evaluate_at = self._due(self.config.eval_every)
             if self.step >= self._checkpoint_at and self.step < self.total_steps:
                 self._checkpoint_at = self._due(self.config.checkpoint_every)
@@ -210,17 +211,22 @@ class Trainer:
             },
         )
 
-    def _due(self, every: int, *, at_multiple: bool = False) -> int:
+    def _due(self, every: float, *, at_multiple: bool = False) -> int:
         """Return the optimizer step at which the next evaluation or checkpoint is due, at most the run's last step.
 
         Args:
-            every: number of epochs (with --steps: steps) until then; 0 for the run's last step.
+            every: number of epochs (with --steps: steps) until then; 0 for the run's last step. With a part of an
+                epoch, the step is the first one at or after the next multiple of this part.
             at_multiple: True to return the next step that is a multiple of `every`.
         """
-        every *= 1 if self.config.steps else self.steps_per_epoch
-        if not every:
+        period = every * (1 if self.config.steps else self.steps_per_epoch)
+        if not period:
             return self.total_steps
-        return min(self.total_steps, self.step + every - (self.step % every if at_multiple else 0))
+        if at_multiple or not isinstance(every, int):
+            period = max(1.0, period)
+            next_multiple = (math.floor(self.step / period + 1e-9) + 1) * period
+            return min(self.total_steps, math.ceil(next_multiple - 1e-9))
+        return min(self.total_steps, self.step + int(period))
 
     def train_step(self) -> None:
         """Make one training step: load the batch, train on it, and record counts and times."""
@@ -310,7 +316,8 @@ class Trainer:
             )
         self._unchecked = 0
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> str:
+        """Evaluate the model and write a row; return the row's status, "ok" for the run's last row or "running"."""
         times = self.times
         test, train = evaluate(
             self.strategy.model,
@@ -320,9 +327,12 @@ class Trainer:
             self.strategy.loop,
             self.recorder.progress.repeat,
         )
+        target = self.config.target_accuracy if self.config.stop_at_target else None
+        is_last = self.step >= self.total_steps or (target is not None and test.accuracy >= target)
+        status = "ok" if is_last else "running"
         self.recorder.record_evaluation(
             columns={
-                "status": "ok" if self.step >= self.total_steps else "running",
+                "status": status,
                 "epoch": self.step / self.steps_per_epoch,
                 "step": self.step,
                 "train_time_s": self.recorder.train_time_s,
@@ -341,3 +351,4 @@ class Trainer:
         )
         self._losses = []
         self.times = []
+        return status

@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, Lt
+from pydantic import AfterValidator
 from typing_extensions import Doc
 
 from bench.core.config.configuration import (
@@ -275,10 +276,19 @@ class RunConfig(RanksConfig):
         Doc("test accuracy, 0 to 1, whose training time is recorded in time_to_target_s"),
         Flag(MEASUREMENT),
     ] = None
+    stop_at_target: Annotated[
+        bool,
+        Doc("end the run at the first evaluation that reaches --target-accuracy"),
+        Flag(MEASUREMENT, name="--stop-at-target"),
+        Recorded(absent=False),
+    ] = False
     eval_every: Annotated[
-        CountOrZero,
-        Doc("epochs (with --steps: steps) between evaluations; 0: only at the end"),
+        float,
+        Ge(0),
+        Le(MOST),
+        Doc("epochs (with --steps: steps) between evaluations, such as 0.25; 0: only at the end"),
         Flag(MEASUREMENT, chosen="1; with --steps: 0"),
+        AfterValidator(lambda every: int(every) if every.is_integer() else every),  # in CSV files 1, not 1.0
     ] = NOT_GIVEN
     warmup_steps: Annotated[CountOrZero, Doc("steps at the start that are not timed"), Flag(MEASUREMENT)] = 3
     rates_tried: Annotated[
@@ -344,6 +354,8 @@ class RunConfig(RanksConfig):
         # Keep the digests of runs from before these options existed.
         if self.accumulate == 1:
             del identity["accumulate"]
+        if not self.stop_at_target:
+            del identity["stop_at_target"]
         if self.link_trace is None:
             del identity["link_trace"]
         return identity

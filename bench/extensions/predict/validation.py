@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -133,7 +134,7 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     denser_epochs = cast(Compressor, spec.build("compressors", request.compressor)).traits.denser_epochs
     if config.epochs is not None:
         every = min(config.eval_every or config.epochs, config.epochs)
-        if (config.epochs - 1) // every * every < denser_epochs:  # when the last row's interval begins
+        if (math.ceil(config.epochs / every) - 1) * every < denser_epochs:  # when the last row's interval begins
             raise UsageError(
                 f"{request.compressor} sends more in the first {denser_epochs} epochs, to which the timed "
                 "steps of this run belong; use --steps, warmup_epochs=0 or more --epochs"

@@ -211,6 +211,23 @@ def test_a_target_that_is_looked_at_once_is_told_of(length: dict[str, int], warn
     assert any("does not measure the time to the target; add" in note for note in config.notes) == warned
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"stop_at_target": True}, "--stop-at-target needs a target; add --target-accuracy"),
+        ({"steps": 8, "eval_every": 0.5}, "--eval-every 0.5 is no number of steps; with --steps, give a whole"),
+    ],
+)
+def test_a_target_or_an_evaluation_that_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        check(RunConfig(dataset="digits", **options))
+
+
+def test_parts_of_an_epoch_leave_old_digests_as_they_were() -> None:
+    assert RunConfig(eval_every=1.0).to_json() == RunConfig(eval_every=1).to_json()
+    assert "stop_at_target" not in RunConfig().identity()
+
+
 @pytest.mark.parametrize(("length", "warned"), [({"steps": 7}, True), ({"epochs": 7}, True), ({"epochs": 8}, False)])
 def test_checkpoints_that_never_come_are_told_of(length: dict[str, int], warned: bool) -> None:
     config = resolve(RunConfig(dataset="digits", checkpoint_every=7, **length))

@@ -35,6 +35,20 @@ class Among:
         return lambda *_: None
 
 
+def make_trainer(strategy: Among, recorder: mock.Mock, profiler: mock.Mock | None = None, **config: Any) -> Trainer:
+    return Trainer(
+        config=make_config(batch_size=4, **config),
+        strategy=cast(BoundStrategy, strategy),
+        dataset=cast(Any, spec.build("datasets", "digits")),
+        train=PART,
+        test=PART,
+        recorder=cast(Recorder, recorder),
+        device=torch.device("cpu"),
+        save=mock.Mock(),
+        profiler=profiler,
+    )
+
+
 @pytest.mark.parametrize(
     ("steps_of_all", "profile", "timed"),
     [
@@ -49,17 +63,48 @@ def test_a_slow_rank_is_timed_from_the_step_of_all_on(
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     recorder, profiler = mock.Mock(measuring=contextlib.nullcontext), mock.Mock(step_num=0)
     profiler.step.side_effect = lambda: setattr(profiler, "step_num", profiler.step_num + 1)
-    trainer = Trainer(
-        config=make_config(batch_size=4, steps=100, epochs=None, warmup_steps=7, profile=profile),
-        strategy=cast(BoundStrategy, Among(steps_of_all)),
-        dataset=cast(Any, spec.build("datasets", "digits")),
-        train=PART,
-        test=PART,
-        recorder=cast(Recorder, recorder),
-        device=torch.device("cpu"),
-        save=mock.Mock(),
-        profiler=profiler if profile else None,
+    trainer = make_trainer(
+        Among(steps_of_all),
+        recorder,
+        profiler if profile else None,
+        steps=100,
+        epochs=None,
+        warmup_steps=7,
+        profile=profile,
     )
     trainer.train_until(16)
     assert trainer.own_steps == 16 // steps_of_all
     assert len(trainer.times) == timed
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs", "steps"),
+    [
+        (0.25, 1, [2, 4, 6, 8]),
+        (0.3, 2, [3, 5, 8, 10, 12, 15, 16]),  # the first step at or after each multiple of 2.4 steps, and the last
+        (0.01, 1, [1, 2, 3, 4, 5, 6, 7, 8]),  # at most once per step
+        (1, 2, [8, 16]),
+        (0, 2, [16]),
+    ],
+)
+def test_evaluations_come_at_parts_of_an_epoch(
+    every: float, epochs: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    monkeypatch.setattr("bench.train.trainer.evaluate", lambda *_: [mock.Mock(accuracy=0.5)] * 2)
+    recorder = mock.Mock(measuring=contextlib.nullcontext)
+    make_trainer(Among(1), recorder, world_size=2, epochs=epochs, steps=None, eval_every=every).run()
+    written = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
+    assert [columns["step"] for columns in written] == steps
+    assert [columns["status"] for columns in written] == ["running"] * (len(steps) - 1) + ["ok"]
+
+
+def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    accuracies = iter([0.5, 0.5, 0.8, 0.8, 0.9, 0.9])
+    monkeypatch.setattr("bench.train.trainer.evaluate", lambda *_: [mock.Mock(accuracy=next(accuracies)) for _ in "ab"])
+    recorder = mock.Mock(measuring=contextlib.nullcontext)
+    target = {"target_accuracy": 0.8, "stop_at_target": True}
+    make_trainer(Among(1), recorder, world_size=2, epochs=3, steps=None, eval_every=1, **target).run()
+    written = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
+    assert [(columns["step"], columns["status"]) for columns in written] == [(8, "running"), (16, "ok")]
