@@ -15,6 +15,7 @@ from bench.core.schema import METRICS
 from bench.report import comparison, gates, groups, store, tables, verdict
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
 from bench.report.comparison_table import answer_table, comparison_table, shared_settings
+from bench.report.statistics import SeedRule
 
 MEANING = "Meaning"
 INPUT = "Input"
@@ -82,6 +83,14 @@ def compare(
             rich_help_panel=MEANING,
         ),
     ] = None,
+    rule: Annotated[
+        SeedRule,
+        typer.Option(
+            help="fixed: the number of seeds was chosen before the first run. anytime: seeds were added until the "
+            "result was clear; only seeds that both rows have are compared.",
+            rich_help_panel=MEANING,
+        ),
+    ] = "fixed",
     by: Annotated[
         list[str] | None,
         typer.Option(
@@ -197,7 +206,14 @@ def compare(
     are_timed = any(row["samples_per_s"] is not None for row in rows)
     metric = metric or ("time_to_target_s" if target else "samples_per_s" if are_timed else "test_accuracy")
     compared = comparison.compare(
-        rows, baseline=baseline, metric=metric, by=_parts(by), where=conditions, targets=_parts(target), sort=sort
+        rows,
+        baseline=baseline,
+        metric=metric,
+        by=_parts(by),
+        where=conditions,
+        targets=_parts(target),
+        sort=sort,
+        rule=rule,
     )
     judged = gates.check(compared, limits)
     if reference is not None:
@@ -250,6 +266,7 @@ def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[s
                 table,
                 metric=compared.metric.name,
                 baseline=compared.baseline.title,
+                rule=compared.rule,
                 settings=shared_settings(compared),
                 verdict=list(table.answer),
                 warnings=[*table.cautions, *warnings],

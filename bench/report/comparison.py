@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from bench.core.errors import UsageError
 from bench.core.schema import Column
+from bench.report.anytime import Conclusion
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
 from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
-from bench.report.statistics import Effect, Significance, difference, holm, improvement, judge
+from bench.report.statistics import Effect, SeedRule, difference, holm, improvement, judge
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.targets import (
     TO_TARGET,
@@ -99,6 +100,7 @@ class Comparison:
         repeated: runs that were chosen among several runs of one configuration and seed.
         ambiguity: a sentence for the user if the choice of the baseline was not clear, for example because several rows
             match ``--baseline``; otherwise None.
+        rule: the rule by which rows were judged.
     """
 
     metric: Column
@@ -108,6 +110,7 @@ class Comparison:
     unfinished: list[Run]
     repeated: list[Run]
     ambiguity: str | None
+    rule: SeedRule = "fixed"
 
     @property
     def groups(self) -> list[RunGroup]:
@@ -144,6 +147,7 @@ def compare(
     where: Sequence[Condition] = (),
     targets: Sequence[str] = (),
     sort: str | None = None,
+    rule: SeedRule = "fixed",
 ) -> Comparison:
     """Compare every configuration with one baseline.
 
@@ -157,6 +161,8 @@ def compare(
         targets: accuracies to reach, as ``targets.find_target`` reads them; if empty, each run's own
             ``--target-accuracy``.
         sort: the column that orders the candidates, the best first; None keeps the order of appearance.
+        rule: "fixed" if the number of seeds was chosen before the first run; "anytime" if seeds were added until the
+            result was clear. "anytime" compares only seeds that both rows have.
 
     Raises:
         UsageError: a column is unknown, no row matches the baseline, a target cannot be read, or no finished run has a
@@ -191,10 +197,11 @@ def compare(
         unfinished=[run for run in selected if (run["config_id"], run["seed"]) not in seeds],
         rows=[
             ComparedRow(group=chosen, gain=itself, accuracy=itself, cpu=itself, further=further),
-            *_compared(chosen, candidates, column, to_reach),
+            *_compared(chosen, candidates, column, to_reach, rule),
         ],
         repeated=repeated,
         ambiguity=ambiguity,
+        rule=rule,
     )
 
 
@@ -293,7 +300,7 @@ def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target
 
 
 def _compared(
-    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, to_reach: Sequence[Target]
+    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, to_reach: Sequence[Target], rule: SeedRule
 ) -> list[ComparedRow]:
     def divergence_forbids(verdict: ComparisonVerdict, number: int) -> bool:
         # A verdict on accuracy must not ignore that the side that it favours diverged more often.
@@ -301,15 +308,24 @@ def _compared(
             return diverges_more_often(baseline, candidates[number])
         return verdict in ("same", "higher") and diverges_more_often(candidates[number], baseline)
 
-    accuracies = [difference(baseline.values("test_accuracy"), each.values("test_accuracy")) for each in candidates]
+    is_paired = rule == "anytime"
+    accuracies = [
+        difference(*_values(baseline, each, "test_accuracy", rule), paired=is_paired, rule=rule) for each in candidates
+    ]
     accuracy = _findings(
         candidates, accuracies, same=SAME_ACCURACY, words=("higher", "lower"), forbids=divergence_forbids
     )
     first, *others = to_reach
-    gains = accuracy if metric.name == "test_accuracy" else _gains(baseline, candidates, metric, first, len(to_reach))
-    further = [_gains(baseline, candidates, metric, target, len(to_reach)) for target in others]
-    known = baseline.values(CPU) if metric.name in _OF_A_STEP else []
-    costs = [improvement(known, candidate.values(CPU), higher_is_better=False) for candidate in candidates]
+    gains = (
+        accuracy if metric.name == "test_accuracy" else _gains(baseline, candidates, metric, first, len(to_reach), rule)
+    )
+    further = [_gains(baseline, candidates, metric, target, len(to_reach), rule) for target in others]
+    costs = [
+        improvement(*_values(baseline, each, CPU, rule), higher_is_better=False, paired=is_paired, rule=rule)
+        if metric.name in _OF_A_STEP
+        else None
+        for each in candidates
+    ]
     cpu = _findings(candidates, costs, same=SAME_FACTOR, words=("faster", "slower"))
     return [
         ComparedRow(
@@ -323,6 +339,17 @@ def _compared(
     ]
 
 
+def _values(baseline: RunGroup, candidate: RunGroup, column: str, rule: SeedRule) -> tuple[list[float], list[float]]:
+    # The rule "anytime" compares seeds that both have, in the order of the seeds.
+    if rule == "fixed":
+        return baseline.values(column), candidate.values(column)
+    theirs, ours = (
+        {run["seed"]: float(run[column]) for run in side.runs_with(column)} for side in (baseline, candidate)
+    )
+    seeds = sorted(theirs.keys() & ours.keys())
+    return [theirs[seed] for seed in seeds], [ours[seed] for seed in seeds]
+
+
 def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
     """Return True if a larger share of seeds diverged for the candidate than for the baseline."""
     mine, theirs = ((len(each.diverged), len(each.ok) + len(each.diverged)) for each in (candidate, baseline))
@@ -330,17 +357,21 @@ def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
 
 
 def _gains(
-    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int
+    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int, rule: SeedRule
 ) -> list[Finding]:
     # The metric is not accuracy. With several targets, ``tables`` is their number.
     words: tuple[ComparisonVerdict, ComparisonVerdict] = (
         ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     )
     if metric.name not in TO_TARGET:
-        known, higher = baseline.values(metric.name), metric.better == "higher"
-        counted = metric.group == "wire" and metric.deterministic
         effects = [
-            improvement(known, each.values(metric.name), higher_is_better=higher, counted=counted)
+            improvement(
+                *_values(baseline, each, metric.name, rule),
+                higher_is_better=metric.better == "higher",
+                paired=rule == "anytime",
+                counted=metric.group == "wire" and metric.deterministic,
+                rule=rule,
+            )
             for each in candidates
         ]
         return _findings(candidates, effects, same=SAME_FACTOR, words=words)
@@ -348,7 +379,7 @@ def _gains(
     ours = [needs(candidate, metric.name, target) for candidate in candidates]
     return _findings(
         candidates,
-        [gain(theirs, each) for each in ours],
+        [gain(theirs, each, rule) for each in ours],
         same=SAME_FACTOR,
         words=words,
         tables=tables,
@@ -387,7 +418,7 @@ def _findings(
         forbids: called with a verdict and the index of a candidate; True if this candidate must not get this verdict,
             which then is "unclear".
     """
-    verdicts: dict[Significance, ComparisonVerdict] = {
+    verdicts: dict[Conclusion, ComparisonVerdict] = {
         "above": words[0], "below": words[1], "same": "same", "unclear": "unclear",
     }  # fmt: skip
     findings = []

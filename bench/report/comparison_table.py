@@ -169,8 +169,11 @@ def _table(
 
 
 def _notes(comparison: Comparison, texts: Sequence[str]) -> list[str]:
+    interval = "[low, high]: 95 % interval over seeds"
+    if comparison.rule == "anytime":
+        interval += ", valid after each added seed (rule: anytime)"
     signs = {
-        "[low, high]: 95 % interval over seeds": any("[" in text for text in texts),
+        interval: any("[" in text for text in texts),
         "±: standard deviation over seeds": any("±" in text for text in texts),
         "~: from a formula, or estimated": any(text.lstrip("≥").startswith("~") for text in texts),
     }

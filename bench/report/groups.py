@@ -66,8 +66,8 @@ class RunGroup:
         """True if no run compresses: all send every element of the gradients in 16 or 32 bits."""
         return all(run["compressor"].partition(":")[0] in DENSE for run in self.runs)
 
-    def values(self, column: str) -> list[float]:
-        """Return the known values of a column, at most one per successful run.
+    def runs_with(self, column: str) -> list[Run]:
+        """Return the successful runs whose value of a column is known.
 
         In column ``exposed_s`` (the exchange that does not overlap with backward), a value above the run's
         ``step_time_s`` counts as unknown, because the two timers contradict each other. Rows of older versions contain
@@ -76,7 +76,11 @@ class RunGroup:
         known = [run for run in self.ok if run[column] is not None]
         if column == "exposed_s":
             known = [run for run in known if run["step_time_s"] is None or run[column] <= run["step_time_s"]]
-        return [float(run[column]) for run in known]
+        return known
+
+    def values(self, column: str) -> list[float]:
+        """Return the known values of a column, at most one per successful run."""
+        return [float(run[column]) for run in self.runs_with(column)]
 
     def estimate(self, column: str) -> MeanEstimate | None:
         """Return the mean of a column over seeds with its 95 % interval, or None if no seed has a value."""

@@ -15,12 +15,16 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from bench.report import anytime
+from bench.report.anytime import Conclusion
+
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # with fewer seeds an interval is too wide to be useful
 MOST_SEEDS = 50
 _ROUNDING = 1e-9  # a spread smaller than this share of the value is rounding
 
-Significance = Literal["above", "below", "same", "unclear"]
+# "fixed": the number of seeds was chosen before the first run. "anytime": seeds may be added until the result is clear.
+SeedRule = Literal["fixed", "anytime"]
 
 
 def two_sided_p(t: float, degrees: float) -> float:
@@ -91,7 +95,12 @@ def estimate(values: Sequence[float]) -> MeanEstimate | None:
 
 
 def difference(
-    baseline: Sequence[float], candidate: Sequence[float], *, paired: bool = False, counted: bool = False
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    *,
+    paired: bool = False,
+    counted: bool = False,
+    rule: SeedRule = "fixed",
 ) -> Effect | None:
     """Return the mean of the candidate's values minus the mean of the baseline's values, with interval and p-value.
 
@@ -103,6 +112,8 @@ def difference(
         counted: the values are counts that do not depend on the seed, so a difference without any spread has a p-value
             of 0. For other values, a spread of zero over a few seeds is a coincidence or due to the coarse steps of
             accuracy; the p-value is then the probability that random values are in this order.
+        rule: "anytime" makes interval and p-value of paired values valid even if seeds are added until the result is
+            clear; it needs more seeds.
 
     Returns:
         None if a side has no value.
@@ -113,10 +124,16 @@ def difference(
     sizes = [len(values) for values in sides]
     (theirs, their_variance), (ours, our_variance) = map(_mean_and_variance, sides)
     value = ours - theirs
-    if min(sizes) < 2:
+    if min(sizes) < 2 or (rule == "anytime" and not paired and not counted):
         return Effect(value=value, low=None, high=None, p=None)
     if paired:
         differences = [mine - other for other, mine in zip(baseline, candidate, strict=True)]
+        if rule == "anytime" and not counted:
+            low, high = anytime.interval(differences, 1.0 - CONFIDENCE)
+            known = (low, high) if low > -math.inf else (None, None)
+            return Effect(
+                value=value, low=known[0], high=known[1], p=math.exp(-max(0.0, anytime.log_e_value(differences)))
+            )
         variance, degrees = _mean_and_variance(differences)[1] / len(differences), len(differences) - 1.0
     else:
         parts = [their_variance / sizes[0], our_variance / sizes[1]]
@@ -142,6 +159,7 @@ def improvement(
     higher_is_better: bool,
     paired: bool = False,
     counted: bool = False,
+    rule: SeedRule = "fixed",
 ) -> Effect | None:
     """Return the factor by which the candidate is better than the baseline, above 1 if it is better.
 
@@ -154,6 +172,7 @@ def improvement(
         higher_is_better: if False, the side with the lower mean is better.
         paired: as for `difference`.
         counted: as for `difference`.
+        rule: as for `difference`.
 
     Returns:
         None if a side has no value, or if any value is zero or negative.
@@ -161,7 +180,7 @@ def improvement(
     if min((*baseline, *candidate), default=0.0) <= 0.0:
         return None
     logs = [[math.log(value) for value in values] for values in (baseline, candidate)]
-    effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired, counted=counted)
+    effect = difference(*(logs if higher_is_better else logs[::-1]), paired=paired, counted=counted, rule=rule)
     if effect is None:
         return None
     low, high = (None if bound is None else _factor(bound) for bound in (effect.low, effect.high))
@@ -186,7 +205,7 @@ def holm(p_values: Sequence[float | None], *, tables: int = 1) -> list[float | N
     return adjusted
 
 
-def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Significance:
+def judge(effect: Effect, *, same: tuple[float, float], p: float | None) -> Conclusion:
     """Return the conclusion that an effect allows.
 
     Args:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from bench.core.errors import UsageError
 from bench.report.columns import BYTES_TO_TARGET, format_number
 from bench.report.groups import RunGroup
-from bench.report.statistics import Effect, MeanEstimate, estimate, improvement
+from bench.report.statistics import Effect, MeanEstimate, SeedRule, estimate, improvement
 from bench.report.store import Row, interval_steps
 
 TIME = "time_to_target_s"
@@ -173,20 +173,29 @@ def common_budget(baseline: Sequence[Need], candidate: Sequence[Need]) -> float:
     return min((need.budget for need in both if has_missed and need.budget is not None), default=math.inf)
 
 
-def gain(baseline: Sequence[Need], candidate: Sequence[Need]) -> Effect | None:
+def gain(baseline: Sequence[Need], candidate: Sequence[Need], rule: SeedRule = "fixed") -> Effect | None:
     """Return the factor by which the candidate needs fewer seconds or bytes to target than the baseline.
 
     Each seed's need is limited to the common budget. Needs are compared in pairs if both sides have the same seeds.
+
+    Args:
+        baseline: the needs of the baseline's seeds.
+        candidate: the needs of the candidate's seeds.
+        rule: "anytime" compares only seeds that both sides have, in a way that allows to add seeds until it is clear.
 
     Returns:
         None if no seed of either side reached the target within the common budget, or if a seed that missed the target
         has an unknown budget.
     """
-    budget = common_budget(baseline, candidate)
     sides = [sorted(side, key=lambda need: need.seed) for side in (baseline, candidate)]
+    if rule == "anytime":
+        common = {need.seed for need in baseline} & {need.seed for need in candidate}
+        sides = [[need for need in side if need.seed in common] for side in sides]
+    budget = common_budget(*sides)
     amounts = [[budget if need.amount is None else min(need.amount, budget) for need in side] for side in sides]
     is_unknown = any(need.amount is None and need.budget is None for side in sides for need in side)
     if is_unknown or all(amount == budget for side in amounts for amount in side):
         return None
     seeds, others = ([need.seed for need in side] for side in sides)
-    return improvement(*amounts, higher_is_better=False, paired=seeds == others and len(set(seeds)) == len(seeds))
+    are_pairs = seeds == others and len(set(seeds)) == len(seeds)
+    return improvement(*amounts, higher_is_better=False, paired=are_pairs, rule=rule)

@@ -11,7 +11,7 @@ from bench.report import targets
 from bench.report.columns import format_effect, format_factor, format_points, format_value
 from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, ComparedRow, Comparison
 from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
-from bench.report.statistics import FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
+from bench.report.statistics import CONFIDENCE, FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
 from bench.report.store import Run, grouped, interval_steps
 
 _LISTED = 3
@@ -169,17 +169,14 @@ def caveats(comparison: Comparison) -> Iterator[str]:
     )
     if texts := [f"{run.title}, {run.ending} ({run['run_id']})" for run in comparison.unfinished]:
         yield f"not in the table, because they did not finish: {_first_of(texts)}"
-    for group in groups:
-        if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
-            yield (
-                f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
-                "not data-parallel training, and its accuracy is that of one rank's model"
-            )
+    yield from implausible(comparison)
     if found := differing(comparison):
         yield (
             f"the rows differ in {', '.join(found.values())}, so a difference between them may come from that; "
             "choose comparable rows with --where"
         )
+    if any(run["stop_at_target"] for _, run in runs):
+        yield "runs with --stop-at-target ended at their target, so their accuracies are not those of a whole training"
     if others := [group for group in groups if group.distinct("link_warnings")]:
         where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
         yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
@@ -258,6 +255,51 @@ def _sent_at_first(comparison: Comparison) -> Iterator[str]:
             f"averaged over the whole run, {_first_of(sent)} times the bytes per step shown (early steps compress "
             "less); --metric bytes_to_target counts whole runs"
         )
+
+
+def implausible(comparison: Comparison) -> Iterator[str]:
+    """Yield warnings about ranks that drifted apart, runs that do not learn, and methods that learn suspiciously fast.
+
+    A method that loses information should not need fewer samples than a dense baseline with the same tuning.
+    Source: MLPerf's reference convergence points, which bound from below the samples that a run may need.
+    """
+    for group in comparison.groups:
+        if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
+            yield (
+                f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
+                "not data-parallel training, and its accuracy is that of one rank's model"
+            )
+        if seeds := [str(run["seed"]) for run in group.ok if _is_frozen(run)]:
+            yield (
+                f"{group.short}: the training loss did not fall (seeds: {', '.join(seeds)}), so nothing was learned "
+                "and its speed says nothing; check --lr and the method"
+            )
+    baseline = comparison.baseline
+    for group in (row.group for row in comparison.candidates):
+        if group.is_dense or not baseline.is_dense or group.distinct("rates_tried") != baseline.distinct("rates_tried"):
+            continue
+        theirs, ours = ({run["seed"]: _samples_to(comparison, run) for run in each.ok} for each in (baseline, group))
+        pairs = [(theirs[seed], ours[seed]) for seed in sorted(theirs.keys() & ours.keys())]
+        known = [(their, own) for their, own in pairs if their and own]
+        sides = [float(their) for their, _ in known], [float(own) for _, own in known]
+        effect = improvement(*sides, higher_is_better=False, paired=True, rule=comparison.rule)
+        if effect and effect.p is not None and effect.p < 1.0 - CONFIDENCE and effect.value > SAME_FACTOR[1]:
+            yield (
+                f"{group.short} needed {format_factor(effect.value)} times fewer samples to the target than "
+                f"{baseline.short}, although it loses information; tune the learning rate of both (bench tune) before "
+                "you trust its lead"
+            )
+
+
+def _is_frozen(run: Run) -> bool:
+    losses = [row["train_loss"] for row in run.rows if row["train_loss"] is not None]
+    return len(losses) > 1 and losses[-1] >= losses[0]
+
+
+def _samples_to(comparison: Comparison, run: Run) -> int | None:
+    target = comparison.targets[0].accuracy or run["target_accuracy"]
+    reached = (row["samples"] for row in run.rows if target and (row["test_accuracy"] or 0.0) >= target)
+    return next(reached, None)
 
 
 def _ends_shortly(run: Run) -> bool:

@@ -19,6 +19,15 @@ def test_a_group_that_mixes_configurations_says_so(tmp_path: Path) -> None:
     assert any("averages runs that differ in compressor, collective" in sentence for sentence in caveats(comparison))
 
 
+def test_runs_that_stopped_at_their_target_have_no_final_accuracy(tmp_path: Path) -> None:
+    stopped = [row | {"stop_at_target": True} for row in TOPK]
+    says = [
+        any("--stop-at-target" in text for text in caveats(compared(tmp_path, [*DENSE, *rows])))
+        for rows in (TOPK, stopped)
+    ]
+    assert says == [False, True]
+
+
 def test_one_seed_is_unclear_and_says_what_to_do(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [*fake_seeds([100.0]), *topk_seeds([900.0, 910.0, 905.0])])
     assert comparison.rows[1].gain.verdict == "unclear"
@@ -164,3 +173,34 @@ def test_epochs_on_one_side_and_steps_on_the_other_are_other_work(tmp_path: Path
     assert "epochs" not in shared
     assert "steps" not in shared
     assert shared["batch_size"] == "32"
+
+
+def with_losses(rows: list[dict[str, Any]], losses: list[float]) -> list[dict[str, Any]]:
+    """Return each row as a run with one evaluation per loss."""
+    return [
+        row | {"step": 10 * place, "train_loss": loss, "status": "ok" if place == len(losses) else "running"}
+        for row in rows
+        for place, loss in enumerate(losses, 1)
+    ]
+
+
+@pytest.mark.parametrize(("losses", "is_told"), [([2.3, 2.3], True), ([2.3, 2.4], True), ([2.3, 0.4], False)])
+def test_a_loss_that_does_not_fall_is_told(tmp_path: Path, losses: list[float], *, is_told: bool) -> None:
+    comparison = compared(tmp_path, [*with_losses(DENSE, [2.3, 0.3]), *with_losses(TOPK, losses)])
+    sentences = [text for text in caveats(comparison) if "the training loss did not fall" in text]
+    assert bool(sentences) == is_told
+    assert all(text.startswith("topk: ") for text in sentences)
+
+
+@pytest.mark.parametrize(("samples", "tuned", "is_told"), [(500, 0, True), (1000, 0, False), (500, 5, False)])
+def test_a_lossy_method_that_needs_fewer_samples_is_told(
+    tmp_path: Path, samples: int, tuned: int, *, is_told: bool
+) -> None:
+    seeds = range(6)
+    dense = [fake_row(seed=seed, samples=1000 + seed) for seed in seeds]
+    sparse = [
+        fake_row(seed=seed, samples=samples + seed, compressor="topk", collective="allgather", rates_tried=tuned)
+        for seed in seeds
+    ]
+    comparison = compared(tmp_path, [*dense, *sparse], metric="time_to_target_s")
+    assert any("times fewer samples to the target than none" in text for text in caveats(comparison)) == is_told

@@ -259,3 +259,24 @@ def test_without_a_row_in_fp32_that_in_bf16_is_the_baseline_and_without_both_it_
     comparison = compare(stored(tmp_path, [*sparse, *topk_seeds([1.0], compressor="sign")]), metric="test_accuracy")
     assert comparison.ambiguity is not None
     assert comparison.ambiguity.startswith("no row uses none or bf16 or torch_bf16, so the baseline is topk")
+
+
+def test_the_anytime_rule_compares_common_seeds_and_needs_more_of_them(tmp_path: Path) -> None:
+    speeds = {"none": [100.0, 101.0, 99.0, 100.0, 102.0], "topk": [150.0, 152.0, 149.0, 151.0, 153.0]}
+    rows = [
+        fake_row(seed=seed, samples_per_s=speed, compressor=name)
+        for name, of_seeds in speeds.items()
+        for seed, speed in enumerate(of_seeds)
+    ]
+    fixed, anytime = (compared(tmp_path, rows, rule=rule).rows[1].gain for rule in ("fixed", "anytime"))
+    assert fixed.verdict == anytime.verdict == "faster"
+    assert fixed.effect is not None
+    assert anytime.effect is not None
+    assert anytime.effect.value == pytest.approx(fixed.effect.value)
+    few = [row for row in rows if row["seed"] < 3]
+    verdicts = [compared(tmp_path, few, rule=rule).rows[1].gain.verdict for rule in ("fixed", "anytime")]
+    assert verdicts == ["faster", "unclear"]
+    others = [row if row["compressor"] == "none" else row | {"seed": row["seed"] + 3} for row in rows]
+    shared = compared(tmp_path, others, rule="anytime").rows[1].gain.effect
+    assert shared is not None
+    assert shared.value == pytest.approx((150.0 * 152.0 / (100.0 * 102.0)) ** 0.5)  # seeds 3 and 4
