@@ -38,6 +38,7 @@ BUILT_IN = {
 # This project's extensions by their commands; an installation may lack them.
 EXTENSIONS = {
     "tune": "bench.extensions.tune",
+    "decide": "bench.extensions.decide",
     "collectives": "bench.extensions.microbenchmarks",
     "compressors": "bench.extensions.microbenchmarks",
     "calibrate": "bench.extensions.predict",

@@ -83,9 +83,9 @@ def takes(
             function(options, **given)  # type: ignore[call-arg]
 
         def panel(parameter: inspect.Parameter) -> int:
-            if parameter.annotation is typer.Context:
-                return -1  # it comes first and is not shown
-            return configuration.panels.index(parameter.annotation.__metadata__[0].rich_help_panel)
+            note = getattr(parameter.annotation, "__metadata__", (None,))[0]  # the context has none and is not shown
+            heading = getattr(note, "rich_help_panel", None)
+            return configuration.panels.index(heading) if heading in configuration.panels else -1  # own panels first
 
         parameters = sorted([*declared, *own], key=panel)
         command.__doc__ = function.__doc__

@@ -81,20 +81,21 @@ class Ending:
     was_heard: bool = True
 
 
-def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Started:
+def launch(config: RanksConfig, folder: RunFolder, server: ForkServer, module: str | None = None) -> Started:
     """Start a job's ranks on this machine, or on virtual hosts, whose links have been measured; return the job.
 
     Args:
         config: number and placement of the ranks.
         folder: the job's folder; gets the measurements of the links.
-        server: starts the ranks if all of them are on this machine; every rank runs the module `server.module`.
+        server: starts the ranks if all of them are on this machine.
+        module: name of the module that every rank runs; None: that of the server.
 
     Raises:
         UsageError: this machine does not support virtual hosts, or does not support the configured links.
         RunFailed: the network of the virtual hosts could not be set up.
     """
     if config.nnodes > 1:
-        return start(*agent(config, folder, server.module), folder.log)
+        return start(*agent(config, folder, module or server.module), folder.log)
     network = None
     if config.cluster is not None:
         network = server.network(Cluster.from_dict(config.cluster))
@@ -103,7 +104,12 @@ def launch(config: RanksConfig, folder: RunFolder, server: ForkServer) -> Starte
         for warning in network.report.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     return server.start(
-        folder, num_ranks=config.world_size, threads=config.threads, device=config.device, network=network
+        folder,
+        num_ranks=config.world_size,
+        threads=config.threads,
+        device=config.device,
+        network=network,
+        module=module,
     )
 
 

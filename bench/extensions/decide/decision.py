@@ -1,0 +1,202 @@
+"""Decisions: compare each method with the baseline in time to the target and in accuracy, seed by seed.
+
+The time to the target of a seed is composed: the sum over the steps of its trajectory of the measured duration of such
+a step on the link. The step times of both methods are shared by all seeds, so their error widens the interval of the
+ratio, with a part of alpha of its own.
+"""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from bench.extensions.decide.step_times import StepTimes
+from bench.extensions.decide.trajectory import Trajectory
+from bench.report.anytime import interval, judge_log_ratios
+from bench.report.statistics import two_sided_quantile
+
+TimeVerdict = Literal["faster", "slower", "same", "open"]
+AccuracyVerdict = Literal["within", "below", "open"]
+
+# Part of alpha that is spent on the error of the step times.
+SHARED_PART = 0.2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecisionRule:
+    """The rule by which methods are compared.
+
+    Attributes:
+        alpha: probability of a wrong verdict on any method; it is divided by the number of candidates.
+        num_candidates: number of methods that are compared with the baseline.
+        same: factors of time from 1 / same to same make no practical difference.
+        accuracy_margin: loss of test accuracy that is accepted, as a share.
+    """
+
+    alpha: float
+    num_candidates: int
+    same: float
+    accuracy_margin: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeedTime:
+    """The time that one seed needed to reach the target.
+
+    Attributes:
+        seed: the seed.
+        seconds: seconds of training until the target, or of the whole training if the target was missed.
+        reached: True if the seed reached the target.
+        origin: "composed" from a trajectory and step times, or "measured" in a whole run on the link.
+        num_steps: optimizer steps until then.
+    """
+
+    seed: int
+    seconds: float
+    reached: bool
+    origin: Literal["composed", "measured"]
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What has been measured of one method.
+
+    Attributes:
+        method: name of the method.
+        trajectories: the finished trainings, one per seed.
+        step_times: the duration of the method's steps on the link.
+        whole_runs: trainings on the link, one per seed. If there are any, times come from them, not from step times.
+    """
+
+    method: str
+    trajectories: list[Trajectory]
+    step_times: StepTimes | None = None
+    whole_runs: list[Trajectory] = dataclasses.field(default_factory=list)
+
+    @property
+    def times(self) -> list[SeedTime]:
+        """The time that each seed needed to reach the target."""
+        if self.whole_runs or self.step_times is None:
+            return [_seed_time(run, run.train_time_s, "measured") for run in self.whole_runs]
+        composed = [(each, self.step_times.training_s(each.steps)) for each in self.trajectories]
+        return [_seed_time(each, seconds, "composed") for each, seconds in composed]
+
+    @property
+    def steps(self) -> dict[float, int]:
+        """The number of steps until the target, of all seeds together, by the bytes sent in each step."""
+        summed: dict[float, int] = {}
+        for nbytes, number in (pair for each in self.trajectories for pair in each.steps.items()):
+            summed[nbytes] = summed.get(nbytes, 0) + number
+        return summed
+
+
+def _seed_time(trajectory: Trajectory, seconds: float, origin: Literal["composed", "measured"]) -> SeedTime:
+    return SeedTime(
+        seed=trajectory.seed,
+        seconds=seconds,
+        reached=trajectory.num_to_target is not None,
+        origin=origin,
+        num_steps=sum(trajectory.steps.values()),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodDecision:
+    """The comparison of one method with the baseline, after any number of seeds.
+
+    Attributes:
+        method: name of the method.
+        num_seeds: seeds with which the method was trained.
+        num_missed: how many of them missed the target.
+        factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds;
+            None if there is no pair.
+        low, high: bounds of the factor; 0 and infinity as long as there are too few pairs.
+        verdict: the conclusion about the time.
+        accuracy: mean difference of final accuracy (method minus baseline), as a share; None if there is no pair.
+        accuracy_low, accuracy_high: bounds of the difference.
+        accuracy_verdict: "within" the accepted loss, "below" it, or "open".
+    """
+
+    method: str
+    num_seeds: int
+    num_missed: int
+    factor: float | None
+    low: float
+    high: float
+    verdict: TimeVerdict
+    accuracy: float | None
+    accuracy_low: float
+    accuracy_high: float
+    accuracy_verdict: AccuracyVerdict
+
+
+def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> list[float]:
+    """Return log(baseline's time / candidate's time) for each seed that both have.
+
+    A seed with which the baseline missed the target is left out. A seed with which only the candidate missed it counts
+    as not faster: at most 0, and less if the candidate trained for longer than the baseline needed.
+    """
+    ours = {each.seed: each for each in candidate}
+    pairs = [(each, ours[each.seed]) for each in baseline if each.reached and each.seed in ours]
+    ratios = [(math.log(theirs.seconds / own.seconds), own.reached) for theirs, own in pairs]
+    return [ratio if reached else min(0.0, ratio) for ratio, reached in ratios]
+
+
+def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float:
+    """Return the largest error of the mean log ratio that comes from the measured step times.
+
+    Both methods were timed in the same blocks. Each block gives a log ratio of the times of an average training; the
+    error is the half width of Student's interval of their mean. It is 0 if the times come from whole runs, and infinite
+    if there is only one block.
+
+    Args:
+        baseline: what was measured of the baseline.
+        candidate: what was measured of the method.
+        alpha: probability that the error is larger.
+    """
+    theirs, ours = baseline.step_times, candidate.step_times
+    if theirs is None or ours is None or candidate.whole_runs:
+        return 0.0
+    ratios = [
+        math.log(theirs.training_s(baseline.steps, block) / ours.training_s(candidate.steps, block))
+        for block in range(len(theirs.seconds))
+    ]
+    if len(ratios) < 2:
+        return math.inf
+    return two_sided_quantile(alpha, len(ratios) - 1) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+
+
+def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> MethodDecision:
+    """Return the decision about one method from the seeds so far."""
+    alpha = rule.alpha / rule.num_candidates
+    error = shared_error(baseline, candidate, alpha * SHARED_PART)
+    for_seeds = alpha * (1.0 - SHARED_PART) if error else alpha
+    ratios = log_ratios(baseline.times, candidate.times)
+    verdict = judge_log_ratios(ratios, alpha=for_seeds, same=math.log(rule.same), shared_error=error)
+    words: dict[str, TimeVerdict] = {"above": "faster", "below": "slower", "same": "same"}
+    low, high = interval(ratios, for_seeds)
+    ours = {each.seed: each.accuracy for each in candidate.trajectories}
+    pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
+    differences = [own - theirs for theirs, own in pairs if theirs is not None and own is not None]
+    worst, best = interval(differences, alpha)
+    accuracy_verdict: AccuracyVerdict = "open"
+    if best < -rule.accuracy_margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
+        accuracy_verdict = "below"  # or only this method diverged
+    elif worst > -rule.accuracy_margin:
+        accuracy_verdict = "within"
+    times = candidate.times
+    return MethodDecision(
+        method=candidate.method,
+        num_seeds=len(times),
+        num_missed=sum(not each.reached for each in times),
+        factor=math.exp(statistics.fmean(ratios)) if ratios else None,
+        low=math.exp(low - error) if low > -math.inf else 0.0,
+        high=math.exp(high + error) if high < math.inf else math.inf,
+        verdict=words.get(verdict, "open"),
+        accuracy=statistics.fmean(differences) if differences else None,
+        accuracy_low=worst,
+        accuracy_high=best,
+        accuracy_verdict=accuracy_verdict,
+    )

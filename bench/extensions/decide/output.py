@@ -1,0 +1,214 @@
+"""Output of `bench decide`: the answer in one sentence, a table, a picture and files."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from bench.cli.console import table_of
+from bench.core.files import writing
+from bench.core.run_folder import write_json
+from bench.core.units import format_rate, format_seconds
+from bench.extensions.decide.decision import MethodDecision
+from bench.extensions.decide.search import StudyResult
+from bench.report.columns import NOTHING, format_factor, format_interval, format_number, format_points
+from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, write_ticks
+
+
+def sentences(answer: StudyResult) -> list[str]:
+    """Return the answer: first one sentence that starts with Yes, No or Open, then what is open and what it costs."""
+    baseline, target = answer.evidence[0].method, f"{format_number(answer.target * 100)} %"
+    faster = [each for each in answer.decisions if each.verdict == "faster"]
+    kept = [each for each in faster if each.accuracy_verdict != "below"]
+    still_open = [each for each in answer.decisions if each.verdict == "open"]
+    if best := max(kept or faster, key=lambda each: each.factor or 0.0, default=None):
+        head = "Yes" if kept else "Yes, but less accurate"
+        first = (
+            f"{head}: {best.method} reaches {target} {_times(best)} sooner than {baseline} on this link, decided after "
+            f"{_seeds(best.num_seeds)}; accuracy {_accuracy_words(best)}."
+        )
+    elif still_open:
+        nearest = max(still_open, key=lambda each: each.factor or 0.0)
+        reached = (
+            f"reaches {target} {_times(nearest)} as soon as {baseline}" if nearest.factor else f"never reached {target}"
+        )
+        first = f"Open: {nearest.method} {reached} on this link, not decided after {_seeds(nearest.num_seeds)}."
+    else:
+        first = f"No: no method reaches {target} sooner than {baseline} on this link."
+    found = [first]
+    if answer.stopped and still_open:
+        cost = f", at about {format_seconds(answer.next_seed_s)} per further seed" if answer.next_seed_s else ""
+        found.append(f"Open {answer.stopped}: {', '.join(each.method for each in still_open)}{cost}.")
+    if not answer.checks and not answer.evidence[0].whole_runs:
+        found.append("Times are composed and were not checked by whole runs on this link.")
+    elif worst := max(answer.checks, key=lambda each: abs(each.deviation), default=None):
+        seen = f"a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}"
+        beside = f"composed were {format_seconds(worst.composed_s)} ({worst.deviation:+.1%})"
+        used = ", so whole runs of all methods count instead" if answer.evidence[0].whole_runs else ""
+        found.append(f"Check: {seen}, {beside}{used}.")
+    if any(not each.reached for each in answer.evidence[0].times):
+        missed = sum(not each.reached for each in answer.evidence[0].times)
+        found.append(
+            f"The baseline missed the target with {missed} of {_seeds(len(answer.evidence[0].times))}, which are left "
+            "out of the factors."
+        )
+    return found
+
+
+def _seeds(number: int) -> str:
+    return f"{number} {'seed' if number == 1 else 'seeds'}"
+
+
+def _times(decision: MethodDecision) -> str:
+    return format_interval(f"{format_factor(decision.factor or 0.0)}x", *_bounds(decision))
+
+
+def _bounds(decision: MethodDecision) -> tuple[str | None, str | None]:
+    is_known = decision.low > 0.0 and decision.high < math.inf
+    return (format_factor(decision.low), format_factor(decision.high)) if is_known else (None, None)
+
+
+def _points(decision: MethodDecision) -> str:
+    if decision.accuracy is None:
+        return NOTHING
+    is_known = decision.accuracy_low > -math.inf
+    bounds = (format_points(decision.accuracy_low), format_points(decision.accuracy_high)) if is_known else (None, None)
+    return format_interval(format_points(decision.accuracy), *bounds)
+
+
+def _accuracy_words(decision: MethodDecision) -> str:
+    words = {"within": "within the margin", "below": "below the margin", "open": "still open"}
+    return f"{_points(decision)} points, {words[decision.accuracy_verdict]}"
+
+
+def print_answer(answer: StudyResult, console: Console) -> None:
+    """Print the sentences and the table."""
+    for sentence in sentences(answer):
+        console.print(sentence, soft_wrap=True, markup=False)
+    origin = "whole runs on the link" if answer.evidence[0].whole_runs else "composed of trajectories and step times"
+    headings = ["reached", "to target", f"sooner than {answer.evidence[0].method}", "time", "accuracy"]
+    rows = []
+    for evidence in answer.evidence:
+        times = evidence.times
+        decision = next((each for each in answer.decisions if each.method == evidence.method), None)
+        reached = [each.seconds for each in times if each.reached]
+        row = [
+            evidence.method,
+            f"{len(reached)}/{len(times)}",
+            format_seconds(sum(reached) / len(reached)) if reached else NOTHING,
+        ]
+        if decision is None:
+            row += [NOTHING, "baseline", NOTHING]
+        else:
+            row += [
+                _times(decision) if decision.factor else NOTHING,
+                decision.verdict,
+                NOTHING
+                if decision.accuracy is None
+                else f"{format_points(decision.accuracy)} {decision.accuracy_verdict}",
+            ]
+        rows.append(row)
+    console.print(table_of(("method",), headings, rows))
+    note = f"times: {origin}, means over seeds that reached the target; accuracy: percentage points"
+    console.print(note, soft_wrap=True, markup=False)
+    if answer.faster_up_to:
+        limits = [f"{method} {_rate(answer, rate)}" for method, rate in answer.faster_up_to.items()]
+        console.print(f"faster up to: {', '.join(sorted(limits))}", soft_wrap=True, markup=False)
+
+
+def _rate(answer: StudyResult, rate: float) -> str:
+    return f"over {format_rate(max(answer.rates_tried))}" if rate == math.inf else format_rate(rate)
+
+
+def to_dict(answer: StudyResult) -> dict[str, Any]:
+    """Return the answer as JSON values; bounds that are not known are null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, dict):
+            return {name: finite(each) for name, each in value.items()}
+        return [finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+    content = {
+        "answer": sentences(answer),
+        "target_accuracy": answer.target,
+        "rule": dataclasses.asdict(answer.rule),
+        "base": answer.study.base,
+        "methods": answer.study.methods,
+        "decisions": [dataclasses.asdict(each) for each in answer.decisions],
+        "checks": [dataclasses.asdict(each) | {"deviation": each.deviation} for each in answer.checks],
+        "faster_up_to_bps": answer.faster_up_to,
+        "stopped": answer.stopped,
+        "warnings": answer.warnings,
+    }
+    return dict(finite(content))
+
+
+def rows_of(answer: StudyResult) -> list[dict[str, Any]]:
+    """Return one row per method and seed, with both parts of a composed time: steps, and the mean step time."""
+    return [
+        {
+            "method": evidence.method,
+            "seed": each.seed,
+            "origin": each.origin,
+            "reached": each.reached,
+            "steps": each.num_steps,
+            "mean_step_time_s": each.seconds / each.num_steps,
+            "time_to_target_s": each.seconds if each.reached else None,
+            "train_time_s": each.seconds,
+            "test_accuracy": accuracy,
+        }
+        for evidence in answer.evidence
+        for each, accuracy in zip(evidence.times, _accuracies(evidence.times, evidence.trajectories), strict=True)
+    ]
+
+
+def _accuracies(times: Sequence[Any], trajectories: Sequence[Any]) -> list[float | None]:
+    known = {each.seed: each.accuracy for each in trajectories}
+    return [known.get(each.seed) for each in times]
+
+
+def write_files(answer: StudyResult, folder: Path) -> None:
+    """Write `decision.json`, `decision.csv` and `decision.svg` to the study's folder."""
+    write_json(folder / "decision.json", to_dict(answer))
+    with writing(folder / "decision.csv"):
+        pd.DataFrame(rows_of(answer)).to_csv(folder / "decision.csv", index=False, lineterminator="\n")
+    with applied():
+        save(picture(answer), folder / "decision.svg")
+
+
+def picture(answer: StudyResult) -> Picture:
+    """Return a picture of the factors with their intervals; each dot is a seed."""
+    from bench.extensions.decide.decision import log_ratios
+
+    baseline, *candidates = answer.evidence
+    figure, (axes,) = new_figure(height=0.9 + 0.45 * len(candidates), title=f"Time to {answer.target:.4g} accuracy")
+    handles: dict[str, Any] = {}
+    names = []
+    for place, (evidence, decision) in enumerate(zip(candidates, answer.decisions, strict=True)):
+        ratios = [math.exp(each) for each in log_ratios(baseline.times, evidence.times)]
+        handles["one seed"] = axes.scatter(ratios, [place] * len(ratios), color="0.6", s=14, zorder=2)
+        if decision.factor is not None:
+            low, high = (decision.low, decision.high) if _bounds(decision)[0] else (decision.factor, decision.factor)
+            handles["mean, with its interval"] = axes.errorbar(
+                decision.factor,
+                place,
+                xerr=[[decision.factor - low], [high - decision.factor]],
+                fmt="o",
+                color=PALETTE[1 + place % (len(PALETTE) - 1)],
+                capsize=3,
+                zorder=3,
+            )
+        names.append(f"{evidence.method}: {decision.verdict}")
+    axes.axvline(1.0, color="0.3", linewidth=0.8)
+    axes.axvspan(1 / answer.rule.same, answer.rule.same, color="0.9", zorder=0)
+    axes.set(xscale="log", yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    axes.set_xlabel(f"times sooner than {baseline.method}")
+    write_ticks(axes, "x")
+    alt = " ".join(sentences(answer))
+    return with_legend(figure, handles, alt)

@@ -1,0 +1,328 @@
+"""The search for an answer: train seed by seed, time the steps on the link, and stop when every method is decided."""
+
+import dataclasses
+import itertools
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.cli.console import LiveLine
+from bench.core.config.configuration import short_digest
+from bench.core.config.run import RunConfig
+from bench.core.units import format_seconds, parse_rate
+from bench.extensions.decide.decision import DecisionRule, Evidence, MethodDecision, decide
+from bench.extensions.decide.step_times import StepTimes, StoredTimes, levels_of, measure_step_times
+from bench.extensions.decide.study import LINK_OPTIONS, TIME_DEPENDENT, Method, Study, train_missing
+from bench.extensions.decide.trajectory import Trajectory, find_trajectories
+from bench.launch.jobs.fork_server import ForkServer
+from bench.report.comparison import compare
+from bench.report.verdict import implausible
+
+# A composed time that differs by more than this from the time of a whole run is not used.
+LARGEST_DEVIATION = 0.10
+# Seeds whose whole runs are trained even if the time is over.
+FEWEST_SEEDS = 3
+LONGEST_TIMING_S = 20.0
+# Multiples of the link's rate at which the steps are also timed, to find the rate up to which a method is faster.
+RATE_FACTORS = (4.0, 16.0)
+BLOCKS_PER_RATE = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkCheck:
+    """A whole run on the link, beside the time that was composed for the same method and seed.
+
+    Attributes:
+        method: name of the method.
+        seed: the seed.
+        composed_s: composed seconds to the target.
+        measured_s: measured seconds to the target.
+    """
+
+    method: str
+    seed: int
+    composed_s: float
+    measured_s: float
+
+    @property
+    def deviation(self) -> float:
+        """The composed time relative to the measured one, minus 1."""
+        return self.composed_s / self.measured_s - 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """The answer of a study.
+
+    Attributes:
+        study: the study.
+        target: test accuracy to reach, from 0 to 1.
+        rule: the rule by which methods were compared.
+        evidence: what was measured of each method, the baseline first.
+        decisions: the decision about each method except the baseline.
+        checks: whole runs on the link, if any.
+        faster_up_to: for each method that is faster on this link, the highest rate in bit/s at which it is still
+            faster; infinity if it is faster at all rates that were measured. Methods whose rate is unknown are missing.
+        rates_tried: rates of the link in bit/s at which steps were timed, from low to high.
+        stopped: reason why open methods got no further seeds; empty if all are decided.
+        next_seed_s: seconds that one more seed of all open methods would take; None if unknown.
+        warnings: sentences about results that should not be trusted.
+    """
+
+    study: Study
+    target: float
+    rule: DecisionRule
+    evidence: list[Evidence]
+    decisions: list[MethodDecision]
+    checks: list[LinkCheck]
+    faster_up_to: dict[str, float]
+    rates_tried: list[float]
+    stopped: str
+    next_seed_s: float | None
+    warnings: list[str]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Search:
+    """Trains and measures until every method is decided, the seeds are used up, or the time is over.
+
+    Attributes:
+        study: the study.
+        methods: its methods with their configurations, the baseline first.
+        rule: the rule by which methods are compared.
+        folder: folder of the study.
+        server: starts the ranks of runs.
+        live: shows the progress.
+        ends_at: time of `time.monotonic` after which no seed is added.
+        checks: True to train the baseline and the best method once on the link.
+    """
+
+    study: Study
+    methods: list[Method]
+    rule: DecisionRule
+    folder: Path
+    server: ForkServer
+    live: LiveLine
+    ends_at: float
+    checks: bool
+
+    def run(self, seeds: Sequence[int]) -> StudyResult:
+        """Return the answer; everything that was measured is kept in the folder, and used again by the next call.
+
+        Args:
+            seeds: the seeds to use, in order.
+
+        Raises:
+            Interrupted: the user stopped the command.
+            RunFailed: a run failed for another reason than divergence, or steps could not be timed.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.study.store(self.folder)
+        self._target: float = self.methods[0].trajectory.target_accuracy or 1.0
+        self._whole = any(m.on_link.strategy.partition(":")[0] in TIME_DEPENDENT for m in self.methods)
+        self._times: dict[str, StepTimes] = {}
+        self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
+        done: list[int] = []
+        stopped, next_seed_s = "", None
+        while True:
+            began = time.monotonic()
+            done.append(seeds[len(done)])
+            self._train(done[-1], self._open(done[:-1]))
+            if not (self._times or self._whole):
+                self._times = self._time_steps(self.methods, self.folder / "step-times.json", LONGEST_TIMING_S)
+                began = time.monotonic()
+            next_seed_s = time.monotonic() - began
+            decisions = self._decisions(done)
+            self.live.say(_state(done, decisions))
+            open_methods = [each.method for each in decisions if each.verdict == "open"]
+            if not open_methods:
+                break
+            if len(done) == len(seeds):
+                stopped = f"after {len(done)} seeds (--max-seeds)"
+                break
+            if time.monotonic() + next_seed_s > self.ends_at:
+                stopped = "when the time was over (--budget)"
+                break
+        checks = self._check(done, decisions) if self.checks and not self._whole else []
+        if any(abs(check.deviation) > LARGEST_DEVIATION for check in checks):
+            self._whole = True
+            for number, seed in enumerate(done):
+                if number >= FEWEST_SEEDS and time.monotonic() > self.ends_at:
+                    stopped = "when the time was over (--budget)"
+                    break
+                self._train(seed, self.methods)
+            decisions = self._decisions(done)
+        evidence = [self._evidence(method, done) for method in self.methods]
+        rates_tried, faster_up_to = self._rates(evidence, decisions)
+        return StudyResult(
+            study=self.study,
+            target=self._target,
+            rule=self.rule,
+            evidence=evidence,
+            decisions=decisions,
+            checks=checks,
+            faster_up_to=faster_up_to,
+            rates_tried=rates_tried,
+            stopped=stopped,
+            next_seed_s=next_seed_s if stopped else None,
+            warnings=self._warnings(evidence),
+        )
+
+    def _open(self, seeds: Sequence[int]) -> list[Method]:
+        """Return the baseline and the methods that are not decided by these seeds."""
+        if not seeds:
+            return self.methods
+        is_open = {each.method for each in self._decisions(seeds) if each.verdict == "open"}
+        return [method for method in self.methods if method is self.methods[0] or method.name in is_open]
+
+    def _train(self, seed: int, methods: Sequence[Method]) -> None:
+        """Train the methods with one seed, in random order; on the link if only whole runs count."""
+        order = random.Random(f"{self.study.digest} {seed}")
+        configs = [dataclasses.replace(m.trajectory, seed=seed) for m in order.sample(list(methods), len(methods))]
+        names = {m.trajectory.config_id: m.name for m in methods} | {m.on_link.config_id: m.name for m in methods}
+
+        def show(config: RunConfig, line: dict[str, Any]) -> None:
+            if "evaluated" not in line:
+                parts = [f"seed {config.seed}, {names[config.config_id]}", f"epoch {line['epoch']:.1f}"]
+                self.live.update(parts, total=line["total_steps"], completed=line["step"])
+
+        train_missing(configs, self.folder / "trajectories", self.server, show)
+        if self._whole:
+            configs = [dataclasses.replace(m.on_link, seed=seed) for m in order.sample(list(methods), len(methods))]
+            train_missing(configs, self.folder / "whole-runs", self.server, show)
+
+    def _evidence(self, method: Method, seeds: Sequence[int]) -> Evidence:
+        def found(config: RunConfig, folder: str) -> list[Trajectory]:
+            configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
+            new = [each for each in configs if each.digest not in self._known]
+            self._known |= find_trajectories(new, self.folder / folder, self._target)
+            return [self._known[each.digest] for each in configs if each.digest in self._known]
+
+        return Evidence(
+            method=method.name,
+            trajectories=found(method.trajectory, "trajectories"),
+            step_times=self._times.get(method.name),
+            whole_runs=found(method.on_link, "whole-runs") if self._whole else [],
+        )
+
+    def _decisions(self, seeds: Sequence[int]) -> list[MethodDecision]:
+        baseline, *candidates = (self._evidence(method, seeds) for method in self.methods)
+        return [decide(baseline, candidate, self.rule) for candidate in candidates]
+
+    def _time_steps(
+        self, methods: Sequence[Method], path: Path, max_s: float, max_blocks: int = 200
+    ) -> dict[str, StepTimes]:
+        """Return the stored step times of the methods on their link, or measure and store them."""
+        configs = {method.name: method.on_link for method in methods}
+        stored = StoredTimes(path, short_digest([config.config_id for config in configs.values()]))
+        if (times := stored.read()) is not None:
+            return times
+        first = {method.name: self._evidence(method, [method.trajectory.seed]) for method in methods}
+        levels = {name: levels_of(evidence.trajectories[0].intervals) for name, evidence in first.items()}
+        times = measure_step_times(
+            configs,
+            levels,
+            self.server,
+            max_s=max_s,
+            max_blocks=max_blocks,
+            on_block=lambda number: self.live.update([f"step times on the link, block {number}"], total=None),
+        )
+        stored.write(times)
+        return times
+
+    def _check(self, seeds: Sequence[int], decisions: Sequence[MethodDecision]) -> list[LinkCheck]:
+        """Train the baseline and the best method once on the link, and compare with their composed times."""
+        best = max(decisions, key=lambda each: each.factor or 0.0).method
+        checks = []
+        for method in (self.methods[0], next(each for each in self.methods if each.name == best)):
+            times = [each for each in self._evidence(method, seeds).times if each.reached]
+            if not times:
+                continue
+            config = dataclasses.replace(method.on_link, seed=times[0].seed)
+
+            def show(_: RunConfig, line: dict[str, Any], name: str = method.name) -> None:
+                if "evaluated" not in line:
+                    self.live.update(
+                        [f"whole run of {name} on the link"], total=line["total_steps"], completed=line["step"]
+                    )
+
+            train_missing([config], self.folder / "whole-runs", self.server, show)
+            (whole,) = find_trajectories([config], self.folder / "whole-runs", self._target).values()
+            check = LinkCheck(
+                method=method.name,
+                seed=whole.seed,
+                composed_s=times[0].seconds,
+                measured_s=whole.train_time_s,
+            )
+            checks.append(check)
+            self.live.say(
+                f"check on the link: {check.method}, seed {check.seed}: composed {format_seconds(check.composed_s)}, "
+                f"measured {format_seconds(check.measured_s)} ({check.deviation:+.1%})"
+            )
+        return checks
+
+    def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
+        """Return sentences about trajectories that cannot be trusted."""
+        rows = [row for each in evidence for trajectory in each.trajectories for row in trajectory.run.rows]
+        baseline = self.methods[0].trajectory.config_id
+        targets = [f"{self._target:g}"]
+        return list(
+            implausible(compare(rows, baseline=baseline, metric="test_accuracy", targets=targets, rule="anytime"))
+        )
+
+    def _rates(
+        self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]
+    ) -> tuple[list[float], dict[str, float]]:
+        """Time the steps also at higher rates of the link, if all its directions have one rate.
+
+        Returns:
+            the rates in bit/s, and for each method that is faster on this link the highest rate at which it still is
+        """
+        rate = self.study.base.get("bandwidth")
+        faster = {each.method for each in decisions if each.verdict == "faster"}
+        others = [name for name in LINK_OPTIONS - {"bandwidth", "hosts", "ranks_per_host"} if self.study.base.get(name)]
+        if not (rate and faster) or others or self._whole or time.monotonic() > self.ends_at:
+            return [], {}
+        wanted = [m for m in self.methods if m is self.methods[0] or m.name in faster]
+        factors: dict[str, list[float]] = {name: [] for name in faster}
+        rates = [parse_rate(rate) * factor for factor in (1.0, *RATE_FACTORS)]
+        for number, bps in enumerate(rates):
+            times = self._times
+            if number:
+                study = dataclasses.replace(self.study, base=self.study.base | {"bandwidth": f"{bps:.0f}bit"})
+                on_link = {method.name: method.on_link for method in study.plan(self.server)}
+                methods = [dataclasses.replace(method, on_link=on_link[method.name]) for method in wanted]
+                path = self.folder / f"step-times-{bps:.0f}bps.json"
+                times = self._time_steps(methods, path, LONGEST_TIMING_S, BLOCKS_PER_RATE)
+            known = [each for each in evidence if each.method in times]
+            trained = {e.method: times[e.method].training_s(e.steps) / len(e.trajectories) for e in known}
+            for name in faster:
+                factors[name].append(trained[self.methods[0].name] / trained[name])
+        return rates, {name: crossing(rates, each) for name, each in factors.items()}
+
+
+def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
+    """Return the rate at which a factor falls to 1, interpolated on logarithmic scales; infinity if it never does.
+
+    Args:
+        rates: rates in bit/s, from low to high.
+        factors: how many times sooner a method is at each rate.
+    """
+    for (low, high), (above, below) in zip(itertools.pairwise(rates), itertools.pairwise(factors), strict=True):
+        if above > 1.0 >= below:
+            share = math.log(above) / math.log(above / below)
+            return float(low * (high / low) ** share)
+    return math.inf if factors[-1] > 1.0 else rates[0]
+
+
+def _state(seeds: Sequence[int], decisions: Sequence[MethodDecision]) -> str:
+    """Return one line with the state of every method after these seeds."""
+    parts = []
+    for each in decisions:
+        factor = "never at the target" if each.factor is None else f"{each.factor:.2f}x"
+        bounds = f" [{each.low:.2f}, {each.high:.2f}]" if each.low > 0.0 and each.high < float("inf") else ""
+        parts.append(f"{each.method} {factor}{bounds} {each.verdict}")
+    return f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}: {'; '.join(parts)}"

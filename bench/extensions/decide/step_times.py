@@ -1,0 +1,194 @@
+"""Step times: how long a training step of each method takes on a link, at each density with which the method sends.
+
+One job on the link holds all methods and times them in interleaved blocks, so that slow and fast periods of the machine
+affect all methods equally. Times are means, because means add up to the time of a training and medians do not.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from typing_extensions import Doc
+
+from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED
+from bench.core.config.run import RanksConfig, RunConfig
+from bench.core.errors import RunFailed
+from bench.core.run_folder import read_json, write_json
+from bench.launch.jobs import torchrun
+from bench.launch.jobs.failure import WatchdogTimeouts
+from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.run import measure
+
+WORKER = "bench.extensions.decide.step_times_worker"
+MOST_LEVELS = 8
+# Densities within this factor of each other are one level.
+SAME_LEVEL = 1.02
+PRECISION = 0.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimesConfig(RanksConfig):
+    """The configuration of a job that times steps; the program fills in all fields."""
+
+    methods: Annotated[
+        tuple[dict[str, Any], ...],
+        Doc("configuration of a run with each method, as `dataclasses.asdict`"),
+        NOT_RECORDED,
+    ] = ()
+    starts: Annotated[
+        tuple[list[int], ...], Doc("for each method, the step of the training at which each level begins"), NOT_RECORDED
+    ] = ()
+    precision: Annotated[float, Doc("wanted half width of each mean's interval, as a share of the mean")] = PRECISION
+    max_blocks: Annotated[int, Doc("largest number of blocks")] = 200
+    max_s: Annotated[float, Doc("seconds after which the job makes no further block")] = NOT_GIVEN
+
+
+@dataclasses.dataclass(frozen=True)
+class DensityLevel:
+    """Steps of a training that send about equally many bytes.
+
+    Attributes:
+        nbytes: mean bytes that a rank sends in such a step.
+        step: one such step of the training, counted from 0.
+    """
+
+    nbytes: float
+    step: int
+
+
+def levels_of(intervals: Sequence[tuple[int, int, float]]) -> list[DensityLevel]:
+    """Group the steps of a training into at most `MOST_LEVELS` levels by the bytes that they send.
+
+    Args:
+        intervals: for each interval between two evaluations, (step at which it begins, number of steps, mean bytes that
+            a rank sends in one of these steps).
+    """
+    groups = [[each] for each in sorted(intervals, key=lambda each: each[2])]
+
+    def distance(number: int) -> float:  # between a group and the next one, as the log of a factor
+        below, above = groups[number][-1][2], groups[number + 1][0][2]
+        return math.log(above / below) if below > 0 else (math.inf if above > 0 else 0.0)
+
+    while len(groups) > 1:
+        nearest = min(range(len(groups) - 1), key=distance)
+        if len(groups) <= MOST_LEVELS and distance(nearest) > math.log(SAME_LEVEL):
+            break
+        groups[nearest : nearest + 2] = [groups[nearest] + groups[nearest + 1]]
+    levels = []
+    for group in groups:
+        steps = sum(number for _, number, _ in group)
+        nbytes = sum(number * sent for _, number, sent in group) / steps
+        levels.append(DensityLevel(nbytes=nbytes, step=max(group, key=lambda each: each[1])[0]))
+    return levels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """The measured duration of one method's steps.
+
+    Attributes:
+        nbytes: for each level, the mean bytes that a rank sent in a step.
+        seconds: [blocks][levels] mean duration of a step in seconds.
+    """
+
+    nbytes: list[float]
+    seconds: list[list[float]]
+
+    def training_s(self, steps: Mapping[float, float], block: int | None = None) -> float:
+        """Return the duration of a training in seconds, without evaluations.
+
+        Args:
+            steps: number of steps by the bytes that a rank sends in each of them. The duration of a step is
+                interpolated between the two nearest levels.
+            block: the block whose times are used; None for the means over all blocks.
+        """
+        times = np.mean(self.seconds, axis=0) if block is None else np.asarray(self.seconds[block])
+        order = np.argsort(self.nbytes)
+        each_s = np.interp(list(steps), np.asarray(self.nbytes)[order], times[order])
+        return float(np.dot(each_s, list(steps.values())))
+
+
+def measure_step_times(
+    configs: Mapping[str, RunConfig],
+    levels: Mapping[str, list[DensityLevel]],
+    server: ForkServer,
+    *,
+    max_s: float,
+    on_block: Callable[[int], None],
+    max_blocks: int = 200,
+) -> dict[str, StepTimes]:
+    """Time the steps of all methods in one job, on the link of their configurations.
+
+    Args:
+        configs: complete configuration of a run with each method, by the method's name; all have the same ranks.
+        levels: the levels of each method, by the same names.
+        server: starts the ranks.
+        max_s: seconds after which no further block begins.
+        on_block: called with the number of blocks so far after each block.
+        max_blocks: largest number of blocks.
+
+    Raises:
+        RunFailed: a rank failed or hung, or the network could not be set up.
+        UsageError: this machine does not support virtual hosts.
+        Interrupted: the user stopped the command.
+    """
+    names = list(configs)
+    first = configs[names[0]]
+    ranks = {field.name: getattr(first, field.name) for field in dataclasses.fields(RanksConfig)}
+    config = StepTimesConfig(
+        **ranks,
+        methods=tuple(dataclasses.asdict(configs[name]) for name in names),
+        starts=tuple([level.step for level in levels[name]] for name in names),
+        max_blocks=max_blocks,
+        max_s=max_s,
+    )
+    blocks: list[list[list[float]]] = []
+
+    def take(report: Mapping[str, Any]) -> None:
+        blocks.append(report["block"])
+        on_block(len(blocks))
+
+    measure(
+        "decide",
+        config,
+        lambda folder: torchrun.launch(config, folder, server, WORKER),
+        WatchdogTimeouts.with_job(config),
+        take,
+    )
+    if not blocks:
+        raise RunFailed("no step was timed; raise --budget")
+    found = {}
+    for number, name in enumerate(names):
+        own = [[entry[2:] for entry in block if entry[0] == number] for block in blocks]
+        found[name] = StepTimes(
+            nbytes=[float(sent) for sent in np.mean([[sent for _, sent in block] for block in own], axis=0)],
+            seconds=[[seconds for seconds, _ in block] for block in own],
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTimes:
+    """A file with measured step times, which is read again when the command is repeated.
+
+    Attributes:
+        path: the JSON file.
+        key: identifies what was measured; a file with another key is measured again.
+    """
+
+    path: Path
+    key: str
+
+    def read(self) -> dict[str, StepTimes] | None:
+        """Return the stored step times by method; None if there are none of what `key` identifies."""
+        stored = read_json(self.path)
+        if stored is None or stored.get("key") != self.key:
+            return None
+        return {name: StepTimes(**times) for name, times in stored["methods"].items()}
+
+    def write(self, times: Mapping[str, StepTimes]) -> None:
+        """Store step times."""
+        write_json(self.path, {"key": self.key, "methods": {n: dataclasses.asdict(each) for n, each in times.items()}})

@@ -1,0 +1,149 @@
+"""Worker that times training steps: each rank runs `python -m bench.extensions.decide.step_times_worker FOLDER`.
+
+The worker reads the folder's `config.json`. After every block of measurements, rank 0 appends a line to
+`progress.jsonl`.
+"""
+
+import math
+import random
+import sys
+import time
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from bench.core import spec
+from bench.core.config.run import RunConfig
+from bench.core.errors import BenchError
+from bench.core.run_folder import RunFolder, append_json_line
+from bench.datasets.base import Dataset
+from bench.extensions.decide.step_times import StepTimesConfig
+from bench.report.statistics import estimate
+from bench.strategies.base import BoundStrategy, Setup
+from bench.train.rank import device_time, end_process, gather_json, process_group, rank_main, set_up_device
+from bench.train.record import Recorder
+from bench.train.trainer import Diverged, Trainer
+from bench.train.worker import parts_of, use_batch_scheduling
+from collectives.options import OptionError
+from collectives.transport.base import TransportError
+from compressors.ddp.report import StepReport
+
+# A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together.
+FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15
+FEWEST_BLOCKS = 5
+
+
+class NoRows:
+    """A recorder that records nothing, for steps that are only timed."""
+
+    def count(self, report: StepReport) -> None:
+        """Discard the report of a step."""
+
+
+class TimedMethod:
+    """One method with a model, data and strategy of its own on this rank; every rank must call each method.
+
+    Args:
+        config: the method's complete configuration.
+        starts: for each level of density, a step of the training at which the method sends that much.
+        device: the device on which this rank computes.
+    """
+
+    def __init__(self, config: RunConfig, starts: list[int], device: torch.device) -> None:
+        dataset: Dataset = spec.build("datasets", config.filled["dataset"])
+        torch.manual_seed(config.seed)
+        model = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
+        kinds = ("compressor", "collective", "optimizer")
+        parts = {kind: spec.build(f"{kind}s", config.filled[kind]) for kind in kinds}
+        self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(
+            Setup(config=config, model=model, device=device, **parts)
+        )
+        train, test = parts_of(config)
+        self._trainer = Trainer(
+            config=config,
+            strategy=self.strategy,
+            dataset=dataset,
+            train=train,
+            test=test,
+            recorder=cast(Recorder, NoRows()),
+            device=device,
+            save=lambda *_: None,
+        )
+        self._starts = starts
+        self._device = device
+
+    def time_steps(self, level: int, count: int) -> tuple[float, float]:
+        """Make `count` training steps; return the mean duration of a step in seconds, and the bytes sent per step."""
+        trainer = self._trainer
+        trainer.step = self._starts[level]
+        trainer.train_step()  # not timed: another method has just used the processor's caches
+        sent = self._sent_bytes()
+        dist.barrier()
+        started = device_time(self._device)
+        for _ in range(count):
+            trainer.train_step()
+        dist.barrier()
+        seconds = (device_time(self._device) - started) / count
+        trainer.times.clear()
+        return seconds, (self._sent_bytes() - sent) / count
+
+    def _sent_bytes(self) -> float:
+        return self.strategy.traffic["gradient"].nbytes + self.strategy.traffic["state"].nbytes
+
+
+def run(config: StepTimesConfig, folder: RunFolder) -> None:
+    """Time every method at every level in blocks of random order, until all means are precise or the time is over."""
+    device = set_up_device(config.device, config.threads)
+    if device.type == "cpu":
+        use_batch_scheduling()
+    with process_group(device, config.timeout_s):
+        methods = [
+            TimedMethod(RunConfig(**each), starts, device)
+            for each, starts in zip(config.methods, config.starts, strict=True)
+        ]
+        subjects = [(number, level) for number, starts in enumerate(config.starts) for level in range(len(starts))]
+        order = random.Random(config.seed)
+        counts = dict.fromkeys(subjects, 1)
+        seconds: dict[tuple[int, int], list[float]] = {subject: [] for subject in subjects}
+        began = time.monotonic()
+        for block in range(-1, config.max_blocks):  # the first block fills buffers and finds out how long steps take
+            measured: dict[tuple[int, int], tuple[float, float]] = {}
+            for subject in order.sample(subjects, len(subjects)):
+                measured[subject] = methods[subject[0]].time_steps(subject[1], counts[subject])
+            everyone = gather_json([measured[subject] for subject in subjects])
+            if block < 0:
+                steps = [math.ceil(BLOCK_S / step_s) for step_s, _ in everyone[0]]
+                counts = {s: min(max(FEWEST_STEPS, n), MOST_STEPS) for s, n in zip(subjects, steps, strict=True)}
+                continue
+            entries = []
+            for place, subject in enumerate(subjects):
+                sent = sum(of_rank[place][1] for of_rank in everyone) / len(everyone)
+                seconds[subject].append(everyone[0][place][0])
+                entries.append([*subject, everyone[0][place][0], sent])
+            if dist.get_rank() == 0:
+                append_json_line(folder.progress, {"block": entries})
+            is_over = time.monotonic() - began > config.max_s or are_precise(list(seconds.values()), config.precision)
+            if gather_json(is_over)[0]:
+                break
+        for method in methods:
+            method.strategy.close()
+
+
+def are_precise(of_subjects: list[list[float]], precision: float) -> bool:
+    """Return True if the 95 % interval of every mean is at most plus or minus this share of the mean.
+
+    Args:
+        of_subjects: for each method and level, the mean seconds of a step in each block.
+        precision: share of the mean, above 0.
+    """
+    if len(of_subjects[0]) < FEWEST_BLOCKS:
+        return False
+    means: list[Any] = [estimate(seconds) for seconds in of_subjects]
+    return all(mean.high - mean.mean <= precision * mean.mean for mean in means)
+
+
+main = rank_main(StepTimesConfig, run, (BenchError, Diverged, OptionError, TransportError))
+
+if __name__ == "__main__":
+    end_process(main(sys.argv[1]))

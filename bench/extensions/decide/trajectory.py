@@ -1,0 +1,95 @@
+"""Trajectories: what training with a method and seed reaches after which steps, measured without the emulated link.
+
+The link changes no number of a training whose ranks wait for each other, only its time. So one trajectory serves every
+link.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.core.config.run import RunConfig
+from bench.core.errors import RunFailed
+from bench.launch.sweep_state import by_digest, past_runs
+from bench.report.store import Run, collect_runs, interval_steps, read
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """The training of one method with one seed.
+
+    Attributes:
+        seed: the run's seed.
+        intervals: for each interval between evaluations, (step at which it begins, number of steps, mean bytes that a
+            rank sends in one of these steps).
+        num_to_target: number of intervals until the target was reached; None if it was missed.
+        accuracy: final test accuracy, from 0 to 1; None if the training diverged.
+        train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as
+            measured in this run.
+        run: the run.
+    """
+
+    seed: int
+    intervals: list[tuple[int, int, float]]
+    num_to_target: int | None
+    accuracy: float | None
+    train_time_s: float
+    run: Run
+
+    @property
+    def steps(self) -> dict[float, int]:
+        """The number of steps until the target, or until the end if it was missed, by the bytes sent in each step."""
+        counted: dict[float, int] = {}
+        for _, number, nbytes in self.intervals[: self.num_to_target]:
+            counted[nbytes] = counted.get(nbytes, 0) + number
+        return counted
+
+
+def trajectory_of(run: Run, target: float) -> Trajectory:
+    """Return the trajectory of a finished or diverged run.
+
+    Args:
+        run: the run, with all its evaluations.
+        target: test accuracy to reach, from 0 to 1.
+
+    Raises:
+        RunFailed: the run made no evaluation.
+    """
+    rows = [row for row in run.rows if row["test_accuracy"] is not None and row["payload_bytes_per_step"] is not None]
+    if not rows:
+        raise RunFailed(f"{run.title}: {run['error'] or 'the training ended before its first evaluation'}")
+    ends = [row["step"] for row in rows]
+    numbers = [number or 0 for number in interval_steps(rows)]
+    sent = [row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0) for row in rows]
+    reached = next((place for place, row in enumerate(rows, 1) if row["test_accuracy"] >= target), None)
+    return Trajectory(
+        seed=run["seed"],
+        intervals=[(end - number, number, each) for end, number, each in zip(ends, numbers, sent, strict=True)],
+        num_to_target=None if run.diverged else reached,
+        accuracy=None if run.diverged else rows[-1]["test_accuracy"],
+        train_time_s=rows[(reached or len(rows)) - 1]["train_time_s"],
+        run=run,
+    )
+
+
+def find_trajectories(configs: Sequence[RunConfig], out: Path, target: float) -> dict[str, Trajectory]:
+    """Return the trajectories of finished runs in a folder, by the digest of their configuration.
+
+    Args:
+        configs: the wanted configurations.
+        out: folder of the runs.
+        target: test accuracy to reach, from 0 to 1.
+
+    Raises:
+        RunFailed: a run failed for another reason than divergence.
+    """
+    past = by_digest(past_runs(out))
+    found = {}
+    for digest in dict.fromkeys(config.digest for config in configs):
+        if digest not in past or past[digest].state == "torn":
+            continue
+        (run,) = collect_runs(read([past[digest].folder.metrics]))
+        if not (run.ended_well or run.diverged):
+            raise RunFailed(f"{run.title} {run.ending}: {run['error']}; its logs are in {past[digest].folder.path}")
+        found[digest] = trajectory_of(run, target)
+    return found

@@ -1,0 +1,152 @@
+"""Levels of density, composed times, and the decision that pairs of seeds allow."""
+
+import math
+
+import pytest
+
+from bench.core.schema import METRICS_BY_NAME
+from bench.extensions.decide.decision import SHARED_PART, DecisionRule, Evidence, decide, log_ratios, shared_error
+from bench.extensions.decide.search import crossing
+from bench.extensions.decide.step_times import MOST_LEVELS, DensityLevel, StepTimes, levels_of
+from bench.extensions.decide.trajectory import Trajectory, trajectory_of
+from bench.report.statistics import two_sided_quantile
+from bench.report.store import Run
+from tests.testing.fake_rows import fake_row
+
+RULE = DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01)
+TIMES = StepTimes(nbytes=[100.0, 1000.0], seconds=[[0.01, 0.1], [0.01, 0.1], [0.01, 0.1]])
+
+
+def run_of(accuracies: list[float], seed: int = 1, **values: object) -> Run:
+    """Return a run that evaluates every 10 steps, with 1000 bytes per step before the first evaluation, then 100."""
+    return Run(
+        rows=[
+            dict.fromkeys(METRICS_BY_NAME)
+            | fake_row(
+                seed=seed,
+                step=10 * place,
+                test_accuracy=accuracy,
+                train_time_s=float(place),
+                payload_bytes_per_step=1000.0 if place == 1 else 100.0,
+                state_bytes_per_step=0.0,
+                **{"status": "ok"} | values,
+            )
+            for place, accuracy in enumerate(accuracies, 1)
+        ]
+    )
+
+
+def trajectory(steps: int, seed: int, accuracy: float = 0.95, *, reached: bool = True) -> Trajectory:
+    """Return a training with steps of 100 bytes, at whose end the target is reached or missed."""
+    return Trajectory(
+        seed=seed,
+        intervals=[(0, steps, 100.0)],
+        num_to_target=1 if reached else None,
+        accuracy=accuracy,
+        train_time_s=1.0,
+        run=run_of([accuracy], seed),
+    )
+
+
+def evidence(steps: list[int], times: StepTimes = TIMES, accuracy: float = 0.95) -> Evidence:
+    return Evidence(
+        method="m", trajectories=[trajectory(n, seed, accuracy) for seed, n in enumerate(steps)], step_times=times
+    )
+
+
+def test_a_trajectory_ends_at_its_target() -> None:
+    found = trajectory_of(run_of([0.5, 0.9, 0.8, 0.95]), 0.9)
+    assert found.intervals == [(0, 10, 1000.0), (10, 10, 100.0), (20, 10, 100.0), (30, 10, 100.0)]
+    assert (found.num_to_target, found.steps, found.accuracy, found.train_time_s) == (
+        2,
+        {1000.0: 10, 100.0: 10},
+        0.95,
+        2.0,
+    )
+    missed = trajectory_of(run_of([0.5, 0.6]), 0.9)
+    assert (missed.num_to_target, sum(missed.steps.values()), missed.train_time_s) == (None, 20, 2.0)
+    diverged = trajectory_of(run_of([0.95], status="failed", error="training has diverged"), 0.9)
+    assert (diverged.num_to_target, diverged.accuracy) == (None, None)
+
+
+def test_steps_with_about_equal_bytes_are_one_level() -> None:
+    intervals = [(0, 10, 1000.0), (10, 10, 100.0), (20, 10, 101.0), (30, 30, 99.0)]
+    assert levels_of(intervals) == [
+        DensityLevel(nbytes=pytest.approx(99.6), step=30),
+        DensityLevel(nbytes=1000.0, step=0),
+    ]
+
+
+def test_there_are_at_most_eight_levels() -> None:
+    levels = levels_of([(place, 1, 2.0**place) for place in range(20)])
+    assert len(levels) == MOST_LEVELS
+    assert levels_of([(0, 5, 0.0), (5, 5, 0.0)]) == [DensityLevel(nbytes=0.0, step=0)]
+
+
+def test_the_time_of_a_training_is_the_sum_of_its_steps() -> None:
+    assert TIMES.training_s({100.0: 10, 1000.0: 5}) == pytest.approx(10 * 0.01 + 5 * 0.1)
+    assert TIMES.training_s({550.0: 2}) == pytest.approx(2 * 0.055)  # half way between the levels
+    uneven = StepTimes(nbytes=[100.0], seconds=[[1.0], [3.0]])
+    assert [uneven.training_s({100.0: 2}, block) for block in (0, 1, None)] == [2.0, 6.0, 4.0]
+
+
+def test_a_seed_that_missed_the_target_is_never_faster() -> None:
+    baseline = Evidence(
+        method="b", trajectories=[trajectory(100, 1), trajectory(100, 2), trajectory(100, 3)], step_times=TIMES
+    )
+    candidate = Evidence(
+        method="c",
+        trajectories=[trajectory(50, 1), trajectory(50, 2, reached=False), trajectory(200, 3, reached=False)],
+        step_times=TIMES,
+    )
+    assert log_ratios(baseline.times, candidate.times) == pytest.approx([math.log(2), 0.0, -math.log(2)])
+    missing = Evidence(
+        method="b", trajectories=[trajectory(100, 1, reached=False), trajectory(100, 2)], step_times=TIMES
+    )
+    assert log_ratios(missing.times, candidate.times) == [0.0]  # only the second seed makes a pair
+
+
+def test_the_error_of_shared_step_times_is_that_of_their_ratio() -> None:
+    slow = StepTimes(nbytes=[100.0], seconds=[[0.02], [0.022], [0.018], [0.02]])
+    fast = StepTimes(nbytes=[100.0], seconds=[[0.01], [0.011], [0.009], [0.01]])
+    assert shared_error(evidence([10], slow), evidence([10], fast), 0.01) == pytest.approx(0.0, abs=1e-12)
+    steady = StepTimes(nbytes=[100.0], seconds=[[0.01]] * 4)
+    logs = [math.log(each / 0.01) for each in (0.02, 0.022, 0.018, 0.02)]
+    mean = sum(logs) / 4
+    sd = math.sqrt(sum((each - mean) ** 2 for each in logs) / 3)
+    expected = two_sided_quantile(0.01, 3) * sd / 2
+    assert shared_error(evidence([10], slow), evidence([10], steady), 0.01) == pytest.approx(expected)
+
+
+def test_decisions() -> None:
+    baseline = evidence([100, 104, 98, 102, 100, 99])
+    faster = decide(baseline, evidence([50, 51, 50, 49, 52, 50]), RULE)
+    assert (faster.verdict, faster.num_seeds, faster.num_missed) == ("faster", 6, 0)
+    assert faster.low < 2.0 < faster.high
+    assert decide(baseline, evidence([200, 201, 203, 199, 205, 200]), RULE).verdict == "slower"
+    assert decide(baseline, baseline, RULE).verdict == "same"
+    assert decide(evidence([100, 104]), evidence([50, 51]), RULE).verdict == "open"
+
+
+def test_the_step_times_take_their_part_of_alpha() -> None:
+    noisy = StepTimes(nbytes=[100.0], seconds=[[0.01], [0.03], [0.01], [0.02]])
+    pair = evidence([100] * 8), evidence([60, 61, 60, 59, 62, 60, 61, 60], noisy)
+    wide, narrow = decide(*pair, RULE), decide(pair[0], evidence([60, 61, 60, 59, 62, 60, 61, 60]), RULE)
+    error = shared_error(*pair, RULE.alpha * SHARED_PART)
+    assert wide.verdict == "open"
+    assert narrow.verdict == "faster"
+    assert math.log(wide.high / wide.low) > 2 * error
+
+
+def test_accuracy_is_judged_beside_time() -> None:
+    baseline = evidence([100] * 6, accuracy=0.95)
+    assert decide(baseline, evidence([50] * 6, accuracy=0.948), RULE).accuracy_verdict == "within"
+    assert decide(baseline, evidence([50] * 6, accuracy=0.92), RULE).accuracy_verdict == "below"
+    assert decide(evidence([100] * 2), evidence([50] * 2), RULE).accuracy_verdict == "open"
+
+
+@pytest.mark.parametrize(
+    ("factors", "rate"), [([4.0, 2.0, 1.5], math.inf), ([2.0, 1.0, 0.5], 40e6), ([4.0, 2.0, 0.5], 80e6)]
+)
+def test_the_rate_up_to_which_a_method_is_faster(factors: list[float], rate: float) -> None:
+    assert crossing([10e6, 40e6, 160e6], factors) == pytest.approx(rate)
