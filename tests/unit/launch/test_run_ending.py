@@ -224,7 +224,8 @@ def test_a_target_or_an_evaluation_that_cannot_be_is_refused(options: dict[str, 
 
 
 def test_parts_of_an_epoch_leave_old_digests_as_they_were() -> None:
-    assert RunConfig(eval_every=1.0).to_json() == RunConfig(eval_every=1).to_json()
+    assert RunConfig(eval_every=1.0).digest == RunConfig(eval_every=1).digest
+    assert str(RunConfig(eval_every=1.0).columns()["eval_every"]) == "1"
     assert "stop_at_target" not in RunConfig().identity()
 
 
