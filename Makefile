@@ -23,8 +23,8 @@ demo: $(READY) ## does compression pay on a 50 Mbit/s link? five methods on real
 demo-network: $(READY) ## step time and bytes of ResNet-18 on four virtual hosts at 100 Mbit/s, six methods (under 5 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo_network.sh
 
-check: lint ## check style, types and layers, and run the unit tests
-	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup tests/unit
+check: lint ## check style, types and layers, and run the quick unit tests
+	@$(BIN)/python -m pytest -q -m "not long and not slow" --numprocesses 3 --dist loadgroup tests/unit
 
 test: lint ## check style, types and layers, then run all tests but the long ones
 	@$(BIN)/python -m pytest -q --numprocesses 3 --dist loadgroup

@@ -176,6 +176,7 @@ def test_generated_images_have_the_size_and_classes_asked_for(text: str) -> None
         assert sorted(round_.tolist()) == list(range(dataset.num_classes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [LARGE, "synthetic:size=100,classes=7"])
 def test_a_generated_image_does_not_depend_on_how_many_are_asked_for(text: str) -> None:
     many, _ = build(text).load(NOWHERE, seed=1, train_size=600, test_size=1)

@@ -141,6 +141,7 @@ def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
     assert selection.sum_of_squares(x) == expected[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_and_measure", "add_scaled", "accelerate"])
 @pytest.mark.parametrize("skipped", [0, 3])
 def test_what_is_written_past_the_caches_is_the_same(name: str, skipped: int) -> None:

@@ -59,6 +59,7 @@ def test_it_is_written_in_the_common_style(module: str, code: str, tmp_path: Pat
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "output"), COMMANDS, ids=[line for line, _ in COMMANDS])
 def test_a_command_prints_what_is_shown(line: str, output: list[str], installed: str) -> None:
     answer = execute(*shlex.split(line)[1:], PYTHONPATH=installed)
@@ -71,6 +72,7 @@ def test_a_command_prints_what_is_shown(line: str, output: list[str], installed:
         assert {" ".join(row.split()) for row in output} - {"", "..."} <= printed
 
 
+@pytest.mark.slow
 def test_all_train_together(installed: str, tmp_path: Path) -> None:
     answer = execute(
         "run", "--model", "mlp:hidden=16", "--compressor", "round_robin:slices=4", "--collective", "star",

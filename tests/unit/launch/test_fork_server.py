@@ -26,16 +26,19 @@ def server() -> Iterator[ForkServer]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_function_is_called_in_the_process(server: ForkServer) -> None:
     assert server.call(os.getppid) == os.getpid()
 
 
+@pytest.mark.slow
 def test_what_the_function_raises_is_raised_here(server: ForkServer) -> None:
     with pytest.raises(UsageError, match="nonsense"):
         server.call(parse_size, "nonsense")
     assert server.call(parse_size, "4KiB") == 4096  # the next call works
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_instead_of_answering_is_a_failure() -> None:
     with ForkServer(TRAIN) as server:
         server.warm_up(1)
@@ -66,6 +69,7 @@ def test_what_a_module_prepares_is_there_for_all_ranks_and_its_failure_is_theirs
     assert "ValueError: the data are damaged" in folder.log.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grace_s", [60.0, 0.0])
 def test_ranks_of_other_hosts_may_report_before_the_grace_is_over(
     grace_s: float, server: ForkServer, tmp_path: Path

@@ -56,6 +56,7 @@ def test_a_list_of_nothing_is_refused() -> None:
         split_list(" , ")
 
 
+@pytest.mark.slow
 @given(st.lists(SPECS, min_size=1))
 def test_a_list_of_specs_comes_back(specs: list[Spec]) -> None:
     assert [Spec.parse(text) for text in split_list(",".join(map(str, specs)))] == specs

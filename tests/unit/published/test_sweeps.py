@@ -57,6 +57,7 @@ def wanted(name: str) -> Iterator[Which]:
         yield from ({**which, **link} for which in METHODS.values() for link in LINKS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_figure_of_the_pages_has_exactly_one_configuration(name: str) -> None:
     runs = planned(name)

@@ -14,6 +14,8 @@ from bench.report.page import page, to_html
 from tests.testing.fake_results import everything, fake_run, results
 from tests.testing.fake_rows import fake_row, fake_seeds, topk_seeds
 
+pytestmark = pytest.mark.slow  # each test draws a page with pictures
+
 HOSTILE = "</style><script>alert('x')</script>\" onload=\"x&amp;"
 VOID = {"meta", "br", "wbr", "img", "link", "input", "hr"}
 

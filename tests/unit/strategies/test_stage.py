@@ -139,6 +139,7 @@ def on_devices(
     return losses, gradients, [buffers for _, _, buffers, _ in found], sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pool", "activations", "num_steps"),
     [

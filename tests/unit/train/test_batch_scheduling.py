@@ -28,6 +28,7 @@ print(worker._SCHED_ATTR.unpack(answer.raw)[5])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="batch scheduling is Linux's")
 def test_the_thread_and_those_it_starts_run_in_batch_at_the_same_niceness() -> None:
     ended = subprocess.run([sys.executable, "-c", TAKE_TURNS], capture_output=True, text=True, check=True)
@@ -37,6 +38,7 @@ def test_the_thread_and_those_it_starts_run_in_batch_at_the_same_niceness() -> N
     assert ended.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are Linux's")
 def test_a_policy_that_the_user_chose_is_kept() -> None:
     program = (

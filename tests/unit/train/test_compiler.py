@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -27,6 +29,7 @@ with process_group(torch.device("cpu"), 60):
 """
 
 
+@pytest.mark.slow
 def test_the_compiler_is_imported_when_something_is_compiled(tmp_path: Path) -> None:
     rank = {
         "RANK": "0",
