@@ -6,8 +6,10 @@ The module of a command is imported when the command is called, or when all comm
 """
 
 import ast
+import contextlib
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,15 @@ class Commands(TyperGroup):
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        # Without importing the built-in commands, because that takes long.
+        # Without importing the built-in commands and without reading any command's options, because that takes long.
         for name, (panel, function) in BUILT_IN.items():
             self.commands[name] = TyperCommand(name, help=_docstring(name, function), rich_help_panel=panel)
+        for name in registry.plugins(GROUP).keys() - BUILT_IN:
+            with contextlib.suppress(PluginError):  # `list_commands` warns of it
+                found = _load(name)
+                self.commands[name] = TyperCommand(
+                    name, help=inspect.getdoc(found.function), rich_help_panel=found.panel
+                )
         super().format_help(ctx, formatter)
 
     @override
@@ -100,21 +108,29 @@ class Commands(TyperGroup):
     def _import(self, name: str) -> None:
         if name in self.commands:
             return
-        if name in BUILT_IN:
-            panel, function = BUILT_IN[name]
-            module = importlib.import_module(f"bench.cli.{name}")
-            found = Command(function=getattr(module, function), epilog=module.EXAMPLES, panel=panel)
-        else:
-            loaded = registry.load_plugin(GROUP, name)
-            if not callable(loaded) and not isinstance(loaded, Command):
-                raise PluginError(
-                    f"command '{name}' of {registry.plugins(GROUP)[name].provider} is neither a function nor "
-                    "a bench.cli.commands.Command"
-                )
-            found = loaded if isinstance(loaded, Command) else Command(function=loaded)
+        found = _load(name)
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
         alone.command(name, epilog=found.epilog or None, rich_help_panel=found.panel)(found.function)
         self.commands[name] = typer.main.get_command(alone)
+
+
+def _load(name: str) -> Command:
+    """Import a command's module and return the command.
+
+    Raises:
+        PluginError: the module cannot be imported, or the entry point names no command.
+    """
+    if name in BUILT_IN:
+        panel, function = BUILT_IN[name]
+        module = importlib.import_module(f"bench.cli.{name}")
+        return Command(function=getattr(module, function), epilog=module.EXAMPLES, panel=panel)
+    loaded = registry.load_plugin(GROUP, name)
+    if not callable(loaded) and not isinstance(loaded, Command):
+        raise PluginError(
+            f"command '{name}' of {registry.plugins(GROUP)[name].provider} is neither a function nor "
+            "a bench.cli.commands.Command"
+        )
+    return loaded if isinstance(loaded, Command) else Command(function=loaded)
 
 
 def _docstring(command: str, function: str) -> str | None:  # read from the command's file

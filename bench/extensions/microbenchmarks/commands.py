@@ -14,17 +14,7 @@ from bench.core import spec
 from bench.core.errors import Interrupted, RunFailed
 from bench.core.rows import RowWriter
 from bench.core.units import format_bytes, parse_sizes
-from bench.extensions.microbenchmarks.columns import (
-    COLLECTIVES,
-    COMPRESSORS,
-    collectives_table,
-    compressors_table,
-    with_ratios,
-)
 from bench.extensions.microbenchmarks.options import CollectivesConfig, CompressorsConfig
-from bench.hosts.cluster import Cluster
-from bench.report.store import Row
-from bench.report.tables import print_rich
 
 # Modules that need long to import are imported in the functions, because `bench --help` imports this module.
 
@@ -32,6 +22,7 @@ from bench.report.tables import print_rich
 @takes(CollectivesConfig)
 def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson = False) -> None:
     """Compare collectives by summing tensors in real processes: time, bandwidth, messages, bytes, correctness."""
+    from bench.extensions.microbenchmarks.columns import COLLECTIVES
     from bench.extensions.microbenchmarks.measurement import SUM, check_sums, measure_sums
     from bench.launch.jobs.fork_server import ForkServer
     from bench.launch.refusals import without_torch
@@ -63,7 +54,11 @@ def collectives(options: CollectivesConfig, out: RowFile = None, as_json: AsJson
         )
 
 
-def _print_sums(rows: Sequence[Row], config: CollectivesConfig, *, as_json: bool) -> None:
+def _print_sums(rows: Sequence[dict[str, Any]], config: CollectivesConfig, *, as_json: bool) -> None:
+    from bench.extensions.microbenchmarks.columns import collectives_table, with_ratios
+    from bench.hosts.cluster import Cluster
+    from bench.report.tables import print_rich
+
     compared = with_ratios(rows)
     if as_json:
         print_json(compared)
@@ -83,9 +78,11 @@ def compressors(options: CompressorsConfig, out: RowFile = None, as_json: AsJson
 
     Encoding is everything but sending: add the residual, choose entries, pack the payload, keep the new residual.
     """
+    from bench.extensions.microbenchmarks.columns import COMPRESSORS, compressors_table
     from bench.extensions.microbenchmarks.measurement import ENCODE, check_encoding, measure_encoding, prepare_encoding
     from bench.launch.jobs.fork_server import ForkServer
     from bench.launch.refusals import without_torch
+    from bench.report.tables import print_rich
 
     with ForkServer(ENCODE) as server:
         checked = without_torch(check_encoding, options)
