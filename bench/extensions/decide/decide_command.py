@@ -14,7 +14,6 @@ from bench.cli.options import AsJson, flag_values, takes
 from bench.core.config.run import MAX_SEED, OUTPUT, RunConfig
 from bench.core.errors import UsageError
 from bench.core.units import parse_duration
-from bench.launch.jobs.fork_server import TRAIN, ForkServer
 
 METHODS = "What to compare"
 RULE = "When it is decided"
@@ -34,13 +33,6 @@ of the steps is measured on the link, and both are put together. Seeds are added
 end, the baseline and the best method are trained once on the link, as a check.
 
 Exit codes: 0 every method is decided, 4 some are open."""
-
-Same = Annotated[
-    float,
-    typer.Option(
-        min=1.0, max=2.0, help="Factors of time below this make no practical difference.", rich_help_panel=RULE
-    ),
-]
 
 
 @takes(RunConfig)
@@ -68,7 +60,12 @@ def decide(
         str,
         typer.Option(metavar="SPEC[@COLLECTIVE]", help="What the methods are compared with.", rich_help_panel=METHODS),
     ] = "bf16",
-    same: Same = 1.03,
+    same: Annotated[
+        float,
+        typer.Option(
+            min=1.0, max=2.0, help="Factors of time below this make no practical difference.", rich_help_panel=RULE
+        ),
+    ] = 1.03,
     alpha: Annotated[
         float,
         typer.Option(
@@ -106,6 +103,7 @@ def decide(
     from bench.extensions.decide.output import print_answer, to_dict, write_files
     from bench.extensions.decide.search import Search
     from bench.extensions.decide.study import LINK_OPTIONS, Study, parse_method, read_methods
+    from bench.launch.jobs.fork_server import TRAIN, ForkServer
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     values = flag_values(options)

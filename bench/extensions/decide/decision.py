@@ -61,13 +61,13 @@ class SeedTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What has been measured of one method.
+    """The measurements of one method.
 
     Attributes:
         method: name of the method.
-        trajectories: the finished trainings, one per seed.
-        step_times: the duration of the method's steps on the link.
-        whole_runs: trainings on the link, one per seed. If there are any, times come from them, not from step times.
+        trajectories: the finished trainings without the link, one per seed.
+        step_times: the duration of the method's steps on the link; None if the times of `whole_runs` count.
+        whole_runs: trainings on the link, one per seed.
     """
 
     method: str
@@ -78,7 +78,7 @@ class Evidence:
     @property
     def times(self) -> list[SeedTime]:
         """The time that each seed needed to reach the target."""
-        if self.whole_runs or self.step_times is None:
+        if self.step_times is None:
             return [_seed_time(run, run.train_time_s, "measured") for run in self.whole_runs]
         composed = [(each, self.step_times.training_s(each.steps)) for each in self.trajectories]
         return [_seed_time(each, seconds, "composed") for each, seconds in composed]
@@ -147,9 +147,9 @@ def log_ratios(baseline: Sequence[SeedTime], candidate: Sequence[SeedTime]) -> l
 def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float:
     """Return the largest error of the mean log ratio that comes from the measured step times.
 
-    Both methods were timed in the same blocks. Each block gives a log ratio of the times of an average training; the
-    error is the half width of Student's interval of their mean. It is 0 if the times come from whole runs, and infinite
-    if there is only one block.
+    Both methods were timed in the same blocks. Each block gives a log ratio of the times of an average training, over
+    the candidate's seeds; the error is the half width of Student's interval of their mean. It is 0 if the times come
+    from whole runs, and infinite if there is only one block.
 
     Args:
         baseline: what was measured of the baseline.
@@ -157,10 +157,12 @@ def shared_error(baseline: Evidence, candidate: Evidence, alpha: float) -> float
         alpha: probability that the error is larger.
     """
     theirs, ours = baseline.step_times, candidate.step_times
-    if theirs is None or ours is None or candidate.whole_runs:
+    if theirs is None or ours is None:
         return 0.0
+    seeds = {each.seed for each in candidate.trajectories}
+    common = dataclasses.replace(baseline, trajectories=[each for each in baseline.trajectories if each.seed in seeds])
     ratios = [
-        math.log(theirs.training_s(baseline.steps, block) / ours.training_s(candidate.steps, block))
+        math.log(theirs.training_s(common.steps, block) / ours.training_s(candidate.steps, block))
         for block in range(len(theirs.seconds))
     ]
     if len(ratios) < 2:

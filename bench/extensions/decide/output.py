@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bench.cli.console import table_of
 from bench.core.files import writing
 from bench.core.run_folder import write_json
 from bench.core.units import format_rate, format_seconds
-from bench.extensions.decide.decision import MethodDecision
+from bench.extensions.decide.decision import MethodDecision, log_ratios
 from bench.extensions.decide.search import StudyResult
 from bench.report.columns import NOTHING, format_factor, format_interval, format_number, format_points
 from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, write_ticks
@@ -43,12 +42,14 @@ def sentences(answer: StudyResult) -> list[str]:
     if answer.stopped and still_open:
         cost = f", at about {format_seconds(answer.next_seed_s)} per further seed" if answer.next_seed_s else ""
         found.append(f"Open {answer.stopped}: {', '.join(each.method for each in still_open)}{cost}.")
-    if not answer.checks and not answer.evidence[0].whole_runs:
+    are_composed = answer.evidence[0].step_times is not None
+    if not answer.checks and are_composed:
         found.append("Times are composed and were not checked by whole runs on this link.")
-    elif worst := max(answer.checks, key=lambda each: abs(each.deviation), default=None):
+    elif worst := max(answer.checks, key=lambda each: (not each.is_same_training, abs(each.deviation)), default=None):
         seen = f"a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}"
         beside = f"composed were {format_seconds(worst.composed_s)} ({worst.deviation:+.1%})"
-        used = ", so whole runs of all methods count instead" if answer.evidence[0].whole_runs else ""
+        other = "" if worst.is_same_training else ", and trained other numbers than without the link"
+        used = "" if are_composed else f"{other}, so whole runs of all methods count instead"
         found.append(f"Check: {seen}, {beside}{used}.")
     if any(not each.reached for each in answer.evidence[0].times):
         missed = sum(not each.reached for each in answer.evidence[0].times)
@@ -89,7 +90,9 @@ def print_answer(answer: StudyResult, console: Console) -> None:
     """Print the sentences and the table."""
     for sentence in sentences(answer):
         console.print(sentence, soft_wrap=True, markup=False)
-    origin = "whole runs on the link" if answer.evidence[0].whole_runs else "composed of trajectories and step times"
+    origin = (
+        "whole runs on the link" if answer.evidence[0].step_times is None else "composed of trajectories and step times"
+    )
     headings = ["reached", "to target", f"sooner than {answer.evidence[0].method}", "time", "accuracy"]
     rows = []
     for evidence in answer.evidence:
@@ -151,6 +154,7 @@ def to_dict(answer: StudyResult) -> dict[str, Any]:
 
 def rows_of(answer: StudyResult) -> list[dict[str, Any]]:
     """Return one row per method and seed, with both parts of a composed time: steps, and the mean step time."""
+    accuracies = {(e.method, each.seed): each.accuracy for e in answer.evidence for each in e.trajectories}
     return [
         {
             "method": evidence.method,
@@ -161,16 +165,11 @@ def rows_of(answer: StudyResult) -> list[dict[str, Any]]:
             "mean_step_time_s": each.seconds / each.num_steps,
             "time_to_target_s": each.seconds if each.reached else None,
             "train_time_s": each.seconds,
-            "test_accuracy": accuracy,
+            "test_accuracy": accuracies.get((evidence.method, each.seed)),
         }
         for evidence in answer.evidence
-        for each, accuracy in zip(evidence.times, _accuracies(evidence.times, evidence.trajectories), strict=True)
+        for each in evidence.times
     ]
-
-
-def _accuracies(times: Sequence[Any], trajectories: Sequence[Any]) -> list[float | None]:
-    known = {each.seed: each.accuracy for each in trajectories}
-    return [known.get(each.seed) for each in times]
 
 
 def write_files(answer: StudyResult, folder: Path) -> None:
@@ -184,10 +183,10 @@ def write_files(answer: StudyResult, folder: Path) -> None:
 
 def picture(answer: StudyResult) -> Picture:
     """Return a picture of the factors with their intervals; each dot is a seed."""
-    from bench.extensions.decide.decision import log_ratios
-
     baseline, *candidates = answer.evidence
-    figure, (axes,) = new_figure(height=0.9 + 0.45 * len(candidates), title=f"Time to {answer.target:.4g} accuracy")
+    figure, (axes,) = new_figure(
+        height=0.9 + 0.45 * len(candidates), title=f"Time to {format_number(answer.target * 100)} % accuracy"
+    )
     handles: dict[str, Any] = {}
     names = []
     for place, (evidence, decision) in enumerate(zip(candidates, answer.decisions, strict=True)):

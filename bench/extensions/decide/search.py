@@ -12,9 +12,11 @@ from typing import Any
 from bench.cli.console import LiveLine
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import RunConfig
+from bench.core.errors import NothingToCompare
+from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
 from bench.extensions.decide.decision import DecisionRule, Evidence, MethodDecision, decide
-from bench.extensions.decide.step_times import StepTimes, StoredTimes, levels_of, measure_step_times
+from bench.extensions.decide.step_times import StepTimes, levels_of, measure_step_times
 from bench.extensions.decide.study import LINK_OPTIONS, TIME_DEPENDENT, Method, Study, train_missing
 from bench.extensions.decide.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import ForkServer
@@ -23,9 +25,10 @@ from bench.report.verdict import implausible
 
 # A composed time that differs by more than this from the time of a whole run is not used.
 LARGEST_DEVIATION = 0.10
-# Seeds whose whole runs are trained even if the time is over.
-FEWEST_SEEDS = 3
+# If the baseline misses the target with all of so many seeds, the search ends.
+ENOUGH_MISSES = 3
 LONGEST_TIMING_S = 20.0
+MOST_BLOCKS = 200
 # Multiples of the link's rate at which the steps are also timed, to find the rate up to which a method is faster.
 RATE_FACTORS = (4.0, 16.0)
 BLOCKS_PER_RATE = 3
@@ -40,17 +43,24 @@ class LinkCheck:
         seed: the seed.
         composed_s: composed seconds to the target.
         measured_s: measured seconds to the target.
+        is_same_training: True if both trainings had the same test losses, bit for bit.
     """
 
     method: str
     seed: int
     composed_s: float
     measured_s: float
+    is_same_training: bool
 
     @property
     def deviation(self) -> float:
         """The composed time relative to the measured one, minus 1."""
         return self.composed_s / self.measured_s - 1.0
+
+    @property
+    def is_passed(self) -> bool:
+        """True if composed times can be used."""
+        return self.is_same_training and abs(self.deviation) <= LARGEST_DEVIATION
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +127,7 @@ class Search:
 
         Raises:
             Interrupted: the user stopped the command.
+            NothingToCompare: the baseline never reached the target.
             RunFailed: a run failed for another reason than divergence, or steps could not be timed.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,36 +136,13 @@ class Search:
         self._whole = any(m.on_link.strategy.partition(":")[0] in TIME_DEPENDENT for m in self.methods)
         self._times: dict[str, StepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
-        done: list[int] = []
-        stopped, next_seed_s = "", None
-        while True:
-            began = time.monotonic()
-            done.append(seeds[len(done)])
-            self._train(done[-1], self._open(done[:-1]))
-            if not (self._times or self._whole):
-                self._times = self._time_steps(self.methods, self.folder / "step-times.json", LONGEST_TIMING_S)
-                began = time.monotonic()
-            next_seed_s = time.monotonic() - began
-            decisions = self._decisions(done)
-            self.live.say(_state(done, decisions))
-            open_methods = [each.method for each in decisions if each.verdict == "open"]
-            if not open_methods:
-                break
-            if len(done) == len(seeds):
-                stopped = f"after {len(done)} seeds (--max-seeds)"
-                break
-            if time.monotonic() + next_seed_s > self.ends_at:
-                stopped = "when the time was over (--budget)"
-                break
-        checks = self._check(done, decisions) if self.checks and not self._whole else []
-        if any(abs(check.deviation) > LARGEST_DEVIATION for check in checks):
+        self._seed_s = 0.0
+        done, stopped = self._add_seeds(seeds)
+        checks = self._check(done) if self.checks and not self._whole else []
+        if not all(check.is_passed for check in checks):
             self._whole = True
-            for number, seed in enumerate(done):
-                if number >= FEWEST_SEEDS and time.monotonic() > self.ends_at:
-                    stopped = "when the time was over (--budget)"
-                    break
-                self._train(seed, self.methods)
-            decisions = self._decisions(done)
+            done, stopped = self._add_seeds(seeds)
+        decisions = self._decisions(done)
         evidence = [self._evidence(method, done) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
         return StudyResult(
@@ -167,9 +155,43 @@ class Search:
             faster_up_to=faster_up_to,
             rates_tried=rates_tried,
             stopped=stopped,
-            next_seed_s=next_seed_s if stopped else None,
+            next_seed_s=self._seed_s if stopped else None,
             warnings=self._warnings(evidence),
         )
+
+    def _add_seeds(self, seeds: Sequence[int]) -> tuple[list[int], str]:
+        """Train seed by seed; return the seeds that were used, and why the search stopped if a method is still open."""
+        done: list[int] = []
+        for seed in seeds:
+            began = time.monotonic()
+            self._train(seed, self._open(done))
+            self._seed_s = time.monotonic() - began
+            done.append(seed)
+            if len(done) == min(ENOUGH_MISSES, len(seeds)):
+                self._check_target(done)
+            if not (self._times or self._whole):
+                self._times = self._time_steps(self.methods)
+            decisions = self._decisions(done)
+            self.live.say(_state(done, decisions))
+            if all(each.verdict != "open" for each in decisions):
+                return done, ""
+            if time.monotonic() + self._seed_s > self.ends_at:
+                return done, "when the time was over (--budget)"
+        return done, f"after {len(done)} seeds (--max-seeds)"
+
+    def _check_target(self, seeds: Sequence[int]) -> None:
+        """Check that the baseline reached the target with one of these seeds.
+
+        Raises:
+            NothingToCompare: the baseline missed the target with all of them.
+        """
+        baseline = self._evidence(self.methods[0], seeds)
+        if all(each.num_to_target is None for each in baseline.trajectories):
+            best = max((each.accuracy or 0.0 for each in baseline.trajectories), default=0.0)
+            raise NothingToCompare(
+                f"{baseline.method} reached {self._target:.1%} with none of {len(seeds)} seeds, and ended with "
+                f"{best:.1%} at best; lower --target-accuracy, or give more --epochs"
+            )
 
     def _open(self, seeds: Sequence[int]) -> list[Method]:
         """Return the baseline and the methods that are not decided by these seeds."""
@@ -204,7 +226,7 @@ class Search:
         return Evidence(
             method=method.name,
             trajectories=found(method.trajectory, "trajectories"),
-            step_times=self._times.get(method.name),
+            step_times=None if self._whole else self._times.get(method.name),
             whole_runs=found(method.on_link, "whole-runs") if self._whole else [],
         )
 
@@ -212,50 +234,55 @@ class Search:
         baseline, *candidates = (self._evidence(method, seeds) for method in self.methods)
         return [decide(baseline, candidate, self.rule) for candidate in candidates]
 
-    def _time_steps(
-        self, methods: Sequence[Method], path: Path, max_s: float, max_blocks: int = 200
-    ) -> dict[str, StepTimes]:
-        """Return the stored step times of the methods on their link, or measure and store them."""
+    def _time_steps(self, methods: Sequence[Method], max_blocks: int = MOST_BLOCKS) -> dict[str, StepTimes]:
+        """Return the step times of the methods on their link; measure and store them unless they are in the folder."""
         configs = {method.name: method.on_link for method in methods}
-        stored = StoredTimes(path, short_digest([config.config_id for config in configs.values()]))
-        if (times := stored.read()) is not None:
-            return times
+        key = short_digest([max_blocks, *(config.config_id for config in configs.values())])
+        path = self.folder / f"step-times-{key}.json"
+        if (stored := read_json(path)) is not None:
+            return {name: StepTimes(**times) for name, times in stored.items()}
         first = {method.name: self._evidence(method, [method.trajectory.seed]) for method in methods}
         levels = {name: levels_of(evidence.trajectories[0].intervals) for name, evidence in first.items()}
         times = measure_step_times(
             configs,
             levels,
             self.server,
-            max_s=max_s,
+            max_s=LONGEST_TIMING_S,
             max_blocks=max_blocks,
             on_block=lambda number: self.live.update([f"step times on the link, block {number}"], total=None),
         )
-        stored.write(times)
+        write_json(path, {name: dataclasses.asdict(each) for name, each in times.items()})
         return times
 
-    def _check(self, seeds: Sequence[int], decisions: Sequence[MethodDecision]) -> list[LinkCheck]:
+    def _check(self, seeds: Sequence[int]) -> list[LinkCheck]:
         """Train the baseline and the best method once on the link, and compare with their composed times."""
-        best = max(decisions, key=lambda each: each.factor or 0.0).method
+        decisions = self._decisions(seeds)
+        best = max(range(len(decisions)), key=lambda number: decisions[number].factor or 0.0)
         checks = []
-        for method in (self.methods[0], next(each for each in self.methods if each.name == best)):
-            times = [each for each in self._evidence(method, seeds).times if each.reached]
-            if not times:
+        for method in (self.methods[0], self.methods[1 + best]):
+            evidence = self._evidence(method, seeds)
+            reached = [pair for pair in zip(evidence.trajectories, evidence.times, strict=True) if pair[1].reached]
+            if not reached:
                 continue
-            config = dataclasses.replace(method.on_link, seed=times[0].seed)
+            trajectory, composed = reached[0]
+            config = dataclasses.replace(method.on_link, seed=composed.seed)
 
             def show(_: RunConfig, line: dict[str, Any], name: str = method.name) -> None:
                 if "evaluated" not in line:
-                    self.live.update(
-                        [f"whole run of {name} on the link"], total=line["total_steps"], completed=line["step"]
-                    )
+                    parts = [f"whole run of {name} on the link"]
+                    self.live.update(parts, total=line["total_steps"], completed=line["step"])
 
             train_missing([config], self.folder / "whole-runs", self.server, show)
             (whole,) = find_trajectories([config], self.folder / "whole-runs", self._target).values()
+            losses = [
+                [row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)
+            ]
             check = LinkCheck(
                 method=method.name,
-                seed=whole.seed,
-                composed_s=times[0].seconds,
+                seed=composed.seed,
+                composed_s=composed.seconds,
                 measured_s=whole.train_time_s,
+                is_same_training=losses[0] == losses[1],
             )
             checks.append(check)
             self.live.say(
@@ -295,8 +322,7 @@ class Search:
                 study = dataclasses.replace(self.study, base=self.study.base | {"bandwidth": f"{bps:.0f}bit"})
                 on_link = {method.name: method.on_link for method in study.plan(self.server)}
                 methods = [dataclasses.replace(method, on_link=on_link[method.name]) for method in wanted]
-                path = self.folder / f"step-times-{bps:.0f}bps.json"
-                times = self._time_steps(methods, path, LONGEST_TIMING_S, BLOCKS_PER_RATE)
+                times = self._time_steps(methods, BLOCKS_PER_RATE)
             known = [each for each in evidence if each.method in times]
             trained = {e.method: times[e.method].training_s(e.steps) / len(e.trajectories) for e in known}
             for name in faster:

@@ -7,7 +7,6 @@ affect all methods equally. Times are means, because means add up to the time of
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from typing_extensions import Doc
 from bench.core.config.configuration import NOT_GIVEN, NOT_RECORDED
 from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import RunFailed
-from bench.core.run_folder import read_json, write_json
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.failure import WatchdogTimeouts
 from bench.launch.jobs.fork_server import ForkServer
@@ -168,27 +166,3 @@ def measure_step_times(
             seconds=[[seconds for seconds, _ in block] for block in own],
         )
     return found
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredTimes:
-    """A file with measured step times, which is read again when the command is repeated.
-
-    Attributes:
-        path: the JSON file.
-        key: identifies what was measured; a file with another key is measured again.
-    """
-
-    path: Path
-    key: str
-
-    def read(self) -> dict[str, StepTimes] | None:
-        """Return the stored step times by method; None if there are none of what `key` identifies."""
-        stored = read_json(self.path)
-        if stored is None or stored.get("key") != self.key:
-            return None
-        return {name: StepTimes(**times) for name, times in stored["methods"].items()}
-
-    def write(self, times: Mapping[str, StepTimes]) -> None:
-        """Store step times."""
-        write_json(self.path, {"key": self.key, "methods": {n: dataclasses.asdict(each) for n, each in times.items()}})

@@ -69,7 +69,7 @@ def test_the_first_sentence_is_the_answer() -> None:
 
 
 def test_a_composed_time_that_is_wrong_is_told() -> None:
-    check = LinkCheck(method="m", seed=1, composed_s=12.0, measured_s=10.0)
+    check = LinkCheck(method="m", seed=1, composed_s=12.0, measured_s=10.0, is_same_training=True)
     assert check.deviation == pytest.approx(0.2)
     assert "Check: a whole run of m on the link took 10 s, composed were 12 s (+20.0%)." in sentences(
         result_of([50, 51], checks=[check])
