@@ -319,9 +319,11 @@ class Trainer:
     def _evaluate(self) -> str:
         """Evaluate the model and write a row; return the row's status, "ok" for the run's last row or "running"."""
         times = self.times
-        test, train = evaluate(
+        # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
+        is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
+        test, *train = evaluate(
             self.strategy.model,
-            (self.test, self._train_sample),
+            [self.test] if is_within_epoch else [self.test, self._train_sample],
             self.dataset,
             self.device,
             self.strategy.loop,
@@ -336,7 +338,7 @@ class Trainer:
                 "epoch": self.step / self.steps_per_epoch,
                 "step": self.step,
                 "train_time_s": self.recorder.train_time_s,
-                "train_accuracy": train.accuracy,
+                "train_accuracy": train[0].accuracy if train else None,
                 "test_loss": test.loss,
                 "test_accuracy": test.accuracy,
                 **speed_columns(times),

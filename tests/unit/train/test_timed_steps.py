@@ -91,12 +91,14 @@ def test_evaluations_come_at_parts_of_an_epoch(
     every: float, epochs: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    monkeypatch.setattr("bench.train.trainer.evaluate", lambda *_: [mock.Mock(accuracy=0.5)] * 2)
+    monkeypatch.setattr("bench.train.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.5) for _ in parts])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
     make_trainer(Among(1), recorder, world_size=2, epochs=epochs, steps=None, eval_every=every).run()
     written = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
     assert [columns["step"] for columns in written] == steps
     assert [columns["status"] for columns in written] == ["running"] * (len(steps) - 1) + ["ok"]
+    # the training samples are evaluated only at whole epochs, of 8 steps
+    assert [columns["train_accuracy"] for columns in written] == [None if step % 8 else 0.5 for step in steps]
 
 
 def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
