@@ -83,11 +83,11 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
 def walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield (path, folder names, file names) for a folder and all folders below it, like `os.walk`, sorted by name.
 
-    Links to folders are followed, but no folder is visited twice.
+    Folders whose names begin with a dot are left out. Links to folders are followed, but no folder is visited twice.
     """
     seen = set()
     for path, folders, files in os.walk(folder, followlinks=True):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         if (real := os.path.realpath(path)) in seen:
             folders.clear()
         else:

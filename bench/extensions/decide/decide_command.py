@@ -12,7 +12,7 @@ from bench.cli.commands import ANSWER, Command
 from bench.cli.console import LiveLine, print_json, stdout_console, warn
 from bench.cli.options import AsJson, flag_values, takes
 from bench.core.config.run import MAX_SEED, OUTPUT, RunConfig
-from bench.core.errors import UsageError
+from bench.core.errors import Interrupted, UsageError
 from bench.core.units import parse_duration
 
 METHODS = "What to compare"
@@ -160,7 +160,10 @@ def decide(
             ends_at=ends_at,
             checks=not is_known,
         )
-        answer = search.run(seeds)
+        try:
+            answer = search.run(seeds)
+        except Interrupted:
+            raise Interrupted("stopped by the user; the same command continues") from None
     write_files(answer, folder)
     if as_json:
         print_json(to_dict(answer))

@@ -1,8 +1,8 @@
 """Decisions: compare each method with the baseline in time to the target and in accuracy, seed by seed.
 
-The time to the target of a seed is composed: the sum over the steps of its trajectory of the measured duration of such
-a step on the link. The step times of both methods are shared by all seeds, so their error widens the interval of the
-ratio, with a part of alpha of its own.
+The time to the target of a seed is composed: the extra time of the first steps, and the sum over all steps of its
+trajectory of the measured duration of such a step on the link. The step times of both methods are shared by all seeds,
+so their error widens the interval of the ratio, with a part of alpha of its own.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class Evidence:
         """The time that each seed needed to reach the target."""
         if self.step_times is None:
             return [_seed_time(run, run.train_time_s, "measured") for run in self.whole_runs]
-        composed = [(each, self.step_times.training_s(each.steps)) for each in self.trajectories]
+        composed = [(each, each.start_s + self.step_times.training_s(each.steps)) for each in self.trajectories]
         return [_seed_time(each, seconds, "composed") for each, seconds in composed]
 
     @property

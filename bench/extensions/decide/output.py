@@ -183,6 +183,8 @@ def write_files(answer: StudyResult, folder: Path) -> None:
 
 def picture(answer: StudyResult) -> Picture:
     """Return a picture of the factors with their intervals; each dot is a seed."""
+    from matplotlib.ticker import LogLocator  # takes long to import
+
     baseline, *candidates = answer.evidence
     figure, (axes,) = new_figure(
         height=0.9 + 0.45 * len(candidates), title=f"Time to {format_number(answer.target * 100)} % accuracy"
@@ -208,6 +210,7 @@ def picture(answer: StudyResult) -> Picture:
     axes.axvspan(1 / answer.rule.same, answer.rule.same, color="0.9", zorder=0)
     axes.set(xscale="log", yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     axes.set_xlabel(f"times sooner than {baseline.method}")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     write_ticks(axes, "x")
     alt = " ".join(sentences(answer))
     return with_legend(figure, handles, alt)

@@ -16,22 +16,24 @@ from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
 from bench.extensions.decide.decision import DecisionRule, Evidence, MethodDecision, decide
-from bench.extensions.decide.step_times import StepTimes, levels_of, measure_step_times
+from bench.extensions.decide.step_times import StepTimes, joined, levels_of, measure_step_times
 from bench.extensions.decide.study import LINK_OPTIONS, TIME_DEPENDENT, Method, Study, train_missing
 from bench.extensions.decide.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare
 from bench.report.verdict import implausible
 
+# Folders of runs; `bench compare` leaves out names that begin with a dot, unless they are given.
+TRAJECTORIES, WHOLE_RUNS = ".trajectories", ".whole-runs"
 # A composed time that differs by more than this from the time of a whole run is not used.
 LARGEST_DEVIATION = 0.10
 # If the baseline misses the target with all of so many seeds, the search ends.
 ENOUGH_MISSES = 3
-LONGEST_TIMING_S = 20.0
-MOST_BLOCKS = 200
-# Multiples of the link's rate at which the steps are also timed, to find the rate up to which a method is faster.
-RATE_FACTORS = (4.0, 16.0)
-BLOCKS_PER_RATE = 3
+# Steps are timed after each of the first seeds, because the speed of a machine drifts; a verdict takes four seeds.
+NUM_TIMINGS = 4
+LONGEST_TIMING_S, LONGEST_CHECK_TIMING_S = 4.0, 2.0
+# Steps are also timed on links of up to 16 times the rate, but not above what two cores emulate well.
+LARGEST_RATE_FACTOR, LARGEST_RATE_BPS = 16.0, 200e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class LinkCheck:
     Attributes:
         method: name of the method.
         seed: the seed.
-        composed_s: composed seconds to the target.
+        composed_s: seconds to the target, composed of step times measured right before and after the whole run.
         measured_s: measured seconds to the target.
         is_same_training: True if both trainings had the same test losses, bit for bit.
     """
@@ -130,13 +132,16 @@ class Search:
             NothingToCompare: the baseline never reached the target.
             RunFailed: a run failed for another reason than divergence, or steps could not be timed.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "step-times").mkdir(parents=True, exist_ok=True)
         self.study.store(self.folder)
         self._target: float = self.methods[0].trajectory.target_accuracy or 1.0
         self._whole = any(m.on_link.strategy.partition(":")[0] in TIME_DEPENDENT for m in self.methods)
         self._times: dict[str, StepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
         self._seed_s = 0.0
+        self._first_seed = seeds[0]
+        left = format_seconds(self.ends_at - time.monotonic())
+        self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {len(seeds)} seeds, or {left}")
         done, stopped = self._add_seeds(seeds)
         checks = self._check(done) if self.checks and not self._whole else []
         if not all(check.is_passed for check in checks):
@@ -162,6 +167,7 @@ class Search:
     def _add_seeds(self, seeds: Sequence[int]) -> tuple[list[int], str]:
         """Train seed by seed; return the seeds that were used, and why the search stopped if a method is still open."""
         done: list[int] = []
+        timings: list[dict[str, StepTimes]] = []
         for seed in seeds:
             began = time.monotonic()
             self._train(seed, self._open(done))
@@ -169,8 +175,9 @@ class Search:
             done.append(seed)
             if len(done) == min(ENOUGH_MISSES, len(seeds)):
                 self._check_target(done)
-            if not (self._times or self._whole):
-                self._times = self._time_steps(self.methods)
+            if not self._whole and len(done) <= NUM_TIMINGS:
+                timings.append(self._time_steps(self.methods, f"seed {len(done)}"))
+                self._times = joined(timings)
             decisions = self._decisions(done)
             self.live.say(_state(done, decisions))
             if all(each.verdict != "open" for each in decisions):
@@ -208,13 +215,14 @@ class Search:
 
         def show(config: RunConfig, line: dict[str, Any]) -> None:
             if "evaluated" not in line:
-                parts = [f"seed {config.seed}, {names[config.config_id]}", f"epoch {line['epoch']:.1f}"]
+                left = format_seconds(max(0.0, self.ends_at - time.monotonic()))
+                parts = [f"seed {config.seed}, {names[config.config_id]}", f"{left} left", f"epoch {line['epoch']:.1f}"]
                 self.live.update(parts, total=line["total_steps"], completed=line["step"])
 
-        train_missing(configs, self.folder / "trajectories", self.server, show)
+        train_missing(configs, self.folder / TRAJECTORIES, self.server, show)
         if self._whole:
             configs = [dataclasses.replace(m.on_link, seed=seed) for m in order.sample(list(methods), len(methods))]
-            train_missing(configs, self.folder / "whole-runs", self.server, show)
+            train_missing(configs, self.folder / WHOLE_RUNS, self.server, show)
 
     def _evidence(self, method: Method, seeds: Sequence[int]) -> Evidence:
         def found(config: RunConfig, folder: str) -> list[Trajectory]:
@@ -225,30 +233,37 @@ class Search:
 
         return Evidence(
             method=method.name,
-            trajectories=found(method.trajectory, "trajectories"),
+            trajectories=found(method.trajectory, TRAJECTORIES),
             step_times=None if self._whole else self._times.get(method.name),
-            whole_runs=found(method.on_link, "whole-runs") if self._whole else [],
+            whole_runs=found(method.on_link, WHOLE_RUNS) if self._whole else [],
         )
 
     def _decisions(self, seeds: Sequence[int]) -> list[MethodDecision]:
         baseline, *candidates = (self._evidence(method, seeds) for method in self.methods)
         return [decide(baseline, candidate, self.rule) for candidate in candidates]
 
-    def _time_steps(self, methods: Sequence[Method], max_blocks: int = MOST_BLOCKS) -> dict[str, StepTimes]:
-        """Return the step times of the methods on their link; measure and store them unless they are in the folder."""
+    def _time_steps(
+        self, methods: Sequence[Method], occasion: str, max_s: float = LONGEST_TIMING_S
+    ) -> dict[str, StepTimes]:
+        """Return the step times of the methods on their link; measure and store them unless they are in the folder.
+
+        Args:
+            methods: the methods.
+            occasion: what distinguishes this measurement from others of the same methods on the same link.
+            max_s: seconds after which no further block of steps begins.
+        """
         configs = {method.name: method.on_link for method in methods}
-        key = short_digest([max_blocks, *(config.config_id for config in configs.values())])
-        path = self.folder / f"step-times-{key}.json"
+        key = short_digest([occasion, *(config.config_id for config in configs.values())])
+        path = self.folder / "step-times" / f"{key}.json"
         if (stored := read_json(path)) is not None:
             return {name: StepTimes(**times) for name, times in stored.items()}
-        first = {method.name: self._evidence(method, [method.trajectory.seed]) for method in methods}
+        first = {method.name: self._evidence(method, [self._first_seed]) for method in methods}
         levels = {name: levels_of(evidence.trajectories[0].intervals) for name, evidence in first.items()}
         times = measure_step_times(
             configs,
             levels,
             self.server,
-            max_s=LONGEST_TIMING_S,
-            max_blocks=max_blocks,
+            max_s=max_s,
             on_block=lambda number: self.live.update([f"step times on the link, block {number}"], total=None),
         )
         write_json(path, {name: dataclasses.asdict(each) for name, each in times.items()})
@@ -258,29 +273,23 @@ class Search:
         """Train the baseline and the best method once on the link, and compare with their composed times."""
         decisions = self._decisions(seeds)
         best = max(range(len(decisions)), key=lambda number: decisions[number].factor or 0.0)
+        methods = [self.methods[0], self.methods[1 + best]]
+        timings = [self._time_steps(methods, "before the check", LONGEST_CHECK_TIMING_S)]
         checks = []
-        for method in (self.methods[0], self.methods[1 + best]):
-            evidence = self._evidence(method, seeds)
-            reached = [pair for pair in zip(evidence.trajectories, evidence.times, strict=True) if pair[1].reached]
+        for method in methods:
+            reached = [each for each in self._evidence(method, seeds).trajectories if each.num_to_target is not None]
             if not reached:
                 continue
-            trajectory, composed = reached[0]
-            config = dataclasses.replace(method.on_link, seed=composed.seed)
-
-            def show(_: RunConfig, line: dict[str, Any], name: str = method.name) -> None:
-                if "evaluated" not in line:
-                    parts = [f"whole run of {name} on the link"]
-                    self.live.update(parts, total=line["total_steps"], completed=line["step"])
-
-            train_missing([config], self.folder / "whole-runs", self.server, show)
-            (whole,) = find_trajectories([config], self.folder / "whole-runs", self._target).values()
+            trajectory = reached[0]
+            whole = self._whole_run(method, trajectory.seed)
+            timings.append(self._time_steps(methods, f"after the check of {method.name}", LONGEST_CHECK_TIMING_S))
             losses = [
                 [row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)
             ]
             check = LinkCheck(
                 method=method.name,
-                seed=composed.seed,
-                composed_s=composed.seconds,
+                seed=trajectory.seed,
+                composed_s=trajectory.start_s + joined(timings[-2:])[method.name].training_s(trajectory.steps),
                 measured_s=whole.train_time_s,
                 is_same_training=losses[0] == losses[1],
             )
@@ -290,6 +299,19 @@ class Search:
                 f"measured {format_seconds(check.measured_s)} ({check.deviation:+.1%})"
             )
         return checks
+
+    def _whole_run(self, method: Method, seed: int) -> Trajectory:
+        """Train with the method on the link, until the target is reached."""
+
+        def show(_: RunConfig, line: dict[str, Any]) -> None:
+            if "evaluated" not in line:
+                parts = [f"whole run of {method.name} on the link"]
+                self.live.update(parts, total=line["total_steps"], completed=line["step"])
+
+        config = dataclasses.replace(method.on_link, seed=seed)
+        train_missing([config], self.folder / WHOLE_RUNS, self.server, show)
+        (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
+        return whole
 
     def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
         """Return sentences about trajectories that cannot be trusted."""
@@ -315,14 +337,16 @@ class Search:
             return [], {}
         wanted = [m for m in self.methods if m is self.methods[0] or m.name in faster]
         factors: dict[str, list[float]] = {name: [] for name in faster}
-        rates = [parse_rate(rate) * factor for factor in (1.0, *RATE_FACTORS)]
+        bps = parse_rate(rate)
+        highest = min(LARGEST_RATE_FACTOR * bps, max(2.0 * bps, LARGEST_RATE_BPS))
+        rates = [bps, math.sqrt(bps * highest), highest]
         for number, bps in enumerate(rates):
             times = self._times
             if number:
                 study = dataclasses.replace(self.study, base=self.study.base | {"bandwidth": f"{bps:.0f}bit"})
                 on_link = {method.name: method.on_link for method in study.plan(self.server)}
                 methods = [dataclasses.replace(method, on_link=on_link[method.name]) for method in wanted]
-                times = self._time_steps(methods, BLOCKS_PER_RATE)
+                times = self._time_steps(methods, "another rate", LONGEST_CHECK_TIMING_S)
             known = [each for each in evidence if each.method in times]
             trained = {e.method: times[e.method].training_s(e.steps) / len(e.trajectories) for e in known}
             for name in faster:

@@ -40,7 +40,6 @@ class StepTimesConfig(RanksConfig):
         tuple[list[int], ...], Doc("for each method, the step of the training at which each level begins"), NOT_RECORDED
     ] = ()
     precision: Annotated[float, Doc("wanted half width of each mean's interval, as a share of the mean")] = PRECISION
-    max_blocks: Annotated[int, Doc("largest number of blocks")] = 200
     max_s: Annotated[float, Doc("seconds after which the job makes no further block")] = NOT_GIVEN
 
 
@@ -109,6 +108,12 @@ class StepTimes:
         return float(np.dot(each_s, list(steps.values())))
 
 
+def joined(measurements: Sequence[Mapping[str, StepTimes]]) -> dict[str, StepTimes]:
+    """Return the step times of several measurements of the same methods on the same link together."""
+    blocks = {name: [block for each in measurements for block in each[name].seconds] for name in measurements[0]}
+    return {name: StepTimes(nbytes=measurements[0][name].nbytes, seconds=blocks[name]) for name in blocks}
+
+
 def measure_step_times(
     configs: Mapping[str, RunConfig],
     levels: Mapping[str, list[DensityLevel]],
@@ -116,7 +121,6 @@ def measure_step_times(
     *,
     max_s: float,
     on_block: Callable[[int], None],
-    max_blocks: int = 200,
 ) -> dict[str, StepTimes]:
     """Time the steps of all methods in one job, on the link of their configurations.
 
@@ -126,7 +130,6 @@ def measure_step_times(
         server: starts the ranks.
         max_s: seconds after which no further block begins.
         on_block: called with the number of blocks so far after each block.
-        max_blocks: largest number of blocks.
 
     Raises:
         RunFailed: a rank failed or hung, or the network could not be set up.
@@ -140,14 +143,14 @@ def measure_step_times(
         **ranks,
         methods=tuple(dataclasses.asdict(configs[name]) for name in names),
         starts=tuple([level.step for level in levels[name]] for name in names),
-        max_blocks=max_blocks,
         max_s=max_s,
     )
     blocks: list[list[list[float]]] = []
 
     def take(report: Mapping[str, Any]) -> None:
-        blocks.append(report["block"])
-        on_block(len(blocks))
+        if "block" in report:  # the other reports are of the progress within a block
+            blocks.append(report["block"])
+            on_block(len(blocks))
 
     measure(
         "decide",

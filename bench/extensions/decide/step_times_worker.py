@@ -4,11 +4,12 @@ The worker reads the folder's `config.json`. After every block of measurements, 
 `progress.jsonl`.
 """
 
+import itertools
 import math
 import random
 import sys
 import time
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,24 +22,16 @@ from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import StepTimesConfig
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
-from bench.train.rank import device_time, end_process, gather_json, process_group, rank_main, set_up_device
+from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from bench.train.worker import parts_of, use_batch_scheduling
 from collectives.options import OptionError
 from collectives.transport.base import TransportError
-from compressors.ddp.report import StepReport
 
 # A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together.
 FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15
 FEWEST_BLOCKS = 5
-
-
-class NoRows:
-    """A recorder that records nothing, for steps that are only timed."""
-
-    def count(self, report: StepReport) -> None:
-        """Discard the report of a step."""
 
 
 class TimedMethod:
@@ -46,11 +39,12 @@ class TimedMethod:
 
     Args:
         config: the method's complete configuration.
+        folder: the job's folder.
         starts: for each level of density, a step of the training at which the method sends that much.
         device: the device on which this rank computes.
     """
 
-    def __init__(self, config: RunConfig, starts: list[int], device: torch.device) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, starts: list[int], device: torch.device) -> None:
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
         torch.manual_seed(config.seed)
         model = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
@@ -60,13 +54,15 @@ class TimedMethod:
             Setup(config=config, model=model, device=device, **parts)
         )
         train, test = parts_of(config)
+        # Counts steps and reports progress as in a run, because that takes time too; it writes no rows.
+        self._recorder = Recorder(config, folder, self.strategy, time.time())
         self._trainer = Trainer(
             config=config,
             strategy=self.strategy,
             dataset=dataset,
             train=train,
             test=test,
-            recorder=cast(Recorder, NoRows()),
+            recorder=self._recorder,
             device=device,
             save=lambda *_: None,
         )
@@ -75,18 +71,14 @@ class TimedMethod:
 
     def time_steps(self, level: int, count: int) -> tuple[float, float]:
         """Make `count` training steps; return the mean duration of a step in seconds, and the bytes sent per step."""
-        trainer = self._trainer
+        trainer, recorder = self._trainer, self._recorder
         trainer.step = self._starts[level]
-        trainer.train_step()  # not timed: another method has just used the processor's caches
-        sent = self._sent_bytes()
+        trainer.train_until(trainer.step + 1)  # not timed: another method has just used the processor's caches
+        sent, trained_s = self._sent_bytes(), recorder.train_time_s
         dist.barrier()
-        started = device_time(self._device)
-        for _ in range(count):
-            trainer.train_step()
-        dist.barrier()
-        seconds = (device_time(self._device) - started) / count
+        trainer.train_until(trainer.step + count)
         trainer.times.clear()
-        return seconds, (self._sent_bytes() - sent) / count
+        return (recorder.train_time_s - trained_s) / count, (self._sent_bytes() - sent) / count
 
     def _sent_bytes(self) -> float:
         return self.strategy.traffic["gradient"].nbytes + self.strategy.traffic["state"].nbytes
@@ -99,7 +91,7 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
         use_batch_scheduling()
     with process_group(device, config.timeout_s):
         methods = [
-            TimedMethod(RunConfig(**each), starts, device)
+            TimedMethod(RunConfig(**each), folder, starts, device)
             for each, starts in zip(config.methods, config.starts, strict=True)
         ]
         subjects = [(number, level) for number, starts in enumerate(config.starts) for level in range(len(starts))]
@@ -107,7 +99,7 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
         counts = dict.fromkeys(subjects, 1)
         seconds: dict[tuple[int, int], list[float]] = {subject: [] for subject in subjects}
         began = time.monotonic()
-        for block in range(-1, config.max_blocks):  # the first block fills buffers and finds out how long steps take
+        for block in itertools.count(-1):  # the first block fills buffers and finds out how long steps take
             measured: dict[tuple[int, int], tuple[float, float]] = {}
             for subject in order.sample(subjects, len(subjects)):
                 measured[subject] = methods[subject[0]].time_steps(subject[1], counts[subject])

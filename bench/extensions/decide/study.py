@@ -90,7 +90,7 @@ class Study:
             on_link = _configs(link | {"stop_at_target": True}, self.methods, server)
         else:
             on_link = [dataclasses.replace(config, stop_at_target=True) for config in trajectories]
-        names = _short_names([(config.compressor, config.collective) for config in on_link], self.methods)
+        names = short_names([(config.compressor, config.collective) for config in on_link], self.methods)
         return [
             Method(name=name, settings=settings, trajectory=trajectory, on_link=config)
             for name, settings, trajectory, config in zip(names, self.methods, trajectories, on_link, strict=True)
@@ -105,12 +105,13 @@ def _configs(base: Settings, methods: list[Settings], server: ForkServer) -> lis
     return [found[table_text(settings)] for settings in methods]
 
 
-def _short_names(components: Sequence[tuple[str, str]], methods: Sequence[Settings]) -> list[str]:
-    """Return a unique name for each method: compressor, compressor + collective, or all its options."""
+def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Settings]) -> list[str]:
+    """Return a unique name for each method: its compressor, with its options or its collective if needed, or all."""
     compressors = [compressor for compressor, _ in components]
+    bare = [compressor.partition(":")[0] for compressor in compressors]
     pairs = [" + ".join(pair) for pair in components]
     texts = list(map(table_text, methods))
-    for names in (compressors, pairs):
+    for names in (bare, compressors, pairs):
         if len(set(names)) == len(names):
             return names
     return texts
@@ -166,7 +167,7 @@ def train_missing(
         else:
             result = resume(begun, report, server, config)
         if result.status == "interrupted":
-            raise Interrupted("stopped by the user; the same command continues")
+            raise Interrupted("stopped by the user")
 
     seen = by_digest(past_runs(out))
     missing = [config for config in configs if config.digest not in seen or seen[config.digest].state == "torn"]

@@ -22,6 +22,8 @@ class Trajectory:
         seed: the run's seed.
         intervals: for each interval between evaluations, (step at which it begins, number of steps, mean bytes that a
             rank sends in one of these steps).
+        start_s: seconds by which the first interval took longer than the later steps lead one to expect, because memory
+            is allocated and connections are opened.
         num_to_target: number of intervals until the target was reached; None if it was missed.
         accuracy: final test accuracy, from 0 to 1; None if the training diverged.
         train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as
@@ -31,6 +33,7 @@ class Trajectory:
 
     seed: int
     intervals: list[tuple[int, int, float]]
+    start_s: float
     num_to_target: int | None
     accuracy: float | None
     train_time_s: float
@@ -61,13 +64,17 @@ def trajectory_of(run: Run, target: float) -> Trajectory:
     ends = [row["step"] for row in rows]
     numbers = [number or 0 for number in interval_steps(rows)]
     sent = [row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0) for row in rows]
+    trained_s = [row["train_time_s"] for row in rows]
+    later_steps = ends[-1] - ends[0]
+    later_s = (trained_s[-1] - trained_s[0]) * numbers[0] / later_steps if later_steps else trained_s[0]
     reached = next((place for place, row in enumerate(rows, 1) if row["test_accuracy"] >= target), None)
     return Trajectory(
         seed=run["seed"],
         intervals=[(end - number, number, each) for end, number, each in zip(ends, numbers, sent, strict=True)],
+        start_s=max(0.0, trained_s[0] - later_s),
         num_to_target=None if run.diverged else reached,
         accuracy=None if run.diverged else rows[-1]["test_accuracy"],
-        train_time_s=rows[(reached or len(rows)) - 1]["train_time_s"],
+        train_time_s=trained_s[(reached or len(rows)) - 1],
         run=run,
     )
 

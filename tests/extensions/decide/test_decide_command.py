@@ -8,7 +8,7 @@ import pytest
 
 from bench.extensions.decide.decision import DecisionRule, decide
 from bench.extensions.decide.output import picture, rows_of, sentences, to_dict
-from bench.extensions.decide.search import LinkCheck, StudyResult
+from bench.extensions.decide.search import TRAJECTORIES, LinkCheck, StudyResult
 from bench.extensions.decide.study import Study
 from tests.extensions.decide.test_decision import evidence
 from tests.testing.invoke import execute, invoke
@@ -90,7 +90,7 @@ def test_files_hold_both_parts_of_a_composed_time() -> None:
 @pytest.mark.timeout(300)
 def test_a_decision_is_resumed_and_asked_again_for_another_link(tmp_path: Path) -> None:
     options = ["--model", "linear", "--epochs", "2", "--train-size", "320", "--test-size", "64", "--threads", "1"]
-    options += ["--method", "powersgd", "--target-accuracy", "0.2", "--max-seeds", "2", "--json"]
+    options += ["--method", "powersgd", "--target-accuracy", "0.2", "--max-seeds", "2", "--json", "--seed", "7"]
     out = tmp_path / "study"
     first = execute("decide", *options, "--out", str(out), cwd=tmp_path)
     assert first.code in (0, 4), first.error
@@ -98,11 +98,11 @@ def test_a_decision_is_resumed_and_asked_again_for_another_link(tmp_path: Path) 
     assert [each["method"] for each in content["decisions"]] == ["powersgd"]
     assert {check["method"] for check in content["checks"]} <= {"bf16", "powersgd"}
     assert content["decisions"][0]["num_seeds"] == 2
-    trained = sorted(path.name for path in (out / "trajectories").iterdir())
+    trained = sorted(path.name for path in (out / TRAJECTORIES).iterdir())
     again = execute("decide", *options, "--out", str(out), cwd=tmp_path)
     repeated = json.loads(again.out)
     assert (repeated["decisions"], repeated["checks"]) == (content["decisions"], content["checks"])
-    assert sorted(path.name for path in (out / "trajectories").iterdir()) == trained
+    assert sorted(path.name for path in (out / TRAJECTORIES).iterdir()) == trained
     assert (out / "decision.csv").is_file()
     assert (out / "decision.svg").is_file()
     known = execute("decide", str(out), "--max-seeds", "2", "--json", cwd=tmp_path)

@@ -1,5 +1,6 @@
 """Levels of density, composed times, and the decision that pairs of seeds allow."""
 
+import dataclasses
 import math
 
 import pytest
@@ -41,6 +42,7 @@ def trajectory(steps: int, seed: int, accuracy: float = 0.95, *, reached: bool =
     return Trajectory(
         seed=seed,
         intervals=[(0, steps, 100.0)],
+        start_s=0.0,
         num_to_target=1 if reached else None,
         accuracy=accuracy,
         train_time_s=1.0,
@@ -67,6 +69,19 @@ def test_a_trajectory_ends_at_its_target() -> None:
     assert (missed.num_to_target, sum(missed.steps.values()), missed.train_time_s) == (None, 20, 2.0)
     diverged = trajectory_of(run_of([0.95], status="failed", error="training has diverged"), 0.9)
     assert (diverged.num_to_target, diverged.accuracy) == (None, None)
+
+
+def test_the_first_steps_of_a_training_take_extra_time() -> None:
+    run = run_of([0.5, 0.6, 0.9])
+    for row, trained_s in zip(run.rows, (3.0, 4.0, 5.0), strict=True):  # 10 later steps take 1 s
+        row["train_time_s"] = trained_s
+    assert trajectory_of(run, 0.9).start_s == pytest.approx(2.0)
+    run.rows[0]["train_time_s"] = 0.5  # later steps send more
+    assert trajectory_of(run, 0.9).start_s == 0.0
+    assert trajectory_of(run_of([0.9]), 0.9).start_s == 0.0
+    first = dataclasses.replace(trajectory(10, 1), start_s=2.0)
+    alone = Evidence(method="m", trajectories=[first], step_times=TIMES).times[0].seconds
+    assert alone == pytest.approx(evidence([10]).times[0].seconds + 2.0)
 
 
 def test_steps_with_about_equal_bytes_are_one_level() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.core.errors import UsageError
-from bench.extensions.decide.study import Study, parse_method, read_methods
+from bench.extensions.decide.study import Study, parse_method, read_methods, short_names
 
 
 def test_a_method_names_a_compressor_and_perhaps_a_collective() -> None:
@@ -35,3 +35,16 @@ def test_the_link_does_not_change_the_digest_of_a_study(tmp_path: Path) -> None:
     assert Study.read(tmp_path) == here
     with pytest.raises(UsageError, match=r"holds no study\.json; give a folder that bench decide has written"):
         Study.read(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("components", "names"),
+    [
+        ([("bf16", "native"), ("topk:ratio=0.05", "ring")], ["bf16", "topk"]),
+        ([("topk:ratio=0.1", "ring"), ("topk:ratio=0.2", "ring")], ["topk:ratio=0.1", "topk:ratio=0.2"]),
+        ([("topk", "ring"), ("topk", "tree")], ["topk + ring", "topk + tree"]),
+        ([("topk", "ring"), ("topk", "ring")], ["lr = 0.1", "lr = 0.2"]),
+    ],
+)
+def test_a_method_has_the_shortest_name_that_is_unique(components: list[tuple[str, str]], names: list[str]) -> None:
+    assert short_names(components, [{"lr": 0.1}, {"lr": 0.2}]) == names
