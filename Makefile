@@ -17,7 +17,7 @@ help: ## show this list
 
 setup: $(READY) ## create .venv and install everything into it (PYTHON=python3.12 chooses the interpreter)
 
-demo: $(READY) ## does compression pay on a 50 Mbit/s link? five methods on real data, compared (4 minutes; OUT=folder)
+demo: $(READY) ## does compression pay on a 50 Mbit/s link? bench decide on real data (2 minutes; OUT=folder)
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh $(OUT)
 
 demo-network: $(READY) ## step time and bytes of ResNet-18 on four virtual hosts at 100 Mbit/s, six methods (under 5 minutes)

@@ -139,7 +139,7 @@ def test_the_digest_follows_what_the_file_says_and_not_where_it_lies(tmp_path: P
     assert one.digest != sweep_of(tmp_path, "[base]\nlr = 2").digest
 
 
-@pytest.mark.parametrize(("name", "configurations"), [("sweep", 4), ("demo", 5), ("tune", 10)])
+@pytest.mark.parametrize(("name", "configurations"), [("sweep", 4), ("five-methods", 5), ("tune", 10)])
 def test_the_examples_are_sweeps(name: str, configurations: int) -> None:
     sweep = read_sweep(ROOT / "examples" / f"{name}.toml", "tune")
     assert len(sweep.configurations()) == configurations

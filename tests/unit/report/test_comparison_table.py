@@ -20,7 +20,9 @@ EVEN = fake_seeds([1000.0, 1010.0, 990.0], DENSE_ACCURACY)
 SPEED = [2000.0, 2010.0, 1990.0]
 
 
-@pytest.mark.parametrize("file", ["demo", "kfac", "triggers", "optimizers", "topk-synthetic", "published/together"])
+@pytest.mark.parametrize(
+    "file", ["five-methods", "kfac", "triggers", "optimizers", "topk-synthetic", "published/together"]
+)
 @pytest.mark.parametrize("metric", ["samples_per_s", "test_accuracy"])
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_answer_is_one_table_without_broken_cells(file: str, metric: str, width: int) -> None:
@@ -34,8 +36,8 @@ def test_the_answer_is_one_table_without_broken_cells(file: str, metric: str, wi
         assert any(all(cell.text in line for cell in row[1:] if cell.text != "-") for line in lines)
 
 
-def test_the_demo_at_80_columns() -> None:
-    text = to_text(answer_table(compare(store.read([REFERENCE / "demo.csv"]))), 80)
+def test_five_methods_at_80_columns() -> None:
+    text = to_text(answer_table(compare(store.read([REFERENCE / "five-methods.csv"]))), 80)
     assert [line.rstrip() for line in text.splitlines()] == [
         "Faster, at some cost: group_topk 4.24x, 1 point less accurate",
         "Faster, accuracy unclear: powersgd 3.64x (-0.7 points), topk 3.49x (-0.8 points)",
