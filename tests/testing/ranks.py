@@ -107,6 +107,7 @@ def _rank_main(
             world_size=world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
+        dist.barrier()  # a rank that ends at once would break the set-up of a slower one
         answer = (True, fn(rank, *args))
     except BaseException:  # noqa: BLE001 - whatever it was, pytest shall show it
         answer = (False, traceback.format_exc())
