@@ -158,7 +158,7 @@ QUALITY = (
         "train_accuracy",
         float,
         "share classified right of 1000 fixed training samples (or of all, if there are fewer), without augmentation; "
-        "not counted in train_time_s (empty: within an epoch)",
+        "not counted in train_time_s (empty: within an epoch, except in the last row)",
         better="higher",
     ),
     _quality("test_loss", float, "mean loss over the test set", better="lower"),

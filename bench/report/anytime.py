@@ -1,12 +1,12 @@
 """A test that stays valid when a user looks at the results after each seed and stops as soon as they are clear.
 
-The values are log ratios, one per seed: the log of the baseline's time minus the log of the candidate's time. Their
-order of measuring within a seed must be random. Then the values are symmetric around 0 if both methods take the same
-time, and skewed times do no harm.
+The values are log ratios, one per seed: the log of the baseline's time minus the log of the candidate's time. Both
+methods of a seed must be measured in random order. Then the values are symmetric around 0 if both take the same time.
 
 The e-value is a likelihood ratio of Student's t statistic, averaged over effects that are normally distributed in
-units of the values' standard deviation. If there is no difference, the probability that it ever reaches 1/alpha is at
-most alpha, however many seeds are looked at.
+units of the values' standard deviation. If the values are normal and there is no difference, the probability that it
+ever reaches 1/alpha is at most alpha, however many seeds are looked at. `benchmarks/stopping_rule.py` simulates skewed,
+heavy-tailed and rounded times.
 Source: H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown
 variance", arXiv 2310.03722 (2023).
 """

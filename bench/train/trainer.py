@@ -14,7 +14,7 @@ from bench.core.config.syntax import LrScaling
 from bench.datasets.base import Dataset, ImageSet
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
-from bench.train.data import Batches, evaluate, train_sample
+from bench.train.data import Batches, Quality, evaluate, train_sample
 from bench.train.record import Recorder
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -321,16 +321,11 @@ class Trainer:
         times = self.times
         # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
         is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
-        test, *train = evaluate(
-            self.strategy.model,
-            [self.test] if is_within_epoch else [self.test, self._train_sample],
-            self.dataset,
-            self.device,
-            self.strategy.loop,
-            self.recorder.progress.repeat,
-        )
+        test, *train = self._qualities([self.test] if is_within_epoch else [self.test, self._train_sample])
         target = self.config.target_accuracy if self.config.stop_at_target else None
         is_last = self.step >= self.total_steps or (target is not None and test.accuracy >= target)
+        if is_last and not train:
+            train = self._qualities([self._train_sample])
         status = "ok" if is_last else "running"
         self.recorder.record_evaluation(
             columns={
@@ -354,3 +349,8 @@ class Trainer:
         self._losses = []
         self.times = []
         return status
+
+    def _qualities(self, parts: Sequence[ImageSet]) -> list[Quality]:
+        return evaluate(
+            self.strategy.model, parts, self.dataset, self.device, self.strategy.loop, self.recorder.progress.repeat
+        )

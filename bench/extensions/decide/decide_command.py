@@ -32,7 +32,7 @@ Each method is trained without the link, because the link changes no number of a
 of the steps is measured on the link, and both are put together. Seeds are added until every method is decided. At the
 end, the baseline and the best method are trained once on the link, as a check.
 
-Exit codes: 0 every method is decided, 4 some are open."""
+Exit codes: 0 the time of every method is decided, 4 some are open."""
 
 
 @takes(RunConfig)
@@ -69,7 +69,10 @@ def decide(
     alpha: Annotated[
         float,
         typer.Option(
-            min=0.0001, max=0.5, help="Probability of a wrong verdict, all methods together.", rich_help_panel=RULE
+            min=0.0001,
+            max=0.5,
+            help="Probability of a wrong verdict on time, all methods together; the same again on accuracy.",
+            rich_help_panel=RULE,
         ),
     ] = 0.05,
     accuracy_margin: Annotated[
@@ -105,63 +108,58 @@ def decide(
     from bench.extensions.decide.study import LINK_OPTIONS, Study, parse_method, read_methods
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
 
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    values = flag_values(options)
-    given = {
-        name: values[name]
-        for name, origin in sources.items()
-        if name in values and origin is not None and origin.name != "DEFAULT"
+    chosen = {
+        name
+        for name in context.params
+        if (origin := context.get_parameter_source(name)) is not None and origin.name != "DEFAULT"
     }
+    values = flag_values(options)
+    given: dict[str, Any] = {name: values[name] for name in chosen & values.keys()}
     if "compressor" in given or "collective" in given:
         raise UsageError("bench decide takes methods; write --method COMPRESSOR@COLLECTIVE and --baseline instead")
-    if options.nnodes > 1:
-        raise UsageError(
-            "bench decide starts all ranks itself, so it cannot use several machines; measure step times there with "
-            "bench run, or describe the link with --hosts and --bandwidth"
-        )
-    if options.steps:
-        raise UsageError("a decision needs whole trainings; give --epochs instead of --steps")
+    rule = {"alpha": alpha, "same": same, "accuracy_margin": accuracy_margin / 100.0}
+    first_seed = given.pop("seed", None)
     is_known = source is not None and source.is_dir()
-    shared: dict[str, Any] = {}
-    methods = [parse_method(text) for text in method or ()]
     if is_known:
         assert source is not None
-        if methods:
-            raise UsageError(f"{source} has its methods; leave out --method, or give --out instead of the folder")
+        if chosen & {"method", "baseline"}:
+            raise UsageError(f"{source} has its methods; leave out --method and --baseline, or the folder")
         study = Study.read(source)
         kept = set() if "cluster_file" in given else {"hosts", "ranks_per_host"}
         replaced = LINK_OPTIONS - kept if given.keys() & LINK_OPTIONS else ()
-        base = {name: value for name, value in study.base.items() if name not in replaced} | given
-        study = dataclasses.replace(study, base=base)
+        study = dataclasses.replace(
+            study,
+            base={name: value for name, value in study.base.items() if name not in replaced} | given,
+            rule=study.rule | {name: rule[name] for name in rule.keys() & chosen},
+            first_seed=study.first_seed if first_seed is None else first_seed,
+        )
     else:
-        if source is not None:
-            shared, more = read_methods(source)
-            methods += more
+        shared, methods = ({}, []) if source is None else read_methods(source)
+        methods = [parse_method(text) for text in method or ()] + methods
         if not methods:
             raise UsageError("there is nothing to compare; give --method at least once, such as --method topk")
-        study = Study(base={"eval_every": 0.25} | shared | given, methods=[parse_method(baseline), *methods])
-    if study.base.get("target_accuracy") is None:
-        raise UsageError("a decision needs a target; add --target-accuracy, such as 0.95")
-    first_seed = study.base.pop("seed", options.seed)
+        study = Study(
+            base={"eval_every": 0.25} | shared | given,
+            methods=[parse_method(baseline), *methods],
+            rule=rule,
+            first_seed=options.seed if first_seed is None else first_seed,
+        )
+    study.check()
     folder = out or (source if is_known and source else Path("results/runs") / f"decide-{study.digest}")
-    rule = DecisionRule(
-        alpha=alpha, num_candidates=len(study.methods) - 1, same=same, accuracy_margin=accuracy_margin / 100.0
-    )
     ends_at = time.monotonic() + parse_duration(budget)
-    seeds = range(first_seed, min(first_seed + max_seeds, MAX_SEED + 1))
     with ForkServer(TRAIN) as server, LiveLine("bench decide") as live:
         search = Search(
             study=study,
             methods=study.plan(server),
-            rule=rule,
+            rule=DecisionRule(**study.rule, num_candidates=len(study.methods) - 1),
             folder=folder,
             server=server,
             live=live,
             ends_at=ends_at,
-            checks=not is_known,
+            checks=not (is_known and given.keys() & LINK_OPTIONS),
         )
         try:
-            answer = search.run(seeds)
+            answer = search.run(range(study.first_seed, min(study.first_seed + max_seeds, MAX_SEED + 1)))
         except Interrupted:
             raise Interrupted("stopped by the user; the same command continues") from None
     write_files(answer, folder)

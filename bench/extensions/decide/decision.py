@@ -16,11 +16,13 @@ from bench.extensions.decide.trajectory import Trajectory
 from bench.report.anytime import interval, judge_log_ratios
 from bench.report.statistics import two_sided_quantile
 
-TimeVerdict = Literal["faster", "slower", "same", "open"]
+TimeVerdict = Literal["faster", "slower", "same", "missed", "open"]
 AccuracyVerdict = Literal["within", "below", "open"]
 
 # Part of alpha that is spent on the error of the step times.
 SHARED_PART = 0.2
+# A method that misses the target with all of so many seeds gets no more seeds.
+ENOUGH_MISSES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,9 +113,10 @@ class MethodDecision:
         num_seeds: seeds with which the method was trained.
         num_missed: how many of them missed the target.
         factor: how many times sooner the target was reached than by the baseline, geometric mean over pairs of seeds;
-            None if there is no pair.
+            None if the method never reached the target in a pair.
         low, high: bounds of the factor; 0 and infinity as long as there are too few pairs.
-        verdict: the conclusion about the time.
+        verdict: the conclusion about the time; "missed" if the method missed the target with all of `ENOUGH_MISSES`
+            seeds or more with which the baseline reached it.
         accuracy: mean difference of final accuracy (method minus baseline), as a share; None if there is no pair.
         accuracy_low, accuracy_high: bounds of the difference.
         accuracy_verdict: "within" the accepted loss, "below" it, or "open".
@@ -176,8 +179,15 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
     error = shared_error(baseline, candidate, alpha * SHARED_PART)
     for_seeds = alpha * (1.0 - SHARED_PART) if error else alpha
     ratios = log_ratios(baseline.times, candidate.times)
-    verdict = judge_log_ratios(ratios, alpha=for_seeds, same=math.log(rule.same), shared_error=error)
+    reached_by_baseline = {each.seed for each in baseline.times if each.reached}
+    reached = [each.reached for each in candidate.times if each.seed in reached_by_baseline]
+    conclusion = judge_log_ratios(ratios, alpha=for_seeds, same=math.log(rule.same), shared_error=error)
     words: dict[str, TimeVerdict] = {"above": "faster", "below": "slower", "same": "same"}
+    verdict = words.get(conclusion, "open")
+    if not any(reached) and len(reached) >= ENOUGH_MISSES:
+        verdict = "missed"
+    elif verdict == "same" and not all(reached):  # the time of a missed seed is only known to be longer
+        verdict = "open"
     low, high = interval(ratios, for_seeds)
     ours = {each.seed: each.accuracy for each in candidate.trajectories}
     pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
@@ -193,12 +203,23 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
         method=candidate.method,
         num_seeds=len(times),
         num_missed=sum(not each.reached for each in times),
-        factor=math.exp(statistics.fmean(ratios)) if ratios else None,
+        factor=math.exp(statistics.fmean(ratios)) if any(reached) else None,
         low=math.exp(low - error) if low > -math.inf else 0.0,
         high=math.exp(high + error) if high < math.inf else math.inf,
-        verdict=words.get(verdict, "open"),
+        verdict=verdict,
         accuracy=statistics.fmean(differences) if differences else None,
         accuracy_low=worst,
         accuracy_high=best,
         accuracy_verdict=accuracy_verdict,
     )
+
+
+def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
+    """Return the best method: faster before others, then accurate before others, then by its factor."""
+    times, accuracies = ("faster", "open", "same", "slower", "missed"), ("within", "open", "below")
+    return min(
+        decisions,
+        key=lambda each: (
+            times.index(each.verdict), accuracies.index(each.accuracy_verdict), -(each.factor or 0.0)
+        ),
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from bench.cli.console import table_of
 from bench.core.files import writing
 from bench.core.run_folder import write_json
 from bench.core.units import format_rate, format_seconds
-from bench.extensions.decide.decision import MethodDecision, log_ratios
+from bench.extensions.decide.decision import MethodDecision, best_of, log_ratios
 from bench.extensions.decide.search import StudyResult
 from bench.report.columns import NOTHING, format_factor, format_interval, format_number, format_points
 from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, write_ticks
@@ -21,21 +21,17 @@ from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save
 def sentences(answer: StudyResult) -> list[str]:
     """Return the answer: first one sentence that starts with Yes, No or Open, then what is open and what it costs."""
     baseline, target = answer.evidence[0].method, f"{format_number(answer.target * 100)} %"
-    faster = [each for each in answer.decisions if each.verdict == "faster"]
-    kept = [each for each in faster if each.accuracy_verdict != "below"]
     still_open = [each for each in answer.decisions if each.verdict == "open"]
-    if best := max(kept or faster, key=lambda each: each.factor or 0.0, default=None):
-        head = "Yes" if kept else "Yes, but less accurate"
+    best = best_of(answer.decisions)
+    if best.verdict == "faster":
+        head = "Yes, but less accurate" if best.accuracy_verdict == "below" else "Yes"
         first = (
             f"{head}: {best.method} reaches {target} {_times(best)} sooner than {baseline} on this link, decided after "
             f"{_seeds(best.num_seeds)}; accuracy {_accuracy_words(best)}."
         )
     elif still_open:
-        nearest = max(still_open, key=lambda each: each.factor or 0.0)
-        reached = (
-            f"reaches {target} {_times(nearest)} as soon as {baseline}" if nearest.factor else f"never reached {target}"
-        )
-        first = f"Open: {nearest.method} {reached} on this link, not decided after {_seeds(nearest.num_seeds)}."
+        reached = f"reaches {target} {_times(best)} as soon as {baseline}" if best.factor else f"missed {target} so far"
+        first = f"Open: {best.method} {reached} on this link, not decided after {_seeds(best.num_seeds)}."
     else:
         first = f"No: no method reaches {target} sooner than {baseline} on this link."
     found = [first]
@@ -47,7 +43,7 @@ def sentences(answer: StudyResult) -> list[str]:
         found.append("Times are composed and were not checked by whole runs on this link.")
     elif worst := max(answer.checks, key=lambda each: (not each.is_same_training, abs(each.deviation)), default=None):
         seen = f"a whole run of {worst.method} on the link took {format_seconds(worst.measured_s)}"
-        beside = f"composed were {format_seconds(worst.composed_s)} ({worst.deviation:+.1%})"
+        beside = f"and its composed time is {format_seconds(worst.composed_s)} ({worst.deviation:+.1%})"
         other = "" if worst.is_same_training else ", and trained other numbers than without the link"
         used = "" if are_composed else f"{other}, so whole runs of all methods count instead"
         found.append(f"Check: {seen}, {beside}{used}.")
@@ -90,10 +86,10 @@ def print_answer(answer: StudyResult, console: Console) -> None:
     """Print the sentences and the table."""
     for sentence in sentences(answer):
         console.print(sentence, soft_wrap=True, markup=False)
-    origin = (
-        "whole runs on the link" if answer.evidence[0].step_times is None else "composed of trajectories and step times"
-    )
-    headings = ["reached", "to target", f"sooner than {answer.evidence[0].method}", "time", "accuracy"]
+    origin = "measured in whole runs on the link"
+    if answer.evidence[0].step_times is not None:
+        origin = "composed of the number of steps and the duration of a step on the link"
+    headings = ["reached", "to target", f"sooner than {answer.evidence[0].method}", "verdict", "accuracy"]
     rows = []
     for evidence in answer.evidence:
         times = evidence.times
@@ -116,15 +112,16 @@ def print_answer(answer: StudyResult, console: Console) -> None:
             ]
         rows.append(row)
     console.print(table_of(("method",), headings, rows))
-    note = f"times: {origin}, means over seeds that reached the target; accuracy: percentage points"
-    console.print(note, soft_wrap=True, markup=False)
+    console.print(f"to target: means over the seeds that reached it, {origin}", soft_wrap=True, markup=False)
+    console.print(f"accuracy: percentage points more than {answer.evidence[0].method}", soft_wrap=True, markup=False)
     if answer.faster_up_to:
         limits = [f"{method} {_rate(answer, rate)}" for method, rate in answer.faster_up_to.items()]
-        console.print(f"faster up to: {', '.join(sorted(limits))}", soft_wrap=True, markup=False)
+        text = f"faster on links of up to (estimated): {', '.join(sorted(limits))}"
+        console.print(text, soft_wrap=True, markup=False)
 
 
 def _rate(answer: StudyResult, rate: float) -> str:
-    return f"over {format_rate(max(answer.rates_tried))}" if rate == math.inf else format_rate(rate)
+    return f"more than {format_rate(max(answer.rates_tried))}" if rate == math.inf else format_rate(rate)
 
 
 def to_dict(answer: StudyResult) -> dict[str, Any]:
@@ -146,6 +143,7 @@ def to_dict(answer: StudyResult) -> dict[str, Any]:
         "decisions": [dataclasses.asdict(each) for each in answer.decisions],
         "checks": [dataclasses.asdict(each) | {"deviation": each.deviation} for each in answer.checks],
         "faster_up_to_bps": answer.faster_up_to,
+        "rates_tried_bps": answer.rates_tried,
         "stopped": answer.stopped,
         "warnings": answer.warnings,
     }
@@ -209,7 +207,7 @@ def picture(answer: StudyResult) -> Picture:
     axes.axvline(1.0, color="0.3", linewidth=0.8)
     axes.axvspan(1 / answer.rule.same, answer.rule.same, color="0.9", zorder=0)
     axes.set(xscale="log", yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-    axes.set_xlabel(f"times sooner than {baseline.method}")
+    axes.set_xlabel(f"speed-up over {baseline.method}, in time to the target")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     write_ticks(axes, "x")
     alt = " ".join(sentences(answer))

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,9 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
-from bench.extensions.decide.decision import DecisionRule, Evidence, MethodDecision, decide
+from bench.extensions.decide.decision import DecisionRule, Evidence, MethodDecision, best_of, decide, log_ratios
 from bench.extensions.decide.step_times import StepTimes, joined, levels_of, measure_step_times
-from bench.extensions.decide.study import LINK_OPTIONS, TIME_DEPENDENT, Method, Study, train_missing
+from bench.extensions.decide.study import LINK_OPTIONS, Method, Study, train_missing
 from bench.extensions.decide.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import ForkServer
 from bench.report.comparison import compare
@@ -135,20 +136,20 @@ class Search:
         (self.folder / "step-times").mkdir(parents=True, exist_ok=True)
         self.study.store(self.folder)
         self._target: float = self.methods[0].trajectory.target_accuracy or 1.0
-        self._whole = any(m.on_link.strategy.partition(":")[0] in TIME_DEPENDENT for m in self.methods)
+        self._whole = self.study.is_time_dependent
         self._times: dict[str, StepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
         self._seed_s = 0.0
-        self._first_seed = seeds[0]
+        self._seeds_of: dict[str, list[int]] = {}
         left = format_seconds(self.ends_at - time.monotonic())
         self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {len(seeds)} seeds, or {left}")
-        done, stopped = self._add_seeds(seeds)
-        checks = self._check(done) if self.checks and not self._whole else []
+        stopped = self._add_seeds(seeds)
+        checks = self._check() if self.checks and not self._whole else []
         if not all(check.is_passed for check in checks):
             self._whole = True
-            done, stopped = self._add_seeds(seeds)
-        decisions = self._decisions(done)
-        evidence = [self._evidence(method, done) for method in self.methods]
+            stopped = self._add_seeds(seeds)
+        decisions = self._decisions()
+        evidence = [self._evidence(method) for method in self.methods]
         rates_tried, faster_up_to = self._rates(evidence, decisions)
         return StudyResult(
             study=self.study,
@@ -160,57 +161,63 @@ class Search:
             faster_up_to=faster_up_to,
             rates_tried=rates_tried,
             stopped=stopped,
-            next_seed_s=self._seed_s if stopped else None,
+            next_seed_s=(self._seed_s or None) if stopped else None,
             warnings=self._warnings(evidence),
         )
 
-    def _add_seeds(self, seeds: Sequence[int]) -> tuple[list[int], str]:
-        """Train seed by seed; return the seeds that were used, and why the search stopped if a method is still open."""
-        done: list[int] = []
+    def _add_seeds(self, seeds: Sequence[int]) -> str:
+        """Train seed by seed; return why the search stopped although a method is open, or an empty text."""
+        self._seeds_of = {method.name: [] for method in self.methods}
         timings: list[dict[str, StepTimes]] = []
-        for seed in seeds:
+        stopped = f"after {len(seeds)} seeds (--max-seeds)"
+        for number, seed in enumerate(seeds, 1):
             began = time.monotonic()
-            self._train(seed, self._open(done))
-            self._seed_s = time.monotonic() - began
-            done.append(seed)
-            if len(done) == min(ENOUGH_MISSES, len(seeds)):
-                self._check_target(done)
-            if not self._whole and len(done) <= NUM_TIMINGS:
-                timings.append(self._time_steps(self.methods, f"seed {len(done)}"))
+            methods = self._open() if number > 1 else self.methods
+            if self._train(seed, methods):
+                self._seed_s = time.monotonic() - began
+            for method in methods:
+                self._seeds_of[method.name].append(seed)
+            if number == ENOUGH_MISSES:
+                self._check_target()
+            if not self._whole and number <= NUM_TIMINGS:
+                timings.append(self._time_steps(self.methods, f"seed {number}"))
                 self._times = joined(timings)
-            decisions = self._decisions(done)
-            self.live.say(_state(done, decisions))
-            if all(each.verdict != "open" for each in decisions):
-                return done, ""
+            decisions = self._decisions()
+            self.live.say(_state(number, decisions))
+            if number >= min(NUM_TIMINGS, len(seeds)) and all(each.verdict != "open" for each in decisions):
+                stopped = ""
+                break
             if time.monotonic() + self._seed_s > self.ends_at:
-                return done, "when the time was over (--budget)"
-        return done, f"after {len(done)} seeds (--max-seeds)"
+                stopped = "when the time was over (--budget)"
+                break
+        self._check_target()
+        return stopped
 
-    def _check_target(self, seeds: Sequence[int]) -> None:
-        """Check that the baseline reached the target with one of these seeds.
+    def _check_target(self) -> None:
+        """Check that the baseline reached the target with one of its seeds.
 
         Raises:
             NothingToCompare: the baseline missed the target with all of them.
         """
-        baseline = self._evidence(self.methods[0], seeds)
-        if all(each.num_to_target is None for each in baseline.trajectories):
+        baseline = self._evidence(self.methods[0])
+        if not any(each.reached for each in baseline.times):
             best = max((each.accuracy or 0.0 for each in baseline.trajectories), default=0.0)
             raise NothingToCompare(
-                f"{baseline.method} reached {self._target:.1%} with none of {len(seeds)} seeds, and ended with "
-                f"{best:.1%} at best; lower --target-accuracy, or give more --epochs"
+                f"{baseline.method} reached {self._target:.1%} with none of {len(baseline.times)} seeds so far, and "
+                f"ended with {best:.1%} at best; lower --target-accuracy, or give more --epochs"
             )
 
-    def _open(self, seeds: Sequence[int]) -> list[Method]:
-        """Return the baseline and the methods that are not decided by these seeds."""
-        if not seeds:
-            return self.methods
-        is_open = {each.method for each in self._decisions(seeds) if each.verdict == "open"}
+    def _open(self) -> list[Method]:
+        """Return the baseline and the methods that are not decided yet."""
+        is_open = {each.method for each in self._decisions() if each.verdict == "open"}
         return [method for method in self.methods if method is self.methods[0] or method.name in is_open]
 
-    def _train(self, seed: int, methods: Sequence[Method]) -> None:
-        """Train the methods with one seed, in random order; on the link if only whole runs count."""
-        order = random.Random(f"{self.study.digest} {seed}")
-        configs = [dataclasses.replace(m.trajectory, seed=seed) for m in order.sample(list(methods), len(methods))]
+    def _train(self, seed: int, methods: Sequence[Method]) -> bool:
+        """Train the methods with one seed, in random order; return True if a run was missing.
+
+        If whole runs count, the methods are also trained on the link; only there, if their numbers depend on time.
+        """
+        order = random.Random(f"{self.study.digest} {seed}").sample(list(methods), len(methods))
         names = {m.trajectory.config_id: m.name for m in methods} | {m.on_link.config_id: m.name for m in methods}
 
         def show(config: RunConfig, line: dict[str, Any]) -> None:
@@ -219,27 +226,34 @@ class Search:
                 parts = [f"seed {config.seed}, {names[config.config_id]}", f"{left} left", f"epoch {line['epoch']:.1f}"]
                 self.live.update(parts, total=line["total_steps"], completed=line["step"])
 
-        train_missing(configs, self.folder / TRAJECTORIES, self.server, show)
+        has_trained = False
+        if not self.study.is_time_dependent:
+            configs = [dataclasses.replace(method.trajectory, seed=seed) for method in order]
+            has_trained |= train_missing(configs, self.folder / TRAJECTORIES, self.server, show)
         if self._whole:
-            configs = [dataclasses.replace(m.on_link, seed=seed) for m in order.sample(list(methods), len(methods))]
-            train_missing(configs, self.folder / WHOLE_RUNS, self.server, show)
+            configs = [dataclasses.replace(method.on_link, seed=seed) for method in order]
+            has_trained |= train_missing(configs, self.folder / WHOLE_RUNS, self.server, show)
+        return has_trained
 
-    def _evidence(self, method: Method, seeds: Sequence[int]) -> Evidence:
+    def _evidence(self, method: Method) -> Evidence:
+        seeds = self._seeds_of[method.name]
+
         def found(config: RunConfig, folder: str) -> list[Trajectory]:
             configs = [dataclasses.replace(config, seed=seed) for seed in seeds]
             new = [each for each in configs if each.digest not in self._known]
             self._known |= find_trajectories(new, self.folder / folder, self._target)
             return [self._known[each.digest] for each in configs if each.digest in self._known]
 
+        whole_runs = found(method.on_link, WHOLE_RUNS) if self._whole else []
         return Evidence(
             method=method.name,
-            trajectories=found(method.trajectory, TRAJECTORIES),
+            trajectories=whole_runs if self.study.is_time_dependent else found(method.trajectory, TRAJECTORIES),
             step_times=None if self._whole else self._times.get(method.name),
-            whole_runs=found(method.on_link, WHOLE_RUNS) if self._whole else [],
+            whole_runs=whole_runs,
         )
 
-    def _decisions(self, seeds: Sequence[int]) -> list[MethodDecision]:
-        baseline, *candidates = (self._evidence(method, seeds) for method in self.methods)
+    def _decisions(self) -> list[MethodDecision]:
+        baseline, *candidates = map(self._evidence, self.methods)
         return [decide(baseline, candidate, self.rule) for candidate in candidates]
 
     def _time_steps(
@@ -257,8 +271,7 @@ class Search:
         path = self.folder / "step-times" / f"{key}.json"
         if (stored := read_json(path)) is not None:
             return {name: StepTimes(**times) for name, times in stored.items()}
-        first = {method.name: self._evidence(method, [self._first_seed]) for method in methods}
-        levels = {name: levels_of(evidence.trajectories[0].intervals) for name, evidence in first.items()}
+        levels = {method.name: levels_of(self._evidence(method).trajectories[0].intervals) for method in methods}
         times = measure_step_times(
             configs,
             levels,
@@ -269,38 +282,44 @@ class Search:
         write_json(path, {name: dataclasses.asdict(each) for name, each in times.items()})
         return times
 
-    def _check(self, seeds: Sequence[int]) -> list[LinkCheck]:
+    def _check(self) -> list[LinkCheck]:
         """Train the baseline and the best method once on the link, and compare with their composed times."""
-        decisions = self._decisions(seeds)
-        best = max(range(len(decisions)), key=lambda number: decisions[number].factor or 0.0)
-        methods = [self.methods[0], self.methods[1 + best]]
-        timings = [self._time_steps(methods, "before the check", LONGEST_CHECK_TIMING_S)]
+        best = best_of(self._decisions())
         checks = []
-        for method in methods:
-            reached = [each for each in self._evidence(method, seeds).trajectories if each.num_to_target is not None]
-            if not reached:
-                continue
-            trajectory = reached[0]
-            whole = self._whole_run(method, trajectory.seed)
-            timings.append(self._time_steps(methods, f"after the check of {method.name}", LONGEST_CHECK_TIMING_S))
-            losses = [
-                [row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)
-            ]
-            check = LinkCheck(
-                method=method.name,
-                seed=trajectory.seed,
-                composed_s=trajectory.start_s + joined(timings[-2:])[method.name].training_s(trajectory.steps),
-                measured_s=whole.train_time_s,
-                is_same_training=losses[0] == losses[1],
-            )
-            checks.append(check)
-            self.live.say(
-                f"check on the link: {check.method}, seed {check.seed}: composed {format_seconds(check.composed_s)}, "
-                f"measured {format_seconds(check.measured_s)} ({check.deviation:+.1%})"
-            )
+        for method in self.methods:
+            trajectories = self._evidence(method).trajectories
+            reached = [each for each in trajectories if each.num_to_target is not None]
+            if reached and (method is self.methods[0] or method.name == best.method):
+                check = self._check_of(method, reached[0])
+                checks.append(check)
+                self.live.say(
+                    f"check on the link: {check.method}, seed {check.seed}: composed "
+                    f"{format_seconds(check.composed_s)}, measured {format_seconds(check.measured_s)} "
+                    f"({check.deviation:+.1%})"
+                )
         return checks
 
-    def _whole_run(self, method: Method, seed: int) -> Trajectory:
+    def _check_of(self, method: Method, trajectory: Trajectory) -> LinkCheck:
+        """Train once on the link and time steps right before and after, unless the check is in the folder."""
+        config = dataclasses.replace(method.on_link, seed=trajectory.seed)
+        path = self.folder / "step-times" / f"check-{config.digest}.json"
+        if (stored := read_json(path)) is not None:
+            return LinkCheck(**stored)
+        before = self._time_steps([method], f"before check {config.digest}", LONGEST_CHECK_TIMING_S)
+        whole = self._whole_run(method, config)
+        after = self._time_steps([method], f"after check {config.digest}", LONGEST_CHECK_TIMING_S)
+        losses = [[row["test_loss"] for row in each.run.rows[: whole.num_to_target]] for each in (whole, trajectory)]
+        check = LinkCheck(
+            method=method.name,
+            seed=trajectory.seed,
+            composed_s=trajectory.start_s + joined([before, after])[method.name].training_s(trajectory.steps),
+            measured_s=whole.train_time_s,
+            is_same_training=losses[0] == losses[1],
+        )
+        write_json(path, dataclasses.asdict(check))
+        return check
+
+    def _whole_run(self, method: Method, config: RunConfig) -> Trajectory:
         """Train with the method on the link, until the target is reached."""
 
         def show(_: RunConfig, line: dict[str, Any]) -> None:
@@ -308,7 +327,6 @@ class Search:
                 parts = [f"whole run of {method.name} on the link"]
                 self.live.update(parts, total=line["total_steps"], completed=line["step"])
 
-        config = dataclasses.replace(method.on_link, seed=seed)
         train_missing([config], self.folder / WHOLE_RUNS, self.server, show)
         (whole,) = find_trajectories([config], self.folder / WHOLE_RUNS, self._target).values()
         return whole
@@ -347,10 +365,14 @@ class Search:
                 on_link = {method.name: method.on_link for method in study.plan(self.server)}
                 methods = [dataclasses.replace(method, on_link=on_link[method.name]) for method in wanted]
                 times = self._time_steps(methods, "another rate", LONGEST_CHECK_TIMING_S)
-            known = [each for each in evidence if each.method in times]
-            trained = {e.method: times[e.method].training_s(e.steps) / len(e.trajectories) for e in known}
-            for name in faster:
-                factors[name].append(trained[self.methods[0].name] / trained[name])
+            baseline, *candidates = (
+                dataclasses.replace(each, step_times=times[each.method])
+                for each in evidence
+                if each.method in (self.methods[0].name, *faster)
+            )
+            for each in candidates:
+                ratios = log_ratios(baseline.times, each.times)
+                factors[each.method].append(math.exp(statistics.fmean(ratios)))
         return rates, {name: crossing(rates, each) for name, each in factors.items()}
 
 
@@ -368,11 +390,11 @@ def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
     return math.inf if factors[-1] > 1.0 else rates[0]
 
 
-def _state(seeds: Sequence[int], decisions: Sequence[MethodDecision]) -> str:
-    """Return one line with the state of every method after these seeds."""
+def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
+    """Return one line with the state of every method after so many seeds."""
     parts = []
     for each in decisions:
-        factor = "never at the target" if each.factor is None else f"{each.factor:.2f}x"
+        factor = "target missed" if each.factor is None else f"{each.factor:.2f}x"
         bounds = f" [{each.low:.2f}, {each.high:.2f}]" if each.low > 0.0 and each.high < float("inf") else ""
         parts.append(f"{each.method} {factor}{bounds} {each.verdict}")
-    return f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}: {'; '.join(parts)}"
+    return f"{num_seeds} {'seed' if num_seeds == 1 else 'seeds'}: {'; '.join(parts)}"

@@ -24,6 +24,7 @@ WORKER = "bench.extensions.decide.step_times_worker"
 MOST_LEVELS = 8
 # Densities within this factor of each other are one level.
 SAME_LEVEL = 1.02
+# Wanted half width of the interval of each mean, as a share of the mean.
 PRECISION = 0.02
 
 
@@ -39,7 +40,6 @@ class StepTimesConfig(RanksConfig):
     starts: Annotated[
         tuple[list[int], ...], Doc("for each method, the step of the training at which each level begins"), NOT_RECORDED
     ] = ()
-    precision: Annotated[float, Doc("wanted half width of each mean's interval, as a share of the mean")] = PRECISION
     max_s: Annotated[float, Doc("seconds after which the job makes no further block")] = NOT_GIVEN
 
 

@@ -19,7 +19,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset
-from bench.extensions.decide.step_times import StepTimesConfig
+from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
 from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
@@ -115,24 +115,23 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
                 entries.append([*subject, everyone[0][place][0], sent])
             if dist.get_rank() == 0:
                 append_json_line(folder.progress, {"block": entries})
-            is_over = time.monotonic() - began > config.max_s or are_precise(list(seconds.values()), config.precision)
+            is_over = time.monotonic() - began > config.max_s or are_precise(list(seconds.values()))
             if gather_json(is_over)[0]:
                 break
         for method in methods:
             method.strategy.close()
 
 
-def are_precise(of_subjects: list[list[float]], precision: float) -> bool:
-    """Return True if the 95 % interval of every mean is at most plus or minus this share of the mean.
+def are_precise(of_subjects: list[list[float]]) -> bool:
+    """Return True if the 95 % interval of every mean is at most plus or minus `PRECISION` of the mean.
 
     Args:
         of_subjects: for each method and level, the mean seconds of a step in each block.
-        precision: share of the mean, above 0.
     """
     if len(of_subjects[0]) < FEWEST_BLOCKS:
         return False
     means: list[Any] = [estimate(seconds) for seconds in of_subjects]
-    return all(mean.high - mean.mean <= precision * mean.mean for mean in means)
+    return all(mean.high - mean.mean <= PRECISION * mean.mean for mean in means)
 
 
 main = rank_main(StepTimesConfig, run, (BenchError, Diverged, OptionError, TransportError))

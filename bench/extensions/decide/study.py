@@ -13,7 +13,7 @@ from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.resolve import place
 from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
-from bench.launch.sweep_state import by_digest, past_runs, run_missing
+from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
 
 # Options that change the time of a run but none of its numbers.
 LINK_OPTIONS = frozenset(
@@ -30,13 +30,11 @@ class Method:
 
     Attributes:
         name: short name, unique in the study.
-        settings: the options in which methods differ.
         trajectory: complete configuration of a run without the emulated link; its seed is replaced.
-        on_link: complete configuration of a run on the link, which ends at the target.
+        on_link: complete configuration of a run on the link; it ends at the target, unless its numbers depend on time.
     """
 
     name: str
-    settings: Settings
     trajectory: RunConfig
     on_link: RunConfig
 
@@ -48,10 +46,14 @@ class Study:
     Attributes:
         base: options that all methods share, by name, including the link.
         methods: the options of each method, the baseline first.
+        rule: `alpha`, `same` and `accuracy_margin` of the `DecisionRule`.
+        first_seed: the first seed; the others follow it.
     """
 
     base: Settings
     methods: list[Settings]
+    rule: dict[str, float]
+    first_seed: int = 1
 
     @property
     def digest(self) -> str:
@@ -61,7 +63,7 @@ class Study:
 
     def store(self, folder: Path) -> None:
         """Write the study to its folder."""
-        write_json(folder / FILE, {"base": self.base, "methods": self.methods})
+        write_json(folder / FILE, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> "Study":
@@ -73,7 +75,35 @@ class Study:
         stored = read_json(folder / FILE)
         if stored is None:
             raise UsageError(f"{folder} holds no {FILE}; give a folder that bench decide has written")
-        return cls(base=stored["base"], methods=stored["methods"])
+        return cls(**stored)
+
+    def check(self) -> None:
+        """Check that the options allow a decision.
+
+        Raises:
+            UsageError: an option ends trainings early, needs other machines, or must be the same for all methods.
+        """
+        for settings in (self.base, *self.methods):
+            for name in ("steps", "stop_at_target"):
+                if settings.get(name):
+                    flag = f"--{name.replace('_', '-')}"
+                    raise UsageError(f"a decision needs whole trainings, of --epochs; leave out {flag}")
+            if settings.get("nnodes", 1) > 1:
+                raise UsageError(
+                    "bench decide starts all ranks itself, so it cannot use several machines; measure step times there "
+                    "with bench run, or describe the link with --hosts and --bandwidth"
+                )
+        if self.base.get("target_accuracy") is None:
+            raise UsageError("a decision needs a target; add --target-accuracy, such as 0.95")
+        for settings in self.methods:
+            if shared := settings.keys() & (LINK_OPTIONS | {"seed", "target_accuracy"}):
+                raise UsageError(f"all methods must share {', '.join(sorted(shared))}; give it once, for all")
+
+    @property
+    def is_time_dependent(self) -> bool:
+        """True if the numbers of a method depend on the link, so that only whole runs on the link count."""
+        strategies = (str((self.base | settings).get("strategy")) for settings in self.methods)
+        return any(strategy.partition(":")[0] in TIME_DEPENDENT for strategy in strategies)
 
     def plan(self, server: ForkServer) -> list[Method]:
         """Return the methods with their complete configurations, the baseline first.
@@ -86,14 +116,13 @@ class Study:
         without = {name: value for name, value in link.items() if name not in LINK_OPTIONS}
         without |= {"world_size": ranks.world_size, "threads": ranks.threads, "device": ranks.device}
         trajectories = _configs(without, self.methods, server)
-        if ranks.cluster is not None:
-            on_link = _configs(link | {"stop_at_target": True}, self.methods, server)
-        else:
-            on_link = [dataclasses.replace(config, stop_at_target=True) for config in trajectories]
+        on_link = trajectories if ranks.cluster is None else _configs(link, self.methods, server)
+        if not self.is_time_dependent:  # else a whole run also shows the final accuracy
+            on_link = [dataclasses.replace(config, stop_at_target=True) for config in on_link]
         names = short_names([(config.compressor, config.collective) for config in on_link], self.methods)
         return [
-            Method(name=name, settings=settings, trajectory=trajectory, on_link=config)
-            for name, settings, trajectory, config in zip(names, self.methods, trajectories, on_link, strict=True)
+            Method(name=name, trajectory=trajectory, on_link=config)
+            for name, trajectory, config in zip(names, trajectories, on_link, strict=True)
         ]
 
 
@@ -145,14 +174,19 @@ def train_missing(
     out: Path,
     server: ForkServer,
     on_progress: Callable[[RunConfig, dict[str, Any]], None],
-) -> None:
-    """Train the runs that are not in the folder yet, in this order; resume those that were interrupted.
+) -> bool:
+    """Train the runs that are not in the folder yet, in this order; resume those that were interrupted or failed.
+
+    A run whose training diverged is not repeated, because it would diverge again.
 
     Args:
         configs: complete configurations of the runs.
         out: folder of the runs.
         server: starts the ranks.
         on_progress: called with a run's configuration and each report of its rank 0.
+
+    Returns:
+        True if a run was missing
 
     Raises:
         Interrupted: the user stopped a run.
@@ -170,5 +204,12 @@ def train_missing(
             raise Interrupted("stopped by the user")
 
     seen = by_digest(past_runs(out))
-    missing = [config for config in configs if config.digest not in seen or seen[config.digest].state == "torn"]
+    missing = [config for config in configs if _is_missing(seen.get(config.digest))]
     run_missing(missing, out, seen, train)
+    return bool(missing)
+
+
+def _is_missing(past: PastRun | None) -> bool:
+    if past is None or past.state == "torn":
+        return True
+    return past.state == "failed" and "has diverged" not in past.summary.get("error", "")

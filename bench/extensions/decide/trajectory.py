@@ -5,6 +5,7 @@ link.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,8 @@ class Trajectory:
         seed: the run's seed.
         intervals: for each interval between evaluations, (step at which it begins, number of steps, mean bytes that a
             rank sends in one of these steps).
-        start_s: seconds by which the first interval took longer than the later steps lead one to expect, because memory
-            is allocated and connections are opened.
+        start_s: seconds by which the first interval took longer than later steps that send as much, because memory is
+            allocated and connections are opened.
         num_to_target: number of intervals until the target was reached; None if it was missed.
         accuracy: final test accuracy, from 0 to 1; None if the training diverged.
         train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as
@@ -60,18 +61,22 @@ def trajectory_of(run: Run, target: float) -> Trajectory:
     """
     rows = [row for row in run.rows if row["test_accuracy"] is not None and row["payload_bytes_per_step"] is not None]
     if not rows:
-        raise RunFailed(f"{run.title}: {run['error'] or 'the training ended before its first evaluation'}")
+        reason = run["error"] or "the training ended before its first evaluation"
+        raise RunFailed(f"{run.title}: {reason}; leave out this method, or lower its --lr")
     ends = [row["step"] for row in rows]
     numbers = [number or 0 for number in interval_steps(rows)]
     sent = [row["payload_bytes_per_step"] + (row["state_bytes_per_step"] or 0.0) for row in rows]
     trained_s = [row["train_time_s"] for row in rows]
-    later_steps = ends[-1] - ends[0]
-    later_s = (trained_s[-1] - trained_s[0]) * numbers[0] / later_steps if later_steps else trained_s[0]
+    # Only later steps that send as much are compared, because encoding takes longer the more is sent.
+    alike = [place for place in range(1, len(rows)) if math.isclose(sent[place], sent[0], rel_tol=0.02)]
+    steps_alike = sum(numbers[place] for place in alike)
+    alike_s = sum(trained_s[place] - trained_s[place - 1] for place in alike)
+    expected_s = numbers[0] * alike_s / steps_alike if steps_alike else trained_s[0]
     reached = next((place for place, row in enumerate(rows, 1) if row["test_accuracy"] >= target), None)
     return Trajectory(
         seed=run["seed"],
         intervals=[(end - number, number, each) for end, number, each in zip(ends, numbers, sent, strict=True)],
-        start_s=max(0.0, trained_s[0] - later_s),
+        start_s=max(0.0, trained_s[0] - expected_s),
         num_to_target=None if run.diverged else reached,
         accuracy=None if run.diverged else rows[-1]["test_accuracy"],
         train_time_s=trained_s[(reached or len(rows)) - 1],

@@ -23,8 +23,9 @@ RULE = DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.0
         (["--method", "topk"], "a decision needs a target; add --target-accuracy"),
         (["--method", "topk@"], "'topk@' is not a method; write COMPRESSOR or COMPRESSOR@COLLECTIVE"),
         (["--compressor", "topk"], "bench decide takes methods; write --method COMPRESSOR@COLLECTIVE"),
-        (["--method", "topk", "--steps", "5"], "a decision needs whole trainings; give --epochs instead of --steps"),
+        (["--method", "topk", "--steps", "5"], "a decision needs whole trainings, of --epochs; leave out --steps"),
         (["--method", "topk", "--nnodes", "2"], "it cannot use several machines"),
+        (["--method", "topk", "--target-accuracy", "0.9", "--stop-at-target"], "leave out --stop-at-target"),
         (["--method", "topk", "--target-accuracy", "0.9", "--budget", "soon"], "'soon' is not a duration"),
     ],
 )
@@ -43,7 +44,7 @@ def result_of(steps: list[int], **changes: object) -> StudyResult:
     """Return the result of comparing 100 steps of the baseline with these steps of one method, seed by seed."""
     baseline, candidate = evidence([100, 104, 98, 102, 100, 99][: len(steps)]), evidence(steps)
     values = {
-        "study": Study(base={}, methods=[{"compressor": "bf16"}, {"compressor": "topk"}]),
+        "study": Study(base={}, methods=[{"compressor": "bf16"}, {"compressor": "topk"}], rule={}),
         "target": 0.95,
         "rule": RULE,
         "evidence": [baseline, candidate],
@@ -71,7 +72,7 @@ def test_the_first_sentence_is_the_answer() -> None:
 def test_a_composed_time_that_is_wrong_is_told() -> None:
     check = LinkCheck(method="m", seed=1, composed_s=12.0, measured_s=10.0, is_same_training=True)
     assert check.deviation == pytest.approx(0.2)
-    assert "Check: a whole run of m on the link took 10 s, composed were 12 s (+20.0%)." in sentences(
+    assert "Check: a whole run of m on the link took 10 s, and its composed time is 12 s (+20.0%)." in sentences(
         result_of([50, 51], checks=[check])
     )
 
@@ -105,6 +106,8 @@ def test_a_decision_is_resumed_and_asked_again_for_another_link(tmp_path: Path) 
     assert sorted(path.name for path in (out / TRAJECTORIES).iterdir()) == trained
     assert (out / "decision.csv").is_file()
     assert (out / "decision.svg").is_file()
-    known = execute("decide", str(out), "--max-seeds", "2", "--json", cwd=tmp_path)
-    assert json.loads(known.out)["checks"] == []
-    assert math.isfinite(json.loads(known.out)["decisions"][0]["factor"])
+    known = json.loads(execute("decide", str(out), "--max-seeds", "2", "--json", cwd=tmp_path).out)
+    assert (known["decisions"], known["checks"]) == (content["decisions"], content["checks"])
+    assert math.isfinite(known["decisions"][0]["factor"])
+    wrong = execute("decide", str(out), "--baseline", "none", cwd=tmp_path)
+    assert (wrong.code, "has its methods; leave out --method and --baseline" in wrong.error) == (2, True)

@@ -6,7 +6,15 @@ import math
 import pytest
 
 from bench.core.schema import METRICS_BY_NAME
-from bench.extensions.decide.decision import SHARED_PART, DecisionRule, Evidence, decide, log_ratios, shared_error
+from bench.extensions.decide.decision import (
+    SHARED_PART,
+    DecisionRule,
+    Evidence,
+    best_of,
+    decide,
+    log_ratios,
+    shared_error,
+)
 from bench.extensions.decide.search import crossing
 from bench.extensions.decide.step_times import MOST_LEVELS, DensityLevel, StepTimes, levels_of
 from bench.extensions.decide.trajectory import Trajectory, trajectory_of
@@ -74,9 +82,9 @@ def test_a_trajectory_ends_at_its_target() -> None:
 def test_the_first_steps_of_a_training_take_extra_time() -> None:
     run = run_of([0.5, 0.6, 0.9])
     for row, trained_s in zip(run.rows, (3.0, 4.0, 5.0), strict=True):  # 10 later steps take 1 s
-        row["train_time_s"] = trained_s
+        row |= {"train_time_s": trained_s, "payload_bytes_per_step": 100.0}
     assert trajectory_of(run, 0.9).start_s == pytest.approx(2.0)
-    run.rows[0]["train_time_s"] = 0.5  # later steps send more
+    run.rows[0]["payload_bytes_per_step"] = 1000.0  # no later step sends as much
     assert trajectory_of(run, 0.9).start_s == 0.0
     assert trajectory_of(run_of([0.9]), 0.9).start_s == 0.0
     first = dataclasses.replace(trajectory(10, 1), start_s=2.0)
@@ -151,6 +159,32 @@ def test_the_step_times_take_their_part_of_alpha() -> None:
     assert wide.verdict == "open"
     assert narrow.verdict == "faster"
     assert math.log(wide.high / wide.low) > 2 * error
+
+
+def test_a_method_that_misses_the_target_is_never_the_same() -> None:
+    baseline, fast = evidence([100, 104, 98, 102, 100]), [50, 50, 50, 50, 50]
+    never = Evidence(
+        method="m", trajectories=[trajectory(n, seed, reached=False) for seed, n in enumerate(fast)], step_times=TIMES
+    )
+    decision = decide(baseline, never, RULE)
+    assert (decision.verdict, decision.factor, decision.num_missed) == ("missed", None, 5)
+    once = dataclasses.replace(never, trajectories=[trajectory(100, 0), *never.trajectories[1:]])
+    assert decide(evidence([100] * 5), once, RULE).verdict == "open"
+    assert decide(evidence([100] * 5), evidence([100] * 5), RULE).verdict == "same"
+
+
+def test_the_best_method_is_faster_then_accurate() -> None:
+    decisions = [
+        dataclasses.replace(decide(evidence([100] * 5), evidence([50] * 5), RULE), **changes)
+        for changes in (
+            {"method": "a", "verdict": "open", "factor": 9.0},
+            {"method": "b", "verdict": "faster", "factor": 5.0, "accuracy_verdict": "below"},
+            {"method": "c", "verdict": "faster", "factor": 2.0, "accuracy_verdict": "within"},
+            {"method": "d", "verdict": "faster", "factor": 3.0, "accuracy_verdict": "within"},
+        )
+    ]
+    assert best_of(decisions).method == "d"
+    assert best_of(decisions[:2]).method == "b"
 
 
 def test_accuracy_is_judged_beside_time() -> None:

@@ -1,11 +1,16 @@
 """Methods and studies as users write them."""
 
+import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.extensions.decide.study import Study, parse_method, read_methods, short_names
+from bench.extensions.decide.study import Study, parse_method, read_methods, short_names, train_missing
+from bench.launch.resolve import resolve
+from bench.launch.sweep_file import Settings
 
 
 def test_a_method_names_a_compressor_and_perhaps_a_collective() -> None:
@@ -26,15 +31,37 @@ def test_a_file_names_methods_as_a_sweep_file_does(tmp_path: Path) -> None:
 
 
 def test_the_link_does_not_change_the_digest_of_a_study(tmp_path: Path) -> None:
-    methods = [{"compressor": "bf16"}, {"compressor": "topk"}]
+    methods: list[Settings] = [{"compressor": "bf16"}, {"compressor": "topk"}]
+    rule = {"alpha": 0.05, "same": 1.03, "accuracy_margin": 0.01}
     here, there = (
-        Study(base={"epochs": 3, "hosts": 2, "bandwidth": rate}, methods=methods) for rate in ("1mbit", "2mbit")
+        Study(base={"epochs": 3, "hosts": 2, "bandwidth": rate}, methods=methods, rule=rule)
+        for rate in ("1mbit", "2mbit")
     )
-    assert here.digest == there.digest != Study(base={"epochs": 4}, methods=methods).digest
+    assert here.digest == there.digest != Study(base={"epochs": 4}, methods=methods, rule=rule).digest
     here.store(tmp_path)
     assert Study.read(tmp_path) == here
     with pytest.raises(UsageError, match=r"holds no study\.json; give a folder that bench decide has written"):
         Study.read(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "sentence"),
+    [
+        ({}, {}, "needs a target"),
+        ({"target_accuracy": 0.9}, {"steps": 5}, "leave out --steps"),
+        ({"target_accuracy": 0.9, "nnodes": 2}, {}, "cannot use several machines"),
+        ({"target_accuracy": 0.9}, {"bandwidth": "1mbit"}, "all methods must share bandwidth"),
+        ({"target_accuracy": 0.9}, {"target_accuracy": 0.8}, "all methods must share target_accuracy"),
+    ],
+)
+def test_options_that_allow_no_decision_are_refused(base: Settings, method: Settings, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Study(base=base, methods=[{}, method], rule={}).check()
+
+
+def test_strategies_whose_numbers_depend_on_time_are_known() -> None:
+    assert not Study(base={"strategy": "ddp"}, methods=[{}], rule={}).is_time_dependent
+    assert Study(base={}, methods=[{}, {"strategy": "async_server:staleness=1"}], rule={}).is_time_dependent
 
 
 @pytest.mark.parametrize(
@@ -48,3 +75,31 @@ def test_the_link_does_not_change_the_digest_of_a_study(tmp_path: Path) -> None:
 )
 def test_a_method_has_the_shortest_name_that_is_unique(components: list[tuple[str, str]], names: list[str]) -> None:
     assert short_names(components, [{"lr": 0.1}, {"lr": 0.2}]) == names
+
+
+@pytest.mark.parametrize(
+    ("summary", "is_repeated"),
+    [
+        ({}, True),
+        ({"status": "ok"}, False),
+        ({"status": "failed", "error": "rank 1 was killed by SIGKILL"}, True),
+        ({"status": "failed", "error": "the loss is nan; training has diverged"}, False),
+    ],
+)
+def test_runs_that_failed_without_divergence_are_repeated(
+    summary: dict[str, str], is_repeated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(RunConfig())
+    folder = tmp_path / f"x-s1-{config.digest}"
+    folder.mkdir()
+    if summary:
+        (folder / "status.json").write_text(json.dumps(summary), encoding="utf-8")
+    executed: list[RunConfig] = []
+
+    def execute(config: RunConfig, *_: object) -> mock.Mock:
+        executed.append(config)
+        return mock.Mock(status="ok")
+
+    monkeypatch.setattr("bench.extensions.decide.study.execute", execute)
+    assert train_missing([config], tmp_path, mock.Mock(), lambda *_: None) is is_repeated
+    assert executed == [config] * is_repeated
