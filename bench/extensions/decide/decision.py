@@ -21,7 +21,7 @@ AccuracyVerdict = Literal["within", "below", "open"]
 
 # Part of alpha that is spent on the error of the step times.
 SHARED_PART = 0.2
-# A method that misses the target with all of so many seeds gets no more seeds.
+# A method that has missed the target with this number of seeds, and never reached it, gets no more seeds.
 ENOUGH_MISSES = 4
 
 

@@ -28,7 +28,7 @@ from bench.report.verdict import implausible
 TRAJECTORIES, WHOLE_RUNS = ".trajectories", ".whole-runs"
 # A composed time that differs by more than this from the time of a whole run is not used.
 LARGEST_DEVIATION = 0.10
-# If the baseline misses the target with all of so many seeds, the search ends.
+# The search ends if the baseline misses the target with each of this number of first seeds.
 ENOUGH_MISSES = 3
 # Steps are timed after each of the first seeds, because the speed of a machine drifts; a verdict takes four seeds.
 NUM_TIMINGS = 4
@@ -391,7 +391,7 @@ def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:
 
 
 def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
-    """Return one line with the state of every method after so many seeds."""
+    """Return one line with the number of seeds and what is known of every method."""
     parts = []
     for each in decisions:
         factor = "target missed" if each.factor is None else f"{each.factor:.2f}x"

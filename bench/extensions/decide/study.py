@@ -72,10 +72,10 @@ class Study:
         Raises:
             UsageError: the folder holds no study.
         """
-        stored = read_json(folder / FILE)
-        if stored is None:
-            raise UsageError(f"{folder} holds no {FILE}; give a folder that bench decide has written")
-        return cls(**stored)
+        try:
+            return cls(**(read_json(folder / FILE) or {}))
+        except TypeError:
+            raise UsageError(f"{folder} holds no {FILE} of this version; give a folder of bench decide") from None
 
     def check(self) -> None:
         """Check that the options allow a decision.

@@ -40,8 +40,11 @@ def test_the_link_does_not_change_the_digest_of_a_study(tmp_path: Path) -> None:
     assert here.digest == there.digest != Study(base={"epochs": 4}, methods=methods, rule=rule).digest
     here.store(tmp_path)
     assert Study.read(tmp_path) == here
-    with pytest.raises(UsageError, match=r"holds no study\.json; give a folder that bench decide has written"):
+    with pytest.raises(UsageError, match=r"holds no study\.json of this version; give a folder of bench decide"):
         Study.read(tmp_path / "other")
+    (tmp_path / "study.json").write_text('{"base": {}, "runs": []}', encoding="utf-8")
+    with pytest.raises(UsageError, match="of this version"):
+        Study.read(tmp_path)
 
 
 @pytest.mark.parametrize(
