@@ -36,7 +36,9 @@ def test_a_run_folder_a_folder_of_runs_a_file_and_a_pattern_give_the_same_rows(t
 def test_runs_are_found_at_any_depth_and_in_the_order_of_their_names(tmp_path: Path) -> None:
     write_run(tmp_path / "sweep" / "b" / "2", fake_row(run_id="late"))
     write_run(tmp_path / "sweep" / "a" / "1", fake_row(run_id="early"))
+    write_run(tmp_path / "sweep" / ".other" / "3", fake_row(run_id="hidden"))
     assert load([tmp_path])["run_id"].to_list() == ["early", "late"]
+    assert load([tmp_path / "sweep" / ".other"])["run_id"].to_list() == ["hidden"]
 
 
 def test_a_folder_of_plain_csv_files(tmp_path: Path) -> None:

@@ -110,3 +110,13 @@ def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     make_trainer(Among(1), recorder, world_size=2, epochs=3, steps=None, eval_every=1, **target).run()
     written = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
     assert [(columns["step"], columns["status"]) for columns in written] == [(8, "running"), (16, "ok")]
+
+
+def test_the_last_row_has_the_accuracy_of_the_training_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+    monkeypatch.setattr("bench.train.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.9) for _ in parts])
+    recorder = mock.Mock(measuring=contextlib.nullcontext)
+    target = {"target_accuracy": 0.8, "stop_at_target": True}
+    make_trainer(Among(1), recorder, world_size=2, epochs=3, steps=None, eval_every=0.25, **target).run()
+    (only,) = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
+    assert (only["step"], only["status"], only["train_accuracy"]) == (2, "ok", 0.9)

@@ -1,0 +1,159 @@
+"""The search for an answer, with faked trainings and step times: seeds that it trains, when it stops, its checks."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from bench.core.config.run import RunConfig
+from bench.core.errors import NothingToCompare
+from bench.extensions.decide import search
+from bench.extensions.decide.decision import DecisionRule
+from bench.extensions.decide.search import TRAJECTORIES, WHOLE_RUNS, LinkCheck, Search, StudyResult
+from bench.extensions.decide.step_times import StepTimes
+from bench.extensions.decide.study import Method, Study
+from bench.extensions.decide.trajectory import Trajectory
+from tests.extensions.decide.test_decision import trajectory
+
+NAMES = ("bf16", "topk", "powersgd")
+# Steps to the target by method and seed. topk is decided after 5 seeds, powersgd never.
+STEPS: dict[str, list[int]] = {
+    "bf16": [100, 104, 98, 102, 100, 99, 101, 103],
+    "topk": [50, 51, 50, 49, 52, 50, 51, 50],
+    "powersgd": [60, 180, 70, 160, 65, 170, 75, 150],
+}
+
+
+@dataclasses.dataclass
+class Fakes:
+    """Replaces what needs processes; `trained` holds (folder, method, seed) of each training, in order."""
+
+    missed: tuple[str, ...] = ()
+    link_s: float = 1.0
+    trained: list[tuple[str, str, int]] = dataclasses.field(default_factory=list)
+
+    def train(self, configs: list[RunConfig], out: Path, *_: object) -> bool:
+        new = [(out.name, config.compressor, config.seed) for config in configs]
+        new = [each for each in new if each not in self.trained]
+        self.trained += new
+        return bool(new)
+
+    def find(self, configs: list[RunConfig], out: Path, _: float) -> dict[str, Trajectory]:
+        return {config.digest: self._trajectory(config, out.name) for config in configs}
+
+    def _trajectory(self, config: RunConfig, folder: str) -> Trajectory:
+        steps = STEPS[config.compressor][config.seed - 1]
+        found = trajectory(steps, config.seed, reached=config.compressor not in self.missed)
+        return dataclasses.replace(found, train_time_s=0.01 * steps * (self.link_s if folder == WHOLE_RUNS else 1.0))
+
+    def times(self, configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
+        return {name: StepTimes(nbytes=[100.0], seconds=[[0.01], [0.01]]) for name in configs}
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
+    found = Fakes()
+    monkeypatch.setattr(search, "train_missing", found.train)
+    monkeypatch.setattr(search, "find_trajectories", found.find)
+    monkeypatch.setattr(search, "measure_step_times", found.times)
+    monkeypatch.setattr(Search, "_warnings", lambda *_: [])
+    return found
+
+
+def run_search(folder: Path, seeds: int = 8, ends_at: float = math.inf, **changes: Any) -> StudyResult:
+    methods = [
+        Method(
+            name=name,
+            trajectory=RunConfig(compressor=name, target_accuracy=0.9),
+            on_link=RunConfig(compressor=name, target_accuracy=0.9, stop_at_target=True, hosts=2),
+        )
+        for name in NAMES
+    ]
+    study = Study(base={}, methods=[{"compressor": name} for name in NAMES], rule={})
+    values: dict[str, Any] = {
+        "study": study,
+        "methods": methods,
+        "rule": DecisionRule(alpha=0.05, num_candidates=2, same=1.03, accuracy_margin=0.01),
+        "folder": folder,
+        "server": mock.Mock(),
+        "live": mock.Mock(),
+        "ends_at": ends_at,
+        "checks": False,
+    }
+    return Search(**values | changes).run(range(1, seeds + 1))
+
+
+def seeds_of(fakes: Fakes, method: str, folder: str = TRAJECTORIES) -> list[int]:
+    return [seed for where, name, seed in fakes.trained if (where, name) == (folder, method)]
+
+
+def test_decided_methods_get_no_more_seeds(fakes: Fakes, tmp_path: Path) -> None:
+    result = run_search(tmp_path)
+    assert {each.method: each.verdict for each in result.decisions} == {"topk": "faster", "powersgd": "open"}
+    assert result.stopped == "after 8 seeds (--max-seeds)"
+    decided_after = next(each.num_seeds for each in result.decisions if each.method == "topk")
+    assert 4 <= decided_after < 8
+    assert seeds_of(fakes, "topk") == list(range(1, decided_after + 1))
+    assert seeds_of(fakes, "powersgd") == seeds_of(fakes, "bf16") == list(range(1, 9))
+    orders = {tuple(name for _, name, seed in fakes.trained if seed == each) for each in range(1, 5)}
+    assert len(orders) > 1  # the methods of a seed are trained in random order
+
+
+def test_the_same_question_again_trains_nothing_and_answers_the_same(fakes: Fakes, tmp_path: Path) -> None:
+    first = run_search(tmp_path)
+    trained = list(fakes.trained)
+    again = run_search(tmp_path)
+    assert (again.decisions, fakes.trained) == (first.decisions, trained)
+
+
+def test_the_budget_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
+    result = run_search(tmp_path, ends_at=0.0)
+    assert (result.stopped, seeds_of(fakes, "bf16")) == ("when the time was over (--budget)", [1])
+
+
+def test_a_baseline_that_never_reaches_the_target_ends_the_search(fakes: Fakes, tmp_path: Path) -> None:
+    fakes.missed = ("bf16",)
+    with pytest.raises(NothingToCompare, match=r"bf16 reached 90\.0% with none of 3 seeds so far"):
+        run_search(tmp_path)
+
+
+@pytest.mark.parametrize(("link_s", "is_whole"), [(1.05, False), (1.2, True)])
+def test_whole_runs_count_if_composed_times_deviate(
+    link_s: float, is_whole: bool, fakes: Fakes, tmp_path: Path
+) -> None:
+    fakes.link_s = link_s
+    result = run_search(tmp_path, checks=True)
+    assert [check.method for check in result.checks] == ["bf16", "topk"]
+    assert all(check.deviation == pytest.approx(1.0 / link_s - 1.0) for check in result.checks)
+    assert {time.origin for time in result.evidence[0].times} == {"measured" if is_whole else "composed"}
+    assert seeds_of(fakes, "bf16", WHOLE_RUNS) == (list(range(1, 9)) if is_whole else [1])
+
+
+@pytest.mark.parametrize(
+    ("composed_s", "is_same", "is_passed"),
+    [(10.9, True, True), (11.2, True, False), (8.9, True, False), (10.0, False, False)],
+)
+def test_a_check_fails_beyond_ten_percent_or_if_the_trainings_differ(
+    composed_s: float, is_same: bool, is_passed: bool
+) -> None:
+    check = LinkCheck(method="m", seed=1, composed_s=composed_s, measured_s=10.0, is_same_training=is_same)
+    assert check.is_passed is is_passed
+
+
+def test_steps_are_timed_after_each_of_the_first_four_seeds(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = itertools.count(1)
+
+    def drifting(configs: Mapping[str, RunConfig], *_: object, **__: object) -> dict[str, StepTimes]:
+        slower = float(next(numbers))
+        return {name: StepTimes(nbytes=[100.0], seconds=[[0.01 * slower]]) for name in configs}
+
+    monkeypatch.setattr(search, "measure_step_times", drifting)
+    result = run_search(tmp_path)
+    assert result.evidence[0].step_times == StepTimes(nbytes=[100.0], seconds=[[0.01], [0.02], [0.03], [0.04]])
