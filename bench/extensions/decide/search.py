@@ -13,6 +13,7 @@ from typing import Any
 from bench.cli.console import LiveLine
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import RunConfig
+from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
@@ -332,13 +333,12 @@ class Search:
         return whole
 
     def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
-        """Return sentences about trajectories that cannot be trusted."""
+        """Return sentences about results that cannot be trusted."""
         rows = [row for each in evidence for trajectory in each.trajectories for row in trajectory.run.rows]
         baseline = self.methods[0].trajectory.config_id
         targets = [f"{self._target:g}"]
-        return list(
-            implausible(compare(rows, baseline=baseline, metric="test_accuracy", targets=targets, rule="anytime"))
-        )
+        compared = compare(rows, baseline=baseline, metric="test_accuracy", targets=targets, rule="anytime")
+        return [*implausible(compared), *busy([row["other_cpu_share"] for row in rows])]
 
     def _rates(
         self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]
@@ -374,6 +374,23 @@ class Search:
                 ratios = log_ratios(baseline.times, each.times)
                 factors[each.method].append(math.exp(statistics.fmean(ratios)))
         return rates, {name: crossing(rates, each) for name, each in factors.items()}
+
+
+def busy(shares: Sequence[float | None]) -> list[str]:
+    """Return a warning if other programs took part of the cores.
+
+    Args:
+        shares: the column `other_cpu_share` of all evaluations; intervals between them are short, so only the mean says
+            something.
+    """
+    known = [share for share in shares if share is not None]
+    share = statistics.fmean(known) if known else 0.0
+    if share <= NOTEWORTHY_SHARE:
+        return []
+    return [
+        f"other programs took {share:.0%} of the cores while methods were trained, and so probably while steps were "
+        "timed; ask again with another --out when the machine is idle"
+    ]
 
 
 def crossing(rates: Sequence[float], factors: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import NothingToCompare
 from bench.extensions.decide import search
 from bench.extensions.decide.decision import DecisionRule
-from bench.extensions.decide.search import TRAJECTORIES, WHOLE_RUNS, LinkCheck, Search, StudyResult
+from bench.extensions.decide.search import TRAJECTORIES, WHOLE_RUNS, LinkCheck, Search, StudyResult, busy
 from bench.extensions.decide.step_times import StepTimes
 from bench.extensions.decide.study import Method, Study
 from bench.extensions.decide.trajectory import Trajectory
@@ -143,6 +143,12 @@ def test_a_check_fails_beyond_ten_percent_or_if_the_trainings_differ(
 ) -> None:
     check = LinkCheck(method="m", seed=1, composed_s=composed_s, measured_s=10.0, is_same_training=is_same)
     assert check.is_passed is is_passed
+
+
+def test_a_busy_machine_is_told() -> None:
+    assert busy([None, 0.02, 0.1, 0.15]) == busy([None]) == []
+    (warning,) = busy([0.5, 0.3, None])
+    assert warning.startswith("other programs took 40% of the cores while methods were trained")
 
 
 def test_steps_are_timed_after_each_of_the_first_four_seeds(
