@@ -86,9 +86,9 @@ def print_answer(answer: StudyResult, console: Console) -> None:
     """Print the sentences and the table."""
     for sentence in sentences(answer):
         console.print(sentence, soft_wrap=True, markup=False)
-    origin = "measured in whole runs on the link"
+    origin = "whole runs on the link"
     if answer.evidence[0].step_times is not None:
-        origin = "composed of the number of steps and the duration of a step on the link"
+        origin = "measured step times"
     headings = ["reached", "to target", f"sooner than {answer.evidence[0].method}", "verdict", "accuracy"]
     rows = []
     for evidence in answer.evidence:
@@ -112,16 +112,15 @@ def print_answer(answer: StudyResult, console: Console) -> None:
             ]
         rows.append(row)
     console.print(table_of(("method",), headings, rows))
-    console.print(f"to target: means over the seeds that reached it, {origin}", soft_wrap=True, markup=False)
+    console.print(f"to target: mean over seeds that reached it, from {origin}", soft_wrap=True, markup=False)
     console.print(f"accuracy: percentage points more than {answer.evidence[0].method}", soft_wrap=True, markup=False)
     if answer.faster_up_to:
         limits = [f"{method} {_rate(answer, rate)}" for method, rate in answer.faster_up_to.items()]
-        text = f"faster on links of up to (estimated): {', '.join(sorted(limits))}"
-        console.print(text, soft_wrap=True, markup=False)
+        console.print(f"faster up to: {', '.join(sorted(limits))}", soft_wrap=True, markup=False)
 
 
 def _rate(answer: StudyResult, rate: float) -> str:
-    return f"more than {format_rate(max(answer.rates_tried))}" if rate == math.inf else format_rate(rate)
+    return f">{format_rate(max(answer.rates_tried))}" if rate == math.inf else format_rate(rate)
 
 
 def to_dict(answer: StudyResult) -> dict[str, Any]:
