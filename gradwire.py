@@ -7,19 +7,22 @@ folder of PYTHONPATH, is found before the installed package.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("bench", "compressors", "collectives")
+# The packages that a training script uses, which may have a `bench.py` of its own, as nanoGPT does.
+LIBRARY = ("compressors", "collectives")
+ALL = ("bench", *LIBRARY)
 
 
-def refuse_others() -> None:
-    """Make sure that this project's packages are the ones that Python finds.
+def refuse_others(packages: Sequence[str] = ALL) -> None:
+    """Make sure that these packages of this project are the ones that Python finds.
 
     Raises:
         ImportError: "/home/me/compressors hides the package compressors of gradwire; rename it or leave its folder".
     """
-    for name in PACKAGES:
+    for name in packages:
         spec = find_spec(name)
         found = Path(spec.origin) if spec and spec.origin else None
         if found is not None and found.resolve().parent != Path(__file__).resolve().with_name(name):

@@ -2,4 +2,4 @@
 
 import gradwire
 
-gradwire.refuse_others()
+gradwire.refuse_others(gradwire.LIBRARY)

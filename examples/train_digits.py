@@ -53,8 +53,8 @@ def main() -> None:
     model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     # Methods with momentum correction apply the momentum themselves, before they choose which entries to send.
     momentum = MOMENTUM if compressor.traits.owns_momentum else None
-    hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum)  # (*)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=MOMENTUM if momentum is None else 0.0)
+    hook = attach(model, compressor, collective, seed=options.seed, momentum=momentum, optimizer=optimizer)  # (*)
 
     num_steps = first_epoch = 0
     if options.checkpoint and any(options.checkpoint.glob("epoch-*/.metadata")):
@@ -69,8 +69,7 @@ def main() -> None:
                 break
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
-            if hook.step_ok():  # (*) the gradients of all ranks were finite
-                optimizer.step()
+            optimizer.step()  # changes nothing if a rank's gradient was not finite
             optimizer.zero_grad()
             num_steps += 1
         else:  # the whole epoch

@@ -119,7 +119,8 @@ class ChoosingHook(CompressionHook):
         if self._settings.nonfinite == "zero":  # no flag was sent
             self.start_on_any_rank(False)()
         self._own = StepSeconds(time.perf_counter() - self._ended, self._arrived - self._ended, self._pairs.wire_s)
-        self._chooser.step, self._chooser.was_skipped = self._step, self._report.skipped
+        self._chooser.step = self._step
+        self._chooser.was_skipped = self._report.skipped or self._overflowed
         with contextlib.suppress(StopIteration):
             self._decisions.send(self._worst)
         self._ended = time.perf_counter()

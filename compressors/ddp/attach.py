@@ -1,11 +1,10 @@
 """`attach`: make a compressor and a collective the communication hook of your own DistributedDataParallel model.
 
     ddp = DistributedDataParallel(model)
-    hook = attach(ddp, "group_topk:ratio=0.01", "ring")
+    hook = attach(ddp, "group_topk:ratio=0.01", "ring", optimizer=optimizer)
     for x, y in batches:
         loss_of(ddp(x), y).backward()
-        if hook.step_ok():
-            optimizer.step()
+        optimizer.step()
         optimizer.zero_grad()
     hook.close()
 
@@ -44,6 +43,9 @@ def attach(
     trigger: Trigger = "async",
     nonfinite: Nonfinite = "skip",
     timeout_s: float = 300.0,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    scaler: torch.amp.GradScaler | None = None,
+    clip_norm: float | None = None,
 ) -> CompressionHook:
     """Exchange the gradients of `ddp` through a compressor and a collective from the next `backward` on.
 
@@ -61,6 +63,12 @@ def attach(
         trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
         nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
+        optimizer: the optimizer, or all optimizers, of this model. Their `step` then changes nothing in a skipped step,
+            so that the training loop need not call `step_ok`. `hook.watch` adds optimizers later.
+        scaler: the scaler of a loop in fp16. Residuals then do not contain the scale. After an overflow on any rank the
+            gradients are infinite on all ranks, so that the scaler skips the step everywhere.
+        clip_norm: largest L2 norm of this rank's gradient; it is clipped before it is compressed, and therefore sent
+            only when backward has ended.
 
     Raises:
         ValueError: the compressor with this collective, the model or an option of DDP is not supported, for example:
@@ -87,11 +95,34 @@ def attach(
     if compressor.traits.one_bucket:
         _check_one_bucket(ddp, layers, compressor)
     _check_momentum(compressor, momentum, nesterov=nesterov)
-    settings = HookSettings(seed=seed, trigger=trigger, nonfinite=nonfinite, timeout_s=timeout_s)
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
+    if scaler is not None and nonfinite != "skip":
+        raise ValueError(f'a scaler skips steps that overflow; leave out nonfinite="{nonfinite}"')
+    if clip_norm is not None and nonfinite == "zero":
+        raise ValueError('an infinite gradient has no norm to clip; leave out nonfinite="zero" or clip_norm')
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm={clip_norm} is not possible; give a positive norm, or None")
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    if any(getattr(each, "_overlap_with_ddp", False) for each in optimizers):
+        raise ValueError(
+            "overlap_with_ddp takes the place of DDP's communication hook; create the optimizer without it"
+        )
+    settings = HookSettings(
+        seed=seed,
+        trigger=trigger,
+        nonfinite=nonfinite,
+        timeout_s=timeout_s,
+        scaler=scaler,
+        clip_norm=clip_norm,
+    )
     if isinstance(compressor, OwnHook):
-        return compressor.make_hook(ddp, collective, settings)
-    reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
-    return CompressionHook(ddp, reducer, collective, settings)
+        hook = compressor.make_hook(ddp, collective, settings)
+    else:
+        reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
+        hook = CompressionHook(ddp, reducer, collective, settings)
+    hook.watch(*optimizers)
+    return hook
 
 
 def _engine(model: nn.Module) -> DistributedDataParallel:

@@ -55,16 +55,18 @@ class ZeroCopyGradients:
     sees its old contents.
 
     Args:
-        ddp: the model; without `gradient_as_bucket_view` no gradient is taken.
+        ddp: the model.
+        enabled: False to take none; without `gradient_as_bucket_view` none is taken either.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
+    def __init__(self, ddp: DistributedDataParallel, *, enabled: bool = True) -> None:
+        enabled = enabled and ddp.gradient_as_bucket_view
         self._ddp = ddp
         self._taken: dict[nn.Parameter, torch.Tensor] = {}
         self._places: dict[nn.Parameter, torch.Tensor] = {}
         self._is_expected = False
-        self._handles = [ddp.register_forward_pre_hook(self._expect)] if ddp.gradient_as_bucket_view else []
-        for parameter in ddp.module.parameters() if ddp.gradient_as_bucket_view else ():
+        self._handles = [ddp.register_forward_pre_hook(self._expect)] if enabled else []
+        for parameter in ddp.module.parameters() if enabled else ():
             if parameter.requires_grad and parameter.numel() >= WORTH_TAKING and parameter.device.type == "cpu":
                 # This node accumulates gradients: tensor hooks run before it, and `torch.autograd.grad` skips it.
                 accumulator = get_gradient_edge(parameter).node

@@ -9,11 +9,12 @@ import abc
 import collections
 import dataclasses
 import functools
+import math
 import queue
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from collectives.base import Collective
@@ -57,12 +59,16 @@ class HookSettings:
         trigger: "async" sends each bucket during backward, "sync" after all ranks have finished backward.
         nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
+        scaler: gradients are divided by its scale before they are compressed, and multiplied afterwards.
+        clip_norm: largest L2 norm of a rank's gradient, which is clipped before it is sent; None: not clipped.
     """
 
     seed: int
     trigger: Trigger
     nonfinite: Nonfinite
     timeout_s: float
+    scaler: torch.amp.GradScaler | None = None
+    clip_norm: float | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -117,15 +123,27 @@ class CompressionHook(CompressedCommunicator):
         self._thread.start()
         # DDP inspects annotations of the hook and cannot read postponed ones; a lambda has none.
         ddp.register_comm_hook(None, lambda _, bucket: self._take(bucket))
-        self._taken = ZeroCopyGradients(ddp)
+        # Gradients that are scaled or clipped must lie in DDP's buffers, where they can be changed.
+        changes = settings.scaler is not None or settings.clip_norm is not None
+        self._taken = ZeroCopyGradients(ddp, enabled=not changes)
+        self._handles: list[RemovableHandle] = []  # of the optimizers that `watch` was given
+        self._updated: set[int] = set()  # ids of the optimizers that have used the last exchanged gradients
         self._layer_of = {id(layer.weight): layer for layer in self.layers}
         self._index = 0
         self._epoch: int | None = None
         self._announced: Step | None = None
         self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
         self._unfinished = self._is_whole = False  # has a bucket, or the last one, come since `finish_step`?
-        self._closed = self._saw_nonfinite = False
+        self._closed = self._saw_nonfinite = self._overflowed = False
+        self._scale: torch.Tensor | None = None  # a tensor, because reading it from a GPU would wait for the GPU
+        self._num_backwards = 0
+        self._checks_parameters = False
+        self._difference = ""  # a warning about parameters that differ between ranks
         self._any_nonfinite: Callable[[], bool] = lambda: False
+
+    def watch(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Let `step` of these optimizers change nothing in a skipped step, so that the loop need not call `step_ok`."""
+        self._handles += [each.register_step_pre_hook(self._before_update) for each in optimizers]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of finished epochs, which controls the density during the warm-up epochs.
@@ -154,7 +172,8 @@ class CompressionHook(CompressedCommunicator):
     def step_ok(self) -> bool:
         """Return True if `optimizer.step()` is to be called, or False if a rank's gradient was not finite.
 
-        Call it once per step.
+        Call it once per step; with `optimizer` given to `attach` that is not necessary. With `scaler` it is always
+        True, because the scaler skips the step.
 
         Raises:
             TransportError: a rank was lost or did not answer in time.
@@ -179,6 +198,9 @@ class CompressionHook(CompressedCommunicator):
                 stacklevel=3,
             )
         self._epoch_is_missing = False
+        if self._difference and self.transport.rank == 0:
+            warnings.warn(self._difference, stacklevel=3)
+        self._difference = ""
         return self._report
 
     @override
@@ -205,6 +227,8 @@ class CompressionHook(CompressedCommunicator):
         self._thread.join()
         self._bell.close()
         self._taken.close()
+        for handle in self._handles:
+            handle.remove()
         # Otherwise this DDP's buckets would also collect the gradients of a new DDP around the same model.
         self._ddp._remove_autograd_hooks()
         self._ddp.register_forward_hook(_refuse_backward)
@@ -234,7 +258,8 @@ class CompressionHook(CompressedCommunicator):
             ready=torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None,
         )
         self._held.append(job)
-        if self._settings.trigger == "async" or job.is_last:
+        sends_now = self._settings.trigger == "async" and self._settings.clip_norm is None
+        if sends_now or job.is_last:
             self._hand_over(self._held)
             self._held = []
         return job.future
@@ -244,9 +269,18 @@ class CompressionHook(CompressedCommunicator):
             raise RuntimeError(_CLOSED)
         if self._ddp._join_config.enable:  # a rank that has joined would not take part in the exchange
             raise RuntimeError("ddp.join() is not possible with this hook; give every rank equally many batches")
+        if self._unfinished and self._handles and self._settings.scaler is not None:
+            self.finish_step()  # the scaler has kept the optimizers from updating
         if self._unfinished:  # otherwise a lost rank or a non-finite gradient would go unnoticed
-            raise RuntimeError("step_ok() was not called after the last backward(); call it after each")
+            raise RuntimeError(
+                "the last backward() was not followed by optimizer.step(); accumulate gradients inside hook.no_sync()"
+                if self._handles
+                else "step_ok() was not called after the last backward(); call it after each"
+            )
         self._unfinished = True
+        self._updated.clear()
+        if self._settings.scaler is not None:
+            self._scale = self._settings.scaler.scale(torch.ones((), device=self.transport.device))
         own = Step(
             index=self._index,
             epoch=self._epoch or 0,
@@ -258,7 +292,47 @@ class CompressionHook(CompressedCommunicator):
         super().start_step(self._announced or own)
         self._announced = None
         self._index += 1
-        self._saw_nonfinite = False
+        self._num_backwards += 1
+        self._checks_parameters = self._num_backwards == 2
+        self._saw_nonfinite = self._overflowed = False
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Drop the gradients of a skipped step, after the closure if there is one: it runs backward.
+
+        Args:
+            optimizer: the optimizer whose `step` was called.
+            args: positional arguments of `step`; the first one is the optimizer.
+            kwargs: keyword arguments of `step`.
+
+        Returns:
+            The arguments to use instead; None to keep them.
+        """
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._drop_if_skipped(optimizer)
+            return None
+
+        def checked() -> Any:
+            loss = closure()
+            self._drop_if_skipped(optimizer)
+            return loss
+
+        return (optimizer, checked), {}
+
+    def _drop_if_skipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop the gradients of a skipped step, so that the optimizer changes nothing.
+
+        Raises:
+            RuntimeError: no gradient has come through DDP since this optimizer's last update.
+            TransportError: a rank was lost or did not answer in time.
+        """
+        if self._unfinished or id(optimizer) in self._updated or not self._num_backwards:
+            self.finish_step()
+        self._updated.add(id(optimizer))
+        if self._report.skipped or self._overflowed:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
 
     def _why_missing(self, *, has_begun: bool) -> str:
         """Return a sentence for the user: why DDP has not handed over all gradients in this step, and what to do."""
@@ -266,6 +340,7 @@ class CompressionHook(CompressedCommunicator):
             return _CLOSED
         if reason := change_since_wrapping(self._ddp):
             return reason
+        call = "optimizer.step()" if self._handles else "step_ok()"
         without = [layer.name for layer in self.layers if layer.weight is not None and layer.weight.grad is None]
         if has_begun or 0 < len(without) < len(self.layers):
             return (
@@ -273,8 +348,8 @@ class CompressionHook(CompressedCommunicator):
                 "wrap the model with find_unused_parameters=True"
             )
         return (
-            "no gradient came through DDP since the last step_ok(); call ddp(x), not model(x), leave the last "
-            "backward() of a step outside no_sync(), and call step_ok() once per step"
+            f"no gradient came through DDP since the last {call}; call ddp(x), not model(x), leave the last "
+            f"backward() of a step outside no_sync(), and call {call} once per step"
         )
 
     def _hand_over(self, jobs: list[_Job]) -> None:
@@ -288,6 +363,7 @@ class CompressionHook(CompressedCommunicator):
         Sending a new bucket has priority over receiving and decoding earlier ones, so that the link is not idle.
         """
         under_way: collections.deque[_Job] = collections.deque()
+        finished: list[_Job] = []
         closing = False
         while under_way or not closing:
             self._bell.silence()
@@ -295,6 +371,10 @@ class CompressionHook(CompressedCommunicator):
                 jobs = self._jobs.get()
                 if jobs and self._settings.trigger == "sync":
                     self._attempt(lambda: await_command(self.transport))
+                if jobs:
+                    self._attempt(functools.partial(self._unscale_and_clip, jobs))
+                if jobs and self._checks_parameters:
+                    self._attempt(self._compare_parameters)
                 for job in jobs:
                     self._attempt(functools.partial(self._start, job))
                 under_way += jobs
@@ -305,7 +385,12 @@ class CompressionHook(CompressedCommunicator):
             if not self._bell.is_ringing:
                 job = under_way.popleft()
                 self._attempt(functools.partial(self._finish, job))
-                job.future.set_result(job.buffer)  # with its updates, unless something failed
+                finished.append(job)
+                if self._scale is None or job.is_last:  # only then it is known whether a gradient overflowed
+                    for each in finished:
+                        self._rescale(each.buffer)
+                        each.future.set_result(each.buffer)  # with its updates, unless something failed
+                    finished.clear()
 
     def _attempt(self, work: Callable[[], object]) -> None:
         """Call `work`, a part of the exchange, unless an earlier part failed; `finish_step` raises the first error."""
@@ -318,15 +403,63 @@ class CompressionHook(CompressedCommunicator):
             self._failure = error
         self._report.exchange_s = (self._report.exchange_s or 0.0) + time.perf_counter() - started
 
+    def _unscale_and_clip(self, jobs: Sequence[_Job]) -> None:
+        """Divide gradients by the scaler's scale, so that residuals have their true size, and clip them."""
+        for job in jobs:
+            if job.ready is not None:
+                self._stream = self._stream or torch.cuda.Stream(job.buffer.device)
+                torch.cuda.set_stream(self._stream)
+                self._stream.wait_event(job.ready)
+            if self._scale is not None:
+                job.buffer.div_(self._scale)
+        if self._settings.clip_norm is not None:  # then `jobs` are all buckets of the step
+            norms = [
+                torch.linalg.vector_norm(job.buffer, dtype=torch.promote_types(job.buffer.dtype, torch.float32))
+                for job in jobs
+            ]
+            norm = math.hypot(*map(float, norms))
+            if self._settings.clip_norm < norm < math.inf:
+                for job in jobs:
+                    job.buffer.mul_(self._settings.clip_norm / norm)
+
     def _start(self, job: _Job) -> None:
-        if job.ready is not None:
-            self._stream = self._stream or torch.cuda.Stream(job.buffer.device)
-            torch.cuda.set_stream(self._stream)
-            self._stream.wait_event(job.ready)
+        if self._ddp.find_unused_parameters:
+            job.bucket = self._without_zero_layers(job)
         job.pending = self.reducer.start(job.bucket, self.collective.start, self.transport)
         # Sent right after the last message, so that no extra round trip follows.
         if job.is_last and self._settings.nonfinite != "zero":
             self._any_nonfinite = self.start_on_any_rank(self._saw_nonfinite)
+
+    def _compare_parameters(self) -> None:
+        """Compare the parameters after the first update over ranks, by checksums; keep a warning if some differ."""
+        self._checks_parameters = False
+        sums = [_checksum(cast(torch.Tensor, layer.weight)) for layer in self.layers]
+        largest = self.transport.start_all_reduce_scalars([*sums, *(-each for each in sums)], "max")()
+        differing = [
+            layer.name
+            for layer, high, low in zip(self.layers, largest[: len(sums)], largest[len(sums) :], strict=True)
+            if high != -low
+        ]
+        if differing:
+            others = f" and {len(differing) - 1} more layers differ" if len(differing) > 1 else " differs"
+            self._difference = (
+                f"after the first update {differing[0]}{others} between ranks, which then train different models; "
+                "begin with equal weights, and update them in the same way on every rank"
+            )
+
+    def _without_zero_layers(self, job: _Job) -> Bucket:
+        """Return the bucket without the layers whose gradients are zero on all ranks; nothing is sent for these.
+
+        DDP hands over zeros for a layer without a gradient, and ignores the update of a layer that no rank used.
+        """
+        flags = torch.stack([gradient.any() for gradient in job.bucket.gradients]).tolist()
+        used = self.transport.start_all_reduce_scalars(list(map(float, flags)), "max")()
+        for update, flag in zip(job.bucket.updates, used, strict=True):
+            if not flag:
+                update.zero_()
+        part = job.bucket.part([index for index, flag in enumerate(used) if flag])
+        part.screen = functools.partial(self._screen, part, job.buffer)
+        return part
 
     def _finish(self, job: _Job) -> None:
         job.pending.finish()
@@ -335,6 +468,12 @@ class CompressionHook(CompressedCommunicator):
         if job.is_last:
             self._conclude()
             self._report.exposed_s = time.perf_counter() - job.arrived
+
+    def _rescale(self, buffer: torch.Tensor) -> None:
+        if self._overflowed:
+            buffer.fill_(math.inf)
+        elif self._scale is not None:
+            buffer.mul_(self._scale)
 
     def _screen(self, bucket: Bucket, buffer: torch.Tensor) -> bool:
         """Replace NaN and infinity in a bucket, so that they do not reach residuals.
@@ -353,11 +492,13 @@ class CompressionHook(CompressedCommunicator):
 
     def _conclude(self) -> None:
         """Accept the proposed state if all ranks' gradients were finite, otherwise drop it."""
-        self._report.skipped = self._any_nonfinite()
-        if not self._report.skipped:
+        if not self._any_nonfinite():
             self.commit()
             return
         self.drop()
+        # A scaler must see the overflow, on every rank: it skips the step and lowers its scale.
+        self._overflowed = self._settings.scaler is not None
+        self._report.skipped = not self._overflowed
         if self._settings.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self._step.index}")
 
@@ -375,6 +516,13 @@ class OwnHook(Compressor):
         self, ddp: DistributedDataParallel, collective: Collective, settings: HookSettings
     ) -> CompressionHook:
         """Register the hook with a model in DDP and return it; every rank must call this method."""
+
+
+def _checksum(parameter: torch.Tensor) -> float:
+    # sum of the parameter's bits as integers, modulo 2^50, which fp64 holds exactly
+    flat = parameter.detach().contiguous().view(-1)
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    return float(int(flat.view(integers).sum(dtype=torch.int64)) % 2**50)
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

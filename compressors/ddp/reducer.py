@@ -396,6 +396,8 @@ class MultiRoundReducer(Reducer):
         """Exchange the whole bucket before returning, because later messages depend on the means of earlier ones."""
         bucket.screen()
         groups = self._groups(bucket)
+        if not groups:
+            return DONE
         started = time.perf_counter()
         waited_s = 0.0
 
