@@ -21,7 +21,7 @@ from bench.core import spec
 from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.datasets.base import ImageSet
+from bench.datasets.base import Samples
 from bench.strategies.ddp import Ddp, wrap
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
@@ -69,7 +69,7 @@ class TurnsConfig(RanksConfig):
 class Trainee:
     """One method, with the model that it trains on this rank."""
 
-    def __init__(self, way: tuple[str, str], config: TurnsConfig, dataset: Any, train: ImageSet) -> None:
+    def __init__(self, way: tuple[str, str], config: TurnsConfig, dataset: Any, train: Samples) -> None:
         torch.manual_seed(config.seed)
         device = torch.device("cpu")
         model = spec.build("models", config.model).build(dataset.num_classes)

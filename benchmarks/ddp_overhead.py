@@ -53,8 +53,8 @@ class HandWritten:
             generator = torch.Generator().manual_seed(epoch)
             order = data.order(shard, seed=config.seed, rank=rank, epoch=epoch)
             for chosen in order.split(config.batch_size)[:steps]:
-                pixels = crop_and_flip(self.train.images[chosen], generator, flip=self.dataset.mirror)
-                yield normalise(pixels, self.dataset.mean, self.dataset.std), self.train.labels[chosen]
+                pixels = crop_and_flip(self.train.inputs[chosen], generator, flip=self.dataset.mirror)
+                yield normalise(pixels, self.dataset.mean, self.dataset.std), self.train.targets[chosen]
             epoch += 1
 
     def train_steps(self, count: int) -> None:

@@ -263,7 +263,7 @@ class Spec:
     """The name of a component (such as a compressor) and its options, as written by the user.
 
     Attributes:
-        name: the component's name, e.g. ``topk``.
+        name: the component's name, e.g. ``topk``, or a function in a user's file, e.g. ``path/net.py:build``.
         options: the option texts, e.g. ``{"ratio": "0.001"}``.
     """
 
@@ -278,6 +278,9 @@ class Spec:
             OptionError: the text does not have the form ``name:key=value,key=value``, or gives an option twice.
         """
         name, colon, rest = text.strip().partition(":")
+        if "." in name and colon:  # a file or module, followed by the function
+            function, colon, rest = rest.partition(":")
+            name = f"{name}:{function}"
         options: dict[str, str] = {}
         for item in rest.split(",") if colon else []:
             key, equals, value = (part.strip() for part in item.partition("="))
@@ -289,6 +292,16 @@ class Spec:
         if not name:
             raise OptionError(f"'{text}' names no component; write name:key=value,key=value")
         return cls(name, options)
+
+    @property
+    def is_function(self) -> bool:
+        """Return True if the name stands for a function in a user's file."""
+        return ":" in self.name
+
+    @property
+    def label(self) -> str:
+        """Return the name as part of a label: a function's file or module, without its folder."""
+        return self.name.partition(":")[0].removesuffix(".py").rpartition("/")[2]
 
     def __str__(self) -> str:
         items = ",".join(f"{key}={value}" for key, value in sorted(self.options.items()))

@@ -180,7 +180,8 @@ def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # of a comp
         case "datasets":
             dataset = component()
             sizes = dict(zip(("train_size", "test_size"), dataset.sizes(), strict=True))
-            return {"num_classes": dataset.num_classes, "image_size": dataset.image_size, **sizes}
+            shape = tuple(dataset.dummy_batch(1, "meta").shape[1:])
+            return {"num_classes": dataset.num_classes, "input_shape": shape, **sizes}
         case "models":
             import torch
 

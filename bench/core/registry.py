@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from bench.core.errors import UsageError
 from collectives.options import Options, did_you_mean
@@ -86,6 +86,9 @@ KINDS = {
     )
 }
 
+# Kinds of which a component can be a function in a user's file, such as ``path/net.py:build``.
+FROM_FUNCTIONS = ("models", "datasets")
+
 # The first line of a docstring, and the head of a top-level class (name, bases) with the first line of its docstring.
 # Parsing the files with `ast` would take 80 ms in each process of a run.
 _QUOTES = "\"\"\"|'''"
@@ -116,8 +119,14 @@ def load(kind: str, name: str) -> type[Options]:
 
     Raises:
         UsageError: no component has that name (the message names the most similar one, and how to list all).
-        PluginError: the component is a third party's, and cannot be imported or is not of this kind.
+        PluginError: the component is a third party's or a user's file, and cannot be imported or is not of this kind.
     """
+    if ":" in name:  # a function in a user's file
+        if kind not in FROM_FUNCTIONS:
+            raise UsageError(f"'{name}' is a function, and only {' and '.join(FROM_FUNCTIONS)} can be functions")
+        return cast(type[Options], importlib.import_module(f"{KINDS[kind].package}.from_function").component_of(name))
+    if kind in FROM_FUNCTIONS and name.endswith(".py"):
+        raise UsageError(f"{name} names no function; write {name}:FUNCTION")
     known = entries(kind)
     if name not in known:
         if any((point.group, point.name) == (f"bench.{kind}", name) for point in _entry_points()):

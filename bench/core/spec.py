@@ -56,15 +56,18 @@ def build(kind: str, text: str) -> Any:
 
     Args:
         kind: kind of the component, e.g. ``compressors``.
-        text: the spec, e.g. ``topk:ratio=0.001``.
+        text: the spec, e.g. ``topk:ratio=0.001`` or ``path/net.py:build:width=64``.
 
     Raises:
         UsageError: the component or an option is unknown, or a value is out of range.
     """
     spec = parse(text)
     component = registry.load(kind, spec.name)
-    entry = registry.entries(kind)[spec.name]
     try:
+        if spec.is_function:
+            with usage_errors():
+                return component.from_text(spec.options)
+        entry = registry.entries(kind)[spec.name]
         with registry.blaming_provider(registry.KINDS[kind].singular, entry, passing=(OptionError,)):
             return component.from_text(spec.options)
     except OptionError as error:

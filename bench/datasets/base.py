@@ -1,10 +1,7 @@
-"""The interface of data sets: a component has options, checks its files on disk, and loads images as tensors.
+"""The interface of data sets: a component has options, checks its files on disk, and loads samples as tensors.
 
-A batch is augmented and normalised as a whole: `normalise(crop_and_flip(images, generator, flip=dataset.mirror),
-dataset.mean, dataset.std)`. One gather moves all uint8 pixels of the batch, in about 0.1 ms for 32 images on one core.
-
-Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: four pixels of padding
-on each side, a random 32x32 crop of the padded image or its mirror image.
+Source of `crop_and_flip`: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: four
+pixels of padding on each side, a random 32x32 crop of the padded image or its mirror image.
 """
 
 from __future__ import annotations
@@ -13,10 +10,11 @@ import abc
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from bench.core.errors import UsageError
 from collectives.options import Options
@@ -29,22 +27,78 @@ class DatasetError(UsageError):
     """A data set that is absent, corrupt or too small; the message is one sentence for the user."""
 
 
+class Task(Protocol):
+    """What a network learns on a data set: the loss that it is trained with, and the metric that it is judged by."""
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over the samples, a scalar for backward."""
+
+    def sum_loss_and_score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (sum of the samples' losses, sum of their scores), scalars; a score is from 0 to 1."""
+
+    def output_error(self, outputs: object, num_samples: int, num_classes: int) -> str:
+        """Return what is wrong with a network's outputs for `num_samples` samples, in words; empty if nothing is."""
+
+
+class Classification(Task):
+    """Classification: cross-entropy of logits [n, num_classes] against labels, int64 [n]; the score is the accuracy."""
+
+    @override
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets)
+
+    @override
+    def sum_loss_and_score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        losses = functional.cross_entropy(outputs, targets, reduction="sum")
+        return losses.double(), (outputs.argmax(1) == targets).sum()
+
+    @override
+    def output_error(self, outputs: object, num_samples: int, num_classes: int) -> str:
+        if not isinstance(outputs, torch.Tensor):
+            return f"returns {type(outputs).__name__} instead of a tensor of logits"
+        if tuple(outputs.shape) != (num_samples, num_classes):
+            shape = "x".join(map(str, outputs.shape))
+            return f"returns {shape} for {num_samples} samples instead of {num_samples}x{num_classes} logits"
+        return ""
+
+
+CLASSIFICATION = Classification()
+
+
+class LazyInputs(Protocol):
+    """Inputs of samples that are read only when they are used, such as files of images."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: torch.Tensor | slice) -> torch.Tensor:
+        """Read some inputs, given by int64 indices [n] or a slice, and return them as one tensor [n, ...]."""
+
+    def select(self, indices: torch.Tensor) -> LazyInputs:
+        """Return only the inputs with these int64 indices [n], without reading them."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageSet:
-    """Images and labels of a training or test set.
+class Samples:
+    """Samples of a training or test set.
 
     Attributes:
-        images: uint8 [num_samples, 3, image_size, image_size].
-        labels: int64 [num_samples].
+        inputs: what the network gets, before it is normalised: [num_samples, ...]; images are uint8 [num_samples, 3,
+            height, width].
+        targets: what the network has to predict; class labels are int64 [num_samples].
     """
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    inputs: torch.Tensor | LazyInputs
+    targets: torch.Tensor
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
-    def subset(self, size: int) -> ImageSet:
+    def on(self, device: torch.device) -> Samples:
+        """Return the samples on a device; stored inputs stay where they are."""
+        inputs = self.inputs.to(device) if isinstance(self.inputs, torch.Tensor) else self.inputs
+        return Samples(inputs=inputs, targets=self.targets.to(device))
+
+    def subset(self, size: int) -> Samples:
         """Return `size` of the samples in their original order; each class keeps its share, exact to one sample.
 
         The choice depends only on the labels, and a smaller subset is contained in every larger subset.
@@ -54,7 +108,7 @@ class ImageSet:
         """
         return self if size == len(self) else self._at(self._order()[:size])
 
-    def split(self, size: int) -> tuple[ImageSet, ImageSet]:
+    def split(self, size: int) -> tuple[Samples, Samples]:
         """Return (all samples that are not in `subset(size)`, `subset(size)`).
 
         Args:
@@ -70,46 +124,54 @@ class ImageSet:
         """
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
-        for label in range(int(self.labels.max()) + 1):
-            members = (self.labels == label).nonzero().flatten()
+        for label in range(int(self.targets.max()) + 1):
+            members = (self.targets == label).nonzero().flatten()
             place[members] = (torch.arange(len(members), dtype=torch.float64) + 0.5) / len(members)
         return place.argsort(stable=True)
 
-    def _at(self, indices: torch.Tensor) -> ImageSet:
+    def _at(self, indices: torch.Tensor) -> Samples:
         chosen = indices.sort().values
-        return ImageSet(images=self.images[chosen], labels=self.labels[chosen])
+        inputs = self.inputs[chosen] if isinstance(self.inputs, torch.Tensor) else self.inputs.select(chosen)
+        return Samples(inputs=inputs, targets=self.targets[chosen])
 
 
 @dataclasses.dataclass(kw_only=True)
 class Dataset(Options, abc.ABC):
-    """Base of all data sets of square colour images with labels.
+    """Base of all data sets.
 
     On the command line, a subclass has the name of its file, unless the class statement gives another name.
 
     Attributes:
-        mean: mean of each channel over pixel values scaled to [0, 1], for normalisation.
-        std: standard deviation of each channel, on the same scale.
-        mirror: True if augmentation may flip images, because a mirrored image keeps its label (as photographs do, but
-            not digits).
+        task: what a network learns on this data set.
     """
 
-    mean: ClassVar[tuple[float, float, float]]
-    std: ClassVar[tuple[float, float, float]]
-    mirror: ClassVar[bool]
+    task: ClassVar[Task] = CLASSIFICATION
 
     @property
     @abc.abstractmethod
     def num_classes(self) -> int:
         """Return the number of classes; a subclass may define a class variable instead of this property."""
 
-    @property
-    def image_size(self) -> int:
-        """Return the side of an image in pixels."""
-        return IMAGE_SIZE
+    @abc.abstractmethod
+    def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        """Return zeros [num_samples, ...] with the shape and dtype of what the network gets."""
+
+    def augment(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Return a batch of training inputs, changed at random; unchanged if the data set has no augmentation.
+
+        Args:
+            inputs: a batch as it is stored in `Samples`, not changed.
+            generator: random generator on the CPU.
+        """
+        return inputs
+
+    def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return a batch of stored or augmented inputs as the network gets it."""
+        return inputs
 
     @abc.abstractmethod
     def sizes(self) -> tuple[int, int]:
-        """Return (number of training samples, number of test samples) of the whole set, without loading it."""
+        """Return (number of training samples, number of test samples) of the whole set."""
 
     def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
         """Return (number of training samples, number of test samples) that `load` would return for these arguments.
@@ -153,18 +215,51 @@ class Dataset(Options, abc.ABC):
     @abc.abstractmethod
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[ImageSet, ImageSet]:
-        """Load the data set into memory, without network access, and return (training set, test set).
+    ) -> tuple[Samples, Samples]:
+        """Load the data set, without network access, and return (training set, test set).
 
         Args:
             data_dir: folder into which `prepare` has written.
-            seed: the run's seed, for generated images; other data sets ignore it.
+            seed: the run's seed, for generated samples; other data sets ignore it.
             train_size: number of training samples, in which each class keeps its share; None: all.
             test_size: number of test samples, chosen in the same way; None: all.
 
         Raises:
             DatasetError: the set is missing or damaged, or has fewer samples than requested.
         """
+
+
+@dataclasses.dataclass(kw_only=True)
+class ImageDataset(Dataset, abc.ABC):
+    """Base of data sets of square colour images with labels, stored as uint8 pixels.
+
+    Attributes:
+        mean: mean of each channel over pixel values scaled to [0, 1], for normalisation.
+        std: standard deviation of each channel, on the same scale.
+        mirror: True if augmentation may flip images, because a mirrored image keeps its label (as photographs do, but
+            not digits).
+    """
+
+    mean: ClassVar[tuple[float, float, float]]
+    std: ClassVar[tuple[float, float, float]]
+    mirror: ClassVar[bool]
+
+    @property
+    def image_size(self) -> int:
+        """Return the side of an image in pixels."""
+        return IMAGE_SIZE
+
+    @override
+    def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        return torch.zeros(num_samples, 3, self.image_size, self.image_size, device=device)
+
+    @override
+    def augment(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return crop_and_flip(inputs, generator, flip=self.mirror)
+
+    @override
+    def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
+        return normalise(inputs, self.mean, self.std)
 
 
 _PAD_MODES = {"zero": "constant", "reflect": "reflect"}

@@ -14,14 +14,14 @@ from annotated_types import Ge, Le
 from torch.nn import functional
 from typing_extensions import Doc, override
 
-from bench.datasets.base import IMAGE_SIZE, Dataset, DatasetError, ImageSet
+from bench.datasets.base import IMAGE_SIZE, DatasetError, ImageDataset, Samples
 from collectives.options import Count
 
 _WHITE = 16  # the brightest level in the source
 
 
 @dataclasses.dataclass(kw_only=True)
-class Digits(Dataset, name="digits"):
+class Digits(ImageDataset, name="digits"):
     """Digits: 1797 real handwritten digits that are part of scikit-learn, enlarged to 3x32x32.
 
     Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits" (1998), UCI Machine Learning Repository, its
@@ -44,14 +44,14 @@ class Digits(Dataset, name="digits"):
     @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[ImageSet, ImageSet]:
+    ) -> tuple[Samples, Samples]:
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         train, test = _parts()
         return train.subset(train_size), test.subset(test_size)
 
 
 @functools.cache
-def _parts() -> tuple[ImageSet, ImageSet]:
+def _parts() -> tuple[Samples, Samples]:
     """Return (training set, test set) of 3x32x32 images; they are read once per process.
 
     Every fourth image is a test image, counted class by class, so that the test set includes a quarter of each class.
@@ -62,8 +62,8 @@ def _parts() -> tuple[ImageSet, ImageSet]:
     is_test = torch.zeros(len(labels), dtype=torch.bool)
     is_test[labels.argsort(stable=True)[::4]] = True
     return (
-        ImageSet(images=images[~is_test], labels=labels[~is_test]),
-        ImageSet(images=images[is_test], labels=labels[is_test]),
+        Samples(inputs=images[~is_test], targets=labels[~is_test]),
+        Samples(inputs=images[is_test], targets=labels[is_test]),
     )
 
 
@@ -90,7 +90,7 @@ _BLOCK = 500  # images of 32x32 generated at once: small enough for a core's cac
 
 
 @dataclasses.dataclass(kw_only=True)
-class Synthetic(Dataset, name="synthetic"):
+class Synthetic(ImageDataset, name="synthetic"):
     """Synthetic: generated images of textured shapes, in any number and size, without a download.
 
     A class is one of five shapes (disc, square, triangle, cross, ring) with one of two textures (stripes, checks).
@@ -142,11 +142,11 @@ class Synthetic(Dataset, name="synthetic"):
     @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[ImageSet, ImageSet]:
+    ) -> tuple[Samples, Samples]:
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         return self._generate("train", train_size, seed), self._generate("test", test_size, seed)
 
-    def _generate(self, part: str, size: int, seed: int) -> ImageSet:
+    def _generate(self, part: str, size: int, seed: int) -> Samples:
         images = torch.empty(size, 3, self.size, self.size, dtype=torch.uint8)
         labels = torch.empty(size, dtype=torch.int64)
         rounds = max(1, _BLOCK // self.classes)
@@ -162,7 +162,7 @@ class Synthetic(Dataset, name="synthetic"):
                 labels[span] = some[: size - first]
                 # Always draw the whole block, because the generator's next numbers depend on how many it has drawn.
                 images[span] = self._draw(some, axes, generator)[: size - first]
-        return ImageSet(images=images, labels=labels)
+        return Samples(inputs=images, targets=labels)
 
     def _draw(self, labels: torch.Tensor, axes: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
         """Draw one image per label, and return the images as uint8 [n, 3, size, size].

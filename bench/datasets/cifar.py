@@ -19,7 +19,7 @@ from torchvision.datasets.utils import calculate_md5, check_integrity, download_
 from typing_extensions import Doc, override
 
 from bench.core.files import check_regular, locked
-from bench.datasets.base import Dataset, DatasetError, ImageSet
+from bench.datasets.base import DatasetError, ImageDataset, Samples
 
 _WITHOUT_NETWORK = "use --dataset digits or --dataset synthetic, which need no download"
 # Errors of `write`, which do not include a file name.
@@ -33,7 +33,7 @@ def _checked_address(url: str) -> str:
 
 
 @dataclasses.dataclass(kw_only=True)
-class CifarArchive(Dataset):
+class CifarArchive(ImageDataset):
     """Load the images of an archive whose checksums torchvision knows: the common part of CIFAR-10 and CIFAR-100.
 
     Torchvision downloads, verifies and reads the files; only `prepare` uses the network. Every file is verified before
@@ -102,7 +102,7 @@ class CifarArchive(Dataset):
     @override
     def load(
         self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
-    ) -> tuple[ImageSet, ImageSet]:
+    ) -> tuple[Samples, Samples]:
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         if not self._folder(data_dir).exists():
             raise DatasetError(
@@ -169,14 +169,14 @@ class CifarArchive(Dataset):
             return f"the server was silent for {self.timeout_s:g} s"
         return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
 
-    def _read(self, data_dir: Path, *, train: bool) -> ImageSet:
+    def _read(self, data_dir: Path, *, train: bool) -> Samples:
         with warnings.catch_warnings():
             # The published pickles contain a dtype of an old NumPy version, about which NumPy 2.4.0 to 2.4.4 warn.
             warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
             source = self.archive(str(data_dir), train=train)
-        return ImageSet(
-            images=torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous(),
-            labels=torch.tensor(source.targets, dtype=torch.int64),
+        return Samples(
+            inputs=torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous(),
+            targets=torch.tensor(source.targets, dtype=torch.int64),
         )
 
     @property

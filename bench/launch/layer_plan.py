@@ -14,6 +14,7 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 
 if TYPE_CHECKING:
+    from bench.models.base import Model
     from compressors.base import Compressor
     from compressors.layer import Layer, LayerKind
 
@@ -71,8 +72,9 @@ def plan_layers(config: RunConfig) -> LayerPlan:
 
     num_classes = spec.build("datasets", config.filled["dataset"]).num_classes
     compressor: Compressor = spec.build("compressors", config.filled["compressor"])
+    model: Model = spec.build("models", config.filled["model"])
     with torch.device("meta"):
-        layers = layers_of(spec.build("models", config.filled["model"]).build(num_classes))
+        layers = layers_of(model.build(num_classes))
     rows = planned_layers(compressor, layers)
     return LayerPlan(
         layers=rows,

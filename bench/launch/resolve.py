@@ -27,6 +27,8 @@ from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tabl
 from collectives.options import incompatibility
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from bench.datasets.base import Dataset
     from bench.models.base import Model
     from bench.optimizers.base import Optimizer
@@ -84,7 +86,7 @@ def check(options: RunConfig) -> RunConfig:
         filled={name: spec.full_text(component) for name, component in vars(parts).items()},
         data_dir=str(Path(config.data_dir).absolute()),
     ).choose(
-        name="-".join(short[kind].partition(":")[0] for kind in in_name),
+        name="-".join(spec.parse(short[kind]).label for kind in in_name),
         epochs=None if config.steps else DEFAULT_EPOCHS,
         eval_every=0 if config.steps else 1,
         lr=parts.optimizer.default_lr,
@@ -113,12 +115,11 @@ def resolve(options: RunConfig) -> RunConfig:
     _check_together(config, parts)  # again, because some components work only on the CPU
     import torch
 
-    from bench.datasets.base import IMAGE_SIZE
-    from bench.models.base import check_images
     from compressors.layer import layers_of
 
+    num_classes = parts.dataset.num_classes
     with torch.device("meta"):  # shapes and dtypes, but no memory
-        network = parts.model.build(parts.dataset.num_classes)
+        network = parts.model.build(num_classes)
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
     gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
     config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor))
@@ -127,14 +128,29 @@ def resolve(options: RunConfig) -> RunConfig:
             f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
             f"small for it; leave out --bucket-mb, or give --bucket-mb {gradient_mb:g} or more"
         )
-    size = parts.dataset.image_size
-    if size != IMAGE_SIZE and (reason := incompatibility(check_images, network, config.model, size)):
-        raise UsageError(f"{reason}; use --model resnet50:stem=imagenet, or leave size out of --dataset")
+    _check_network(config, parts, network)
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
     notes = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy, *_length_notes(config)]
     return dataclasses.replace(config, notes=tuple(notes))
+
+
+def _check_network(config: RunConfig, parts: Components, network: nn.Module) -> None:
+    """Check that the network, on the meta device, can process the data set's samples.
+
+    Built-in models are made for 3x32x32 images. They are not checked with these, because it takes a second.
+    """
+    from bench.datasets.base import IMAGE_SIZE
+    from bench.models.base import try_forward
+
+    inputs = parts.dataset.dummy_batch(2, "meta")
+    if not spec.parse(config.model).is_function and inputs.shape[1:] == (3, IMAGE_SIZE, IMAGE_SIZE):
+        return
+    with spec.usage_errors():
+        outputs = try_forward(network, spec.parse(config.model).name, inputs)
+    if outputs is not None and (problem := parts.dataset.task.output_error(outputs, 2, parts.dataset.num_classes)):
+        raise UsageError(f"{config.model} {problem}")
 
 
 def prepare_data(dataset: str, data_dir: str) -> None:

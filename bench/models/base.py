@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from collectives.options import Incompatible, Options
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """Base of all models: classifiers of 3x32x32 images, some of which also take other sizes.
+    """Base of all models; the built-in ones classify 3x32x32 images, and some also take other sizes.
 
     On the command line, a subclass has the name of its file, unless the class statement gives another name.
     """
@@ -22,38 +23,34 @@ class Model(Options, abc.ABC):
     def build(self, num_classes: int) -> nn.Module:
         """Build the network with random weights, fp32, on the CPU, in training mode.
 
-        The network maps normalised images, float [num_samples, 3, height, width], to logits, float [num_samples,
-        num_classes]. Weights are drawn from torch's global generator, which the caller seeds, so that all ranks have
-        equal weights.
+        The network maps normalised inputs, such as images, float [num_samples, 3, height, width], to logits, float
+        [num_samples, num_classes]. Weights are drawn from torch's global generator, which the caller seeds, so that all
+        ranks have equal weights.
 
         Args:
             num_classes: number of outputs.
         """
 
 
-def check_images(network: nn.Module, name: str, image_size: int) -> None:
-    """Check that a network can process images of `image_size`, by a forward pass on the meta device.
+def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:
+    """Return what a network returns for some inputs; None if it reads values, which the meta device does not have.
 
     Args:
         network: the network, on the meta device.
         name: the model's name, for the message.
-        image_size: side of an image in pixels.
+        inputs: a batch of what the network gets, on the meta device.
 
     Raises:
-        Incompatible: the network can process images of 32x32 but not of this size: "linear cannot take images of 64x64
-            (...)".
+        Incompatible: the network cannot process inputs of this shape: "linear cannot take inputs of 3x64x64 (...)".
     """
-    reason = _failure(network, image_size)
-    if reason and _failure(network, 32) is None:  # otherwise perhaps it reads values, which the meta device lacks
-        raise Incompatible(f"{name} cannot take images of {image_size}x{image_size} ({reason})")
-
-
-def _failure(network: nn.Module, image_size: int) -> str | None:
     try:
-        network(torch.empty(2, 3, image_size, image_size, device="meta"))
-    except (RuntimeError, ValueError) as error:
-        return " ".join(str(error).split()).rstrip(".")
-    return None
+        return cast(object, network(inputs))
+    except Exception as error:  # noqa: BLE001 - a user's network may raise anything
+        reason = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, NotImplementedError) or "meta tensor" in reason or "device meta" in reason:
+            return None
+        shape = "x".join(map(str, inputs.shape[1:]))
+        raise Incompatible(f"{name} cannot take inputs of {shape} ({reason})") from None
 
 
 def weights_hash(parameters: Iterable[torch.Tensor]) -> str:

@@ -11,6 +11,7 @@ from bench.core.schema import METRICS, METRICS_BY_NAME, from_cell
 from bench.report.columns import NOTHING, find_column, format_value
 from bench.report.statistics import MeanEstimate, estimate
 from bench.report.store import Row, Run, collect_runs, grouped
+from collectives.options import Spec
 
 # Settings that define the work; all other settings define the method.
 WORKLOAD = (
@@ -145,7 +146,7 @@ def name_of(label: Mapping[str, Any], names: Iterable[str], *, with_options: boo
     """
     values = {name: format_value(name, label[name]) for name in names}
     specs = " + ".join(
-        value if with_options else value.partition(":")[0] for name, value in values.items() if name in COMPONENTS
+        value if with_options else Spec.parse(value).label for name, value in values.items() if name in COMPONENTS
     )
     others = [f"{name}={value}" for name, value in values.items() if name not in COMPONENTS]
     return ", ".join([specs, *others] if specs else others)

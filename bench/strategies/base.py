@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.core.config.run import RunConfig
+from bench.datasets.base import CLASSIFICATION, Task
 from bench.optimizers.base import Optimizer
 from collectives.base import Collective, Key
 from collectives.options import Incompatible, Options
@@ -167,10 +168,11 @@ class Batch:
     """The samples of one training step in this process, and the settings of the step.
 
     Attributes:
-        x: images, fp32 [samples, 3, height, width].
-        y: labels, int64 [samples].
+        x: what the network gets: [samples, ...].
+        y: targets: [samples].
         step: index and epoch of the step, for compressors.
         lr: learning rate of the step's update.
+        task: has the loss.
         num_parts: number of mini-batches into which the batch is split; their gradients are averaged.
         amp: compute forward in bf16 (autocast).
         on_loss: called with the mean loss, detached, before its gradient is used; raises if training has diverged.
@@ -180,6 +182,7 @@ class Batch:
     y: torch.Tensor
     step: Step
     lr: float
+    task: Task = CLASSIFICATION
     num_parts: int = 1
     amp: bool = False
     on_loss: Callable[[torch.Tensor], object] = lambda _: None
@@ -207,7 +210,7 @@ class Batch:
 
     def _loss(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            return nn.functional.cross_entropy(network(x), y)
+            return self.task.loss(network(x), y)
 
 
 class Exchange(Protocol):

@@ -321,15 +321,16 @@ class SharedGradients(Replicas):
         The rounding of sums depends on the buckets. `load_state_dict` then replaces all state that this changed.
         """
         config, device = self._setup.config, self._setup.device
-        side = cast(Dataset, spec.build("datasets", config.filled["dataset"])).image_size
+        dataset: Dataset = spec.build("datasets", config.filled["dataset"])
         step = Step(index=0, epoch=0, rank=dist.get_rank(), world_size=dist.get_world_size(), seed=config.seed)
         self.exchanges[0].start_step(step)
         self._compute_gradients(
             Batch(
-                x=torch.zeros(config.batch_size, 3, side, side, device=device),
+                x=dataset.dummy_batch(config.batch_size, device),
                 y=torch.zeros(config.batch_size, dtype=torch.int64, device=device),
                 step=step,
                 lr=config.lr,
+                task=dataset.task,
                 amp=config.amp == "bf16",
             )
         )

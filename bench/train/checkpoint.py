@@ -17,7 +17,7 @@ from bench.core.checkpoints import Checkpoints, FileFacts, Manifest, cut_rows, r
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
-from bench.datasets.base import Dataset, ImageSet
+from bench.datasets.base import Dataset, Samples
 from bench.train import data
 from bench.train.data import Batches
 from bench.train.rank import gather_json
@@ -210,7 +210,7 @@ RankState = dict[str, Any]
 
 
 def resized(
-    states: Sequence[RankState], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: ImageSet
+    states: Sequence[RankState], config: RunConfig, rank: int, waiting: Waiting, dataset: Dataset, train: Samples
 ) -> RankState:
     """Return the state with which a rank resumes after the number of ranks has changed.
 
@@ -280,7 +280,7 @@ def _server(parts: Sequence[RankState], world_size: int, waiting: Waiting) -> Ra
 
 
 def _redistributed(
-    saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: ImageSet
+    saved: Sequence[RankState], config: RunConfig, rank: int, dataset: Dataset, train: Samples
 ) -> RankState:
     """Return the state of a new rank's `Batches`, with the samples of the current epoch that are left for this rank.
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.core.config.run import RunConfig
-from bench.datasets.base import IMAGE_SIZE, Dataset, ImageSet, crop_and_flip, normalise
+from bench.datasets.base import IMAGE_SIZE, Dataset, Samples
 
 
 def shard(num_samples: int, rank: int, world_size: int, seed: int) -> torch.Tensor:
@@ -54,18 +54,18 @@ class Batches:
 
     Args:
         config: the run's configuration.
-        dataset: the data set, which has the mean and standard deviation of pixels.
+        dataset: the data set, which augments and normalises batches.
         train: all training samples.
         rank: the rank that owns the shard.
         device: the device of the batches.
     """
 
-    def __init__(self, config: RunConfig, dataset: Dataset, train: ImageSet, rank: int, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, dataset: Dataset, train: Samples, rank: int, device: torch.device) -> None:
         self._config = config
         self._dataset = dataset
         self._rank = rank
         self._device = device
-        self._images, self._labels = train.images.to(device), train.labels.to(device)
+        self._train = train.on(device)
         self._shard = shard(len(train), rank, config.replicas, config.seed)
         self._size = config.samples_per_step
         self._per_epoch = steps_per_epoch(len(train), config.replicas, self._size)
@@ -75,16 +75,16 @@ class Batches:
         self._begin_epoch()
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next batch on the device: images, fp32 [size, 3, height, width], and labels, int64 [size]."""
+        """Return the next batch on the device: what the network gets, [size, ...], and the targets, [size]."""
         position = self._used % self._per_epoch
         self._used += 1
         if position == 0:
             self._begin_epoch()
         chosen = self._order[position * self._size : (position + 1) * self._size].to(self._device)
-        pixels = self._images[chosen]
+        inputs = self._train.inputs[chosen].to(self._device)
         if self._config.augment:
-            pixels = crop_and_flip(pixels, self._generator, flip=self._dataset.mirror)
-        return normalise(pixels, self._dataset.mean, self._dataset.std), self._labels[chosen]
+            inputs = self._dataset.augment(inputs, self._generator)
+        return self._dataset.normalise(inputs), self._train.targets[chosen]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of batches used, the random generator's state, and samples redistributed over new ranks."""
@@ -115,7 +115,7 @@ class Batches:
             self._order = torch.cat([samples.new_zeros(first * self._size), samples])  # earlier batches are never read
 
 
-# Images of 32x32 pixels per evaluation batch; larger images are fewer, with as many pixels in total.
+# Images of 32x32 pixels per evaluation batch; larger samples are fewer, with as many numbers in total.
 EVALUATION_BATCH = 256
 # Training samples to evaluate: few enough to be cheap; their accuracy is exact to half a point at 97 %.
 TRAIN_SAMPLES = 1000
@@ -144,7 +144,7 @@ def average_running_statistics_(model: nn.Module, group: dist.ProcessGroup | Non
         buffer.copy_(part.view_as(buffer))
 
 
-def train_sample(train: ImageSet) -> ImageSet:
+def train_sample(train: Samples) -> Samples:
     """Return the training samples to evaluate: always the same, with the classes in proportion to the training set."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
 
@@ -152,7 +152,7 @@ def train_sample(train: ImageSet) -> ImageSet:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    parts: Sequence[ImageSet],
+    parts: Sequence[Samples],
     dataset: Dataset,
     device: torch.device,
     group: dist.ProcessGroup | None = None,
@@ -172,17 +172,18 @@ def evaluate(
         on_batch: called after every mini-batch.
     """
     average_running_statistics_(model, group)
-    size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * IMAGE_SIZE**2 // dataset.image_size**2))
+    numel = dataset.dummy_batch(1, "meta").numel()
+    size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * 3 * IMAGE_SIZE**2 // numel))
     qualities = []
     model.eval()
     for samples in parts:
         part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
-        totals = torch.zeros(2, dtype=torch.float64)  # sum of losses, number of correct predictions
-        for images, labels in zip(samples.images[part].split(size), samples.labels[part].split(size), strict=True):
-            y = labels.to(device)
-            logits = model(normalise(images.to(device), dataset.mean, dataset.std))
-            totals[0] += nn.functional.cross_entropy(logits, y, reduction="sum").double().cpu()
-            totals[1] += (logits.argmax(1) == y).sum().cpu()
+        totals = torch.zeros(2, dtype=torch.float64)  # sums of losses and of scores
+        for start in range(part.start, part.stop, size):
+            chosen = slice(start, min(start + size, part.stop))
+            inputs, targets = samples.inputs[chosen].to(device), samples.targets[chosen].to(device)
+            loss, score = dataset.task.sum_loss_and_score(model(dataset.normalise(inputs)), targets)
+            totals += torch.stack([loss.cpu(), score.double().cpu()])
             on_batch()
         totals = totals.to(device)
         dist.all_reduce(totals, group=group)

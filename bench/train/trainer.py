@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
-from bench.datasets.base import Dataset, ImageSet
+from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train import data
 from bench.train.data import Batches, Quality, evaluate, train_sample
@@ -114,8 +114,8 @@ class Trainer:
     config: RunConfig
     strategy: BoundStrategy
     dataset: Dataset
-    train: ImageSet
-    test: ImageSet
+    train: Samples
+    test: Samples
     recorder: Recorder
     device: torch.device
     save: SaveState
@@ -246,6 +246,7 @@ class Trainer:
                 warmup=config.steps is None,
             ),
             lr=learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
+            task=self.dataset.task,
             num_parts=config.accumulate,
             amp=config.amp == "bf16",
             on_loss=self._remember_loss,
@@ -350,7 +351,7 @@ class Trainer:
         self.times = []
         return status
 
-    def _qualities(self, parts: Sequence[ImageSet]) -> list[Quality]:
+    def _qualities(self, parts: Sequence[Samples]) -> list[Quality]:
         return evaluate(
             self.strategy.model, parts, self.dataset, self.device, self.strategy.loop, self.recorder.progress.repeat
         )

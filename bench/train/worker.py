@@ -24,7 +24,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, write_json
-from bench.datasets.base import Dataset, DatasetError, ImageSet
+from bench.datasets.base import Dataset, DatasetError, Samples
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train.checkpoint import Checkpointer, Restored, resized
@@ -158,7 +158,7 @@ def prepare(path: str) -> None:
     parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
 
 
-def parts_of(config: RunConfig) -> tuple[ImageSet, ImageSet]:
+def parts_of(config: RunConfig) -> tuple[Samples, Samples]:
     """Return the training samples and the samples to evaluate on: the test set, or held-out training samples."""
     train, test = _load(
         config.filled["dataset"], config.data_dir, config.seed, train_size=config.train_size, test_size=config.test_size
@@ -169,7 +169,7 @@ def parts_of(config: RunConfig) -> tuple[ImageSet, ImageSet]:
 @functools.lru_cache(maxsize=1)
 def _load(
     dataset: str, data_dir: str, seed: int, *, train_size: int | None, test_size: int | None
-) -> tuple[ImageSet, ImageSet]:
+) -> tuple[Samples, Samples]:
     component: Dataset = spec.build("datasets", dataset)
     return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.core import registry
-from bench.datasets.base import ImageSet
+from bench.datasets.base import Samples
 from bench.datasets.built_in import Digits
 from tests.testing.invoke import invoke
 
@@ -51,7 +51,7 @@ def test_verifying_loads_the_whole_set() -> None:
 
 def test_verifying_finds_a_set_that_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Digits().load(Path(), seed=1)
-    cut: tuple[ImageSet, ImageSet] = (whole[0].subset(1000), whole[1])
+    cut: tuple[Samples, Samples] = (whole[0].subset(1000), whole[1])
     monkeypatch.setattr(Digits, "load", lambda _self, _data_dir, *, seed: cut)
     answer = invoke("data", "verify", "digits")
     assert answer.code == 3

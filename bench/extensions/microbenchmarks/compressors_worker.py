@@ -21,7 +21,7 @@ from bench.core import spec
 from bench.core.environment import origin_columns
 from bench.core.errors import BenchError, RunFailed
 from bench.core.run_folder import RunFolder, append_json_line
-from bench.datasets.base import Dataset, normalise
+from bench.datasets.base import Dataset
 from bench.extensions.microbenchmarks.options import CompressorsConfig, interleave
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
@@ -95,9 +95,9 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     )
     gradients: collections.deque[torch.Tensor] = collections.deque(maxlen=count)
     for index, chosen in enumerate(itertools.islice(itertools.chain.from_iterable(epochs), num_steps)):
-        images = normalise(train.images[chosen].to(device), dataset.mean, dataset.std)
+        inputs = dataset.normalise(train.inputs[chosen].to(device))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), train.labels[chosen].to(device)).backward()
+        dataset.task.loss(model(inputs), train.targets[chosen].to(device)).backward()
         gradients.append(torch.cat([cast(torch.Tensor, p.grad).flatten() for p in parameters]))
         if not bool(torch.isfinite(gradients[-1]).all()):
             raise RunFailed(f"the gradient of training step {index} is not finite; try another --seed or --model")

@@ -30,9 +30,9 @@ from bench.core.errors import UsageError
 from bench.core.topology import Device, Link, Topology
 from bench.datasets.base import IMAGE_SIZE
 from bench.extensions.place.catalog import Catalog
-from bench.models.base import Model, check_images
+from bench.models.base import Model, try_forward
 from bench.strategies.placed.assignment import Work, parameters_of, trace, work_of
-from collectives.options import incompatibility
+from collectives.options import Incompatible
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,12 +75,16 @@ def network_of(
     Raises:
         UsageError: there is no such model, it cannot be traced, or it cannot process images of this size.
     """
+    component = cast(Model, spec.build("models", model))
     with torch.device("meta"):
-        network = cast(Model, spec.build("models", model)).build(num_classes)
+        network = component.build(num_classes)
         traced = trace(network)
-        if reason := incompatibility(check_images, network, model, image_size):
-            raise UsageError(f"{reason}; use another --model or --image-size")
-        return traced, operations_of(traced, torch.empty(batch_size, 3, image_size, image_size))
+        images = torch.empty(batch_size, 3, image_size, image_size)
+        try:
+            try_forward(network, model, images)
+        except Incompatible as reason:
+            raise UsageError(f"{reason}; use another --model or --image-size") from None
+        return traced, operations_of(traced, images)
 
 
 def operations_of(traced: fx.GraphModule, *inputs: torch.Tensor) -> list[Operation]:

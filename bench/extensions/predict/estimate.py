@@ -90,9 +90,9 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
         raise UsageError("only a calibration shows how ranks slow each other down on --shared-cores; leave it out")
     step_s = parse_duration(config.step_time)
     dataset = cast(Dataset, spec.build("datasets", config.dataset or DATASET))
+    model, num_classes = cast(Model, spec.build("models", config.model)), dataset.num_classes
     with torch.device("meta"):
-        model = cast(Model, spec.build("models", config.model))
-        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(dataset.num_classes))]
+        layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(num_classes))]
     bucket_mb = Ddp().default_bucket_mb(
         FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NoCompression()
     )

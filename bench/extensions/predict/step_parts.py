@@ -98,6 +98,7 @@ class StepParts:
         torch.manual_seed(config.seed)
         device = torch.device("cpu")
         dataset = cast(Dataset, spec.build("datasets", config.dataset))
+        self._task = dataset.task
         model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
         self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
         # The gradients never reach the optimizer.
@@ -225,7 +226,7 @@ class StepParts:
             with torch.no_grad():
                 self._ddp.module(x[:STIRRED_SAMPLES_IF_SLOW])
             return
-        torch.nn.functional.cross_entropy(self._ddp(x[:STIRRED_SAMPLES]), y[:STIRRED_SAMPLES]).backward()
+        self._task.loss(self._ddp(x[:STIRRED_SAMPLES]), y[:STIRRED_SAMPLES]).backward()
         self._optimizer.zero_grad()
 
     def _step(self, *, is_timed: bool = False) -> tuple[list[float], list[float]]:
@@ -241,7 +242,7 @@ class StepParts:
         marks = [self._now()]
         x, y = next(self._batches)
         marks.append(self._now())
-        loss = torch.nn.functional.cross_entropy(self._ddp(x), y)
+        loss = self._task.loss(self._ddp(x), y)
         marks.append(self._now())
         loss.backward()
         marks.append(self._now())

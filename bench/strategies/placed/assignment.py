@@ -13,7 +13,6 @@ from torch import fx, nn
 
 from bench.core.errors import UsageError
 from bench.core.topology import Device, Role, Topology
-from bench.datasets.base import IMAGE_SIZE
 from bench.strategies.placed.messages import HOST_RANK
 
 Work = Literal["matrix", "convolution", "activation", "other"]
@@ -182,17 +181,17 @@ def _beside(nodes: Iterable[fx.Node], device_of: Mapping[str, str], *, default: 
     return next((device_of[node.name] for node in nodes if device_of.get(node.name)), default)
 
 
-def check_values(traced: fx.GraphModule, image_size: int = IMAGE_SIZE) -> None:
+def check_values(traced: fx.GraphModule, inputs: torch.Tensor) -> None:
     """Run the network on the meta device and check that its operations can be placed on different devices.
 
     Args:
         traced: a network whose tensors lie on the meta device.
-        image_size: side of the square input images, in pixels.
+        inputs: a batch of what the network gets, on the meta device.
 
     Raises:
         UsageError: an operation does not make exactly one tensor, or changes in place a value that others use too.
     """
-    _Checker(traced).run(torch.empty(2, 3, image_size, image_size, device="meta"))
+    _Checker(traced).run(inputs)
 
 
 class _Checker(fx.Interpreter):

@@ -24,9 +24,11 @@ import torch.distributed as dist
 from torch import fx, nn
 from typing_extensions import override
 
+from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.processes import peak_rss_bytes
+from bench.datasets.base import Task
 from bench.models.base import weights_hash
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import CommandedRank, SaveState
@@ -244,6 +246,7 @@ class DeviceProcess(CommandedRank):
         optimizer: Optimizer,
     ) -> None:
         self._config = config
+        self._task: Task = spec.build("datasets", config.dataset).task
         self._stage = stage
         self._replica = replica
         self._channel = channel
@@ -358,7 +361,7 @@ class DeviceProcess(CommandedRank):
         y = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.makes_result else None
 
         started, waited_before = time.perf_counter(), self._transport.traffic["activation"].seconds
-        loss = self._stage.forward(x, lambda logits: nn.functional.cross_entropy(logits, cast(torch.Tensor, y)))
+        loss = self._stage.forward(x, lambda outputs: self._task.loss(outputs, cast(torch.Tensor, y)))
         if loss is not None:
             tell(self._transport, HOST_RANK, {"loss": float(loss)})
         self._stage.backward()

@@ -162,7 +162,8 @@ class Placed(Strategy):
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
         assignment, routes = Plan.of(Topology.from_dict(config.devices or {}), self.by).assign(model, self.activations)
-        check_values(routes[0].traced, cast(Dataset, spec.build("datasets", config.dataset)).image_size)
+        dataset: Dataset = spec.build("datasets", config.dataset)
+        check_values(routes[0].traced, dataset.dummy_batch(2, "meta"))
         return list(assignment.notes)
 
     @override

@@ -112,10 +112,10 @@ def test_downloads_verifies_and_loads_the_published_pixels(server: Server, tmp_p
     assert dataset.is_present(tmp_path)
     assert dataset.status(tmp_path) == f"ready in {tmp_path}/cifar-10-batches-py"
     train, test = dataset.load(tmp_path, seed=1)
-    assert (train.images.dtype, train.labels.dtype) == (torch.uint8, torch.int64)
-    assert torch.equal(torch.cat([train.images, test.images]), torch.from_numpy(PIXELS))
-    assert torch.equal(torch.cat([train.labels, test.labels]), torch.from_numpy(LABELS))
-    assert train.images.is_contiguous()
+    assert (train.inputs.dtype, train.targets.dtype) == (torch.uint8, torch.int64)
+    assert torch.equal(torch.cat([train.inputs, test.inputs]), torch.from_numpy(PIXELS))
+    assert torch.equal(torch.cat([train.targets, test.targets]), torch.from_numpy(LABELS))
+    assert train.inputs.is_contiguous()
 
 
 def test_of_two_at_once_one_downloads(server: Server, tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_load_and_a_second_prepare_leave_the_network_alone(
     request.getfixturevalue("_offline")
     SmallCifar10().prepare(prepared)
     train, test = SmallCifar10().load(prepared, seed=1, train_size=50, test_size=10)
-    assert train.labels.bincount().tolist() == [5] * 10
-    assert test.labels.bincount().tolist() == [1] * 10
+    assert train.targets.bincount().tolist() == [5] * 10
+    assert test.targets.bincount().tolist() == [1] * 10
 
 
 @pytest.mark.usefixtures("_offline")
@@ -342,8 +342,8 @@ def test_cifar100_is_read_by_its_fine_labels(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Cifar100, "whole", (3, 1))
 
     train, test = Cifar100().load(tmp_path, seed=1)
-    assert (train.labels.tolist(), test.labels.tolist()) == ([7, 99, 0], [42])
-    assert torch.equal(test.images, torch.from_numpy(PIXELS[3:4]))
+    assert (train.targets.tolist(), test.targets.tolist()) == ([7, 99, 0], [42])
+    assert torch.equal(test.inputs, torch.from_numpy(PIXELS[3:4]))
 
 
 def test_a_mirror_is_an_option() -> None:

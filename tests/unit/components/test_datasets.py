@@ -17,7 +17,7 @@ from torch.nn import functional
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.run_folder import RunFolder, write_json
-from bench.datasets.base import Dataset, DatasetError, ImageSet
+from bench.datasets.base import Dataset, DatasetError, Samples
 from bench.datasets.built_in import Digits, _axes, _two_colours
 from bench.train.worker import parts_of, prepare
 from tests.testing.configs import make_config
@@ -31,33 +31,33 @@ def build(text: str) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def parts() -> dict[str, tuple[ImageSet, ImageSet]]:
+def parts() -> dict[str, tuple[Samples, Samples]]:
     return {name: build(name).load(NOWHERE, seed=1) for name in BUILT_IN}
 
 
 def test_all_sets_are_found_with_a_description() -> None:
     found = registry.entries("datasets")
-    assert set(found) == {"cifar10", "cifar100", "digits", "synthetic"}
+    assert set(found) == {"cifar10", "cifar100", "digits", "imagefolder", "synthetic"}
     assert all(len(entry.description) > 20 for entry in found.values())
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_parts_have_the_promised_types_and_sizes(name: str, parts: dict[str, tuple[ImageSet, ImageSet]]) -> None:
+def test_parts_have_the_promised_types_and_sizes(name: str, parts: dict[str, tuple[Samples, Samples]]) -> None:
     dataset = build(name)
     assert tuple(len(part) for part in parts[name]) == dataset.sizes()
     for part in parts[name]:
-        assert part.images.dtype == torch.uint8
-        assert part.images.shape == (len(part), 3, 32, 32)
-        assert part.labels.dtype == torch.int64
-        assert sorted(set(part.labels.tolist())) == list(range(dataset.num_classes))
+        assert part.inputs.dtype == torch.uint8
+        assert part.inputs.shape == (len(part), 3, 32, 32)
+        assert part.targets.dtype == torch.int64
+        assert sorted(set(part.targets.tolist())) == list(range(dataset.num_classes))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_mean_and_deviation_are_those_of_the_training_part(
-    name: str, parts: dict[str, tuple[ImageSet, ImageSet]]
+    name: str, parts: dict[str, tuple[Samples, Samples]]
 ) -> None:
     dataset = build(name)
-    pixels = parts[name][0].images.double() / 255
+    pixels = parts[name][0].inputs.double() / 255
     torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(dataset.mean).double(), atol=2e-3, rtol=0)
     torch.testing.assert_close(pixels.std((0, 2, 3)), torch.tensor(dataset.std).double(), atol=2e-3, rtol=0)
 
@@ -72,16 +72,16 @@ def test_built_in_sets_need_no_preparation(name: str) -> None:
 
 
 def test_digits_are_the_same_where_their_file_lies_elsewhere(
-    parts: dict[str, tuple[ImageSet, ImageSet]], monkeypatch: pytest.MonkeyPatch
+    parts: dict[str, tuple[Samples, Samples]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     for part, same in zip(parts["digits"], build("digits").load(NOWHERE, seed=1), strict=True):
-        assert torch.equal(part.images, same.images)
-        assert torch.equal(part.labels, same.labels)
+        assert torch.equal(part.inputs, same.inputs)
+        assert torch.equal(part.targets, same.targets)
 
 
 def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(
-    parts: dict[str, tuple[ImageSet, ImageSet]],
+    parts: dict[str, tuple[Samples, Samples]],
 ) -> None:
     source = load_digits()
     one_class_after_the_other = sorted(range(1797), key=lambda i: source.target[i])
@@ -90,33 +90,33 @@ def test_digits_are_the_real_ones_split_by_every_fourth_of_each_class(
     # Row r of this matrix has the weights of 8 pixels in pixel r of 32.
     weights = np.stack([np.interp((np.arange(32) + 0.5) / 4 - 0.5, range(8), unit) for unit in np.eye(8)], axis=1)
     for part, indices in zip(parts["digits"], (chosen["train"], chosen["test"]), strict=True):
-        assert part.labels.tolist() == source.target[indices].tolist()
+        assert part.targets.tolist() == source.target[indices].tolist()
         enlarged = torch.from_numpy(weights @ source.images[indices] @ weights.T * (255 / 16))
-        assert (part.images[:, 0].double() - enlarged).abs().max() < 0.5001
+        assert (part.inputs[:, 0].double() - enlarged).abs().max() < 0.5001
 
     train, test = parts["digits"]
-    share = test.labels.bincount() / (train.labels.bincount() + test.labels.bincount())
+    share = test.targets.bincount() / (train.targets.bincount() + test.targets.bincount())
     assert ((share - 0.25).abs() < 0.005).all()
 
 
-def test_digits_are_grey_and_use_the_whole_range(parts: dict[str, tuple[ImageSet, ImageSet]]) -> None:
+def test_digits_are_grey_and_use_the_whole_range(parts: dict[str, tuple[Samples, Samples]]) -> None:
     train, _ = parts["digits"]
-    assert torch.equal(train.images[:, 0], train.images[:, 1])
-    assert torch.equal(train.images[:, 0], train.images[:, 2])
-    assert (int(train.images.min()), int(train.images.max())) == (0, 255)
+    assert torch.equal(train.inputs[:, 0], train.inputs[:, 1])
+    assert torch.equal(train.inputs[:, 0], train.inputs[:, 2])
+    assert (int(train.inputs.min()), int(train.inputs.max())) == (0, 255)
 
 
-def test_digits_do_not_depend_on_the_seed(parts: dict[str, tuple[ImageSet, ImageSet]]) -> None:
+def test_digits_do_not_depend_on_the_seed(parts: dict[str, tuple[Samples, Samples]]) -> None:
     again = build("digits").load(NOWHERE, seed=2)
-    assert all(torch.equal(a.images, b.images) for a, b in zip(again, parts["digits"], strict=True))
+    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(again, parts["digits"], strict=True))
 
 
-def unbalanced_part() -> ImageSet:
+def unbalanced_part() -> Samples:
     labels = torch.tensor([0] * 60 + [2] * 30 + [1] * 10)[
         torch.randperm(100, generator=torch.Generator().manual_seed(4))
     ]
     images = torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
-    return ImageSet(images=images, labels=labels)
+    return Samples(inputs=images, targets=labels)
 
 
 @pytest.mark.parametrize("size", range(1, 101))
@@ -125,22 +125,22 @@ def test_subset_keeps_the_shares_of_the_classes_and_the_order(size: int) -> None
     subset = part.subset(size)
     assert len(subset) == size
     expected = torch.tensor([0.6, 0.1, 0.3]) * size
-    assert ((subset.labels.bincount(minlength=3) - expected).abs() <= 1).all()
-    numbers = subset.images[:, 0, 0, 0].long()
+    assert ((subset.targets.bincount(minlength=3) - expected).abs() <= 1).all()
+    numbers = subset.inputs[:, 0, 0, 0].long()
     assert (numbers.diff() > 0).all()
-    assert torch.equal(part.labels[numbers], subset.labels)
+    assert torch.equal(part.targets[numbers], subset.targets)
 
 
 def test_smaller_subsets_lie_inside_larger_ones() -> None:
     part = unbalanced_part()
-    chosen = [set(part.subset(size).images[:, 0, 0, 0].tolist()) for size in range(1, 101)]
+    chosen = [set(part.subset(size).inputs[:, 0, 0, 0].tolist()) for size in range(1, 101)]
     assert all(smaller < larger for smaller, larger in itertools.pairwise(chosen))
 
 
 def test_load_takes_balanced_subsets() -> None:
     train, test = build("digits").load(NOWHERE, seed=1, train_size=100, test_size=50)
-    assert train.labels.bincount().tolist() == [10] * 10
-    assert test.labels.bincount().tolist() == [5] * 10
+    assert train.targets.bincount().tolist() == [10] * 10
+    assert test.targets.bincount().tolist() == [5] * 10
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ LARGE = "synthetic:size=64,classes=70"
 def test_generated_images_have_the_size_and_classes_asked_for(text: str) -> None:
     dataset = build(text)
     train, test = dataset.load(NOWHERE, seed=1, train_size=2 * dataset.num_classes, test_size=5)
-    assert train.images.shape == (len(train), 3, dataset.image_size, dataset.image_size)
-    assert test.images.shape == (5, 3, dataset.image_size, dataset.image_size)
-    for round_ in train.labels.split(dataset.num_classes):  # each class once
+    assert train.inputs.shape == (len(train), 3, dataset.image_size, dataset.image_size)
+    assert test.inputs.shape == (5, 3, dataset.image_size, dataset.image_size)
+    for round_ in train.targets.split(dataset.num_classes):  # each class once
         assert sorted(round_.tolist()) == list(range(dataset.num_classes))
 
 
@@ -182,13 +182,13 @@ def test_a_generated_image_does_not_depend_on_how_many_are_asked_for(text: str) 
     many, _ = build(text).load(NOWHERE, seed=1, train_size=600, test_size=1)
     for size in (1, 60, 520):
         few, _ = build(text).load(NOWHERE, seed=1, train_size=size, test_size=1)
-        assert torch.equal(few.images, many.images[:size])
-        assert torch.equal(few.labels, many.labels[:size])
+        assert torch.equal(few.inputs, many.inputs[:size])
+        assert torch.equal(few.targets, many.targets[:size])
 
 
 def test_mean_and_deviation_hold_for_other_sizes_and_numbers_of_classes() -> None:
     dataset = build(LARGE)
-    pixels = dataset.load(NOWHERE, seed=1, train_size=700, test_size=1)[0].images.double() / 255
+    pixels = dataset.load(NOWHERE, seed=1, train_size=700, test_size=1)[0].inputs.double() / 255
     torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.tensor(dataset.mean).double(), atol=5e-3, rtol=0)
     torch.testing.assert_close(pixels.std((0, 2, 3)), torch.tensor(dataset.std).double(), atol=1e-2, rtol=0)
 
@@ -225,10 +225,10 @@ def test_a_split_is_a_subset_and_all_the_others(size: int) -> None:
     part = unbalanced_part()
     rest, held_out = part.split(size)
     expected = part.subset(size)
-    assert torch.equal(held_out.images, expected.images)
-    assert torch.equal(held_out.labels, expected.labels)
-    numbers = [each.images[:, 0, 0, 0].tolist() for each in (rest, held_out)]
-    assert sorted(numbers[0] + numbers[1]) == part.images[:, 0, 0, 0].tolist()
+    assert torch.equal(held_out.inputs, expected.inputs)
+    assert torch.equal(held_out.targets, expected.targets)
+    numbers = [each.inputs[:, 0, 0, 0].tolist() for each in (rest, held_out)]
+    assert sorted(numbers[0] + numbers[1]) == part.inputs[:, 0, 0, 0].tolist()
     assert numbers[0] == sorted(numbers[0])
 
 
@@ -245,5 +245,5 @@ def test_a_held_out_part_takes_the_test_sets_place(tmp_path: Path) -> None:
     train, held_out = parts_of(config)
     of_training, test = build("digits").load(tmp_path, seed=1, train_size=1000, test_size=100)
     assert (len(train), len(held_out)) == (800, 200)
-    assert torch.equal(held_out.images, of_training.subset(200).images)
+    assert torch.equal(held_out.inputs, of_training.subset(200).inputs)
     assert len(parts_of(dataclasses.replace(config, holdout_size=0))[1]) == len(test)

@@ -16,6 +16,7 @@ from tests.testing.plugins import install_entry_points
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs/extend").glob("*.md"))
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+FILES = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 SHOWN = re.findall(r"Put this file into `([\w/]+)/(\w+)\.py`:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [
     (line.strip(), output.splitlines())
@@ -25,8 +26,8 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the PYTHONPATH under which a package of these components is installed."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files shown; with it as PYTHONPATH, a package of the components is installed."""
     folder = tmp_path_factory.mktemp("shown")
     (folder / "shown").mkdir()
     points: dict[str, dict[str, str]] = {}
@@ -35,7 +36,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
         (name,) = (name for name in re.findall(r"^class (\w+)", code, re.MULTILINE) if name.lower() == _bare(module))
         points.setdefault(f"bench.{place.rpartition('/')[2]}", {})[module] = f"shown.{module}:{name}"
     install_entry_points(folder, "shown", points)
-    return str(folder)
+    for name, code in FILES:
+        (folder / name).write_text(code, encoding="utf-8")
+    return folder
 
 
 def _bare(module: str) -> str:
@@ -43,9 +46,8 @@ def _bare(module: str) -> str:
 
 
 def test_a_component_of_every_kind_is_shown() -> None:
-    assert {place for place, _, _ in SHOWN} == {
-        "compressors", "collectives", "bench/optimizers", "bench/models", "bench/datasets",
-    }  # fmt: skip
+    assert {place for place, _, _ in SHOWN} == {"compressors", "collectives", "bench/optimizers"}
+    assert [name for name, _ in FILES] == ["net.py", "data.py"]
     assert len(COMMANDS) >= 4
 
 
@@ -61,8 +63,8 @@ def test_it_is_written_in_the_common_style(module: str, code: str, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "output"), COMMANDS, ids=[line for line, _ in COMMANDS])
-def test_a_command_prints_what_is_shown(line: str, output: list[str], installed: str) -> None:
-    answer = execute(*shlex.split(line)[1:], PYTHONPATH=installed)
+def test_a_command_prints_what_is_shown(line: str, output: list[str], installed: Path) -> None:
+    answer = execute(*shlex.split(line)[1:], cwd=installed, PYTHONPATH=str(installed))
     if output[0].startswith("bench: "):
         assert answer.code == (3 if "data prepare" in line else 2)
         assert answer.error.splitlines()[-1] == " ".join(output)
@@ -73,9 +75,15 @@ def test_a_command_prints_what_is_shown(line: str, output: list[str], installed:
 
 
 @pytest.mark.slow
-def test_all_train_together(installed: str, tmp_path: Path) -> None:
+def test_all_train_together(installed: Path, tmp_path: Path) -> None:
+    (installed / "small.py").write_text(
+        "from torch import nn\n\n\ndef build(num_classes):\n"
+        "    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, num_classes))\n",
+        encoding="utf-8",
+    )
     answer = execute(
-        "run", "--model", "mlp:hidden=16", "--compressor", "round_robin:slices=4", "--collective", "star",
-        "--optimizer", "lion", "--steps", "3", "--out", str(tmp_path / "out"), PYTHONPATH=installed,
+        "run", "--model", "small.py:build", "--dataset", "data.py:load", "--compressor", "round_robin:slices=4",
+        "--collective", "star", "--optimizer", "lion", "--steps", "3", "--out", str(tmp_path / "out"),
+        cwd=installed, PYTHONPATH=str(installed),
     )  # fmt: skip
     assert answer.code == 0, answer.error

@@ -14,6 +14,7 @@ from bench.strategies.placed.assignment import assign, check_values, trace, work
 from tests.testing.devices import pool_of
 
 ALL = pool_of("gpu", "fpga", "asic", "dpu")
+IMAGES = torch.empty(2, 3, 32, 32, device="meta")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_network_that_has_no_one_graph_is_refused() -> None:
 
 def test_a_network_whose_operations_hand_on_several_tensors_is_refused() -> None:
     with torch.device("meta"), pytest.raises(UsageError, match="operation chunk makes a tuple instead of one tensor"):
-        check_values(trace(Splitting()))
+        check_values(trace(Splitting()), IMAGES)
 
 
 class Changing(nn.Module):
@@ -135,10 +136,10 @@ class Changing(nn.Module):
 @pytest.mark.parametrize("what", ["part", "viewed", "buffer", "function"])
 def test_a_network_that_changes_in_place_what_others_see_is_refused(what: str) -> None:
     with torch.device("meta"), pytest.raises(UsageError, match="changes in place a value that other layers"):
-        check_values(trace(Changing(what)))
+        check_values(trace(Changing(what)), IMAGES)
 
 
 def test_the_shipped_networks_are_not_refused() -> None:
     for model in (SmallCnn(), ResNet20(), ResNet18(), Linear()):
         with torch.device("meta"):
-            check_values(trace(model.build(10)))
+            check_values(trace(model.build(10)), IMAGES)

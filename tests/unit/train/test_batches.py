@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from bench.core import spec
-from bench.datasets.base import ImageSet
+from bench.datasets.base import Samples
 from bench.train.checkpoint import resized
 from bench.train.data import Batches
 from collectives.server import EVERY_RANK
 from tests.testing.configs import make_config
 
 DATASET = spec.build("datasets", "digits")
-TRAIN = ImageSet(
-    images=torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1).expand(40, 3, 32, 32), labels=torch.arange(40)
+TRAIN = Samples(
+    inputs=torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1).expand(40, 3, 32, 32), targets=torch.arange(40)
 )
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from bench.datasets.base import ImageSet, normalise
+from bench.datasets.base import Samples, normalise
 from bench.datasets.built_in import Digits, Synthetic
 from bench.train.data import EVALUATION_BATCH, TRAIN_SAMPLES, evaluate, train_sample
 from bench.train.progress import PROGRESS_EVERY_S, ProgressFile
@@ -24,10 +24,10 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def make_part(size: int, seed: int) -> ImageSet:
+def make_part(size: int, seed: int) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return ImageSet(images=images, labels=torch.arange(size) % 10)
+    return Samples(inputs=images, targets=torch.arange(size) % 10)
 
 
 def make_model() -> nn.Module:
@@ -45,16 +45,16 @@ def test_each_part_is_classified_with_the_weights_and_statistics_of_now() -> Non
     model.eval()
     for part, quality in zip(parts, found, strict=True):
         with torch.no_grad():
-            logits = model(normalise(part.images, dataset.mean, dataset.std))
-        assert quality.accuracy == float((logits.argmax(1) == part.labels).double().mean())
-        assert quality.loss == pytest.approx(float(nn.functional.cross_entropy(logits, part.labels)), rel=1e-5)
+            logits = model(normalise(part.inputs, dataset.mean, dataset.std))
+        assert quality.accuracy == float((logits.argmax(1) == part.targets).double().mean())
+        assert quality.loss == pytest.approx(float(nn.functional.cross_entropy(logits, part.targets)), rel=1e-5)
 
 
 def test_training_samples_are_a_thousand_with_classes_as_in_all_or_all_there_are() -> None:
     many, few = make_part(2 * TRAIN_SAMPLES + 10, seed=3), make_part(30, seed=4)
     sample = train_sample(many)
-    assert sample.labels.bincount().tolist() == [TRAIN_SAMPLES // 10] * 10
-    assert torch.equal(sample.images, train_sample(many).images)
+    assert sample.targets.bincount().tolist() == [TRAIN_SAMPLES // 10] * 10
+    assert torch.equal(sample.inputs, train_sample(many).inputs)
     assert train_sample(few) is few
 
 
@@ -69,7 +69,7 @@ def test_of_larger_images_as_many_fewer_are_classified_at_once() -> None:
     sizes: list[int] = []
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
     model.register_forward_hook(lambda _, x, y: sizes.append(len(x[0])))
-    part = ImageSet(images=torch.zeros(70, 3, 64, 64, dtype=torch.uint8), labels=torch.arange(70) % 10)
+    part = Samples(inputs=torch.zeros(70, 3, 64, 64, dtype=torch.uint8), targets=torch.arange(70) % 10)
     evaluate(model, [part], Synthetic(size=64), torch.device("cpu"))
     assert sizes == [EVALUATION_BATCH // 4, 70 - EVALUATION_BATCH // 4]
 

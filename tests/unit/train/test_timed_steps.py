@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from bench.core import spec
-from bench.datasets.base import ImageSet
+from bench.datasets.base import Samples
 from bench.strategies.base import Batch, BoundStrategy
 from bench.train.record import Recorder
 from bench.train.trainer import Trainer
 from compressors.ddp.report import StepReport
 from tests.testing.configs import make_config
 
-PART = ImageSet(images=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), labels=torch.zeros(64, dtype=torch.int64))
+PART = Samples(inputs=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), targets=torch.zeros(64, dtype=torch.int64))
 
 
 class Among:

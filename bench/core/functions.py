@@ -1,0 +1,240 @@
+"""Components that a user gives as a function in a file of their own: `path/net.py:build` or `package.module:build`.
+
+The function's parameters are the component's options: `net.py:build:width=64` calls `build(width=64)`. A hash of the
+file is an option too, so that it is part of every row and of the experiment's identity.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+
+from typing_extensions import Doc, override
+
+from bench.core.errors import UsageError
+from bench.core.registry import PluginError
+from collectives.options import OptionError, Options, did_you_mean
+
+HASH_DIGITS = 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Function:
+    """A function in a user's file.
+
+    Attributes:
+        name: the text that names it, such as ``path/net.py:build``.
+        path: the file.
+        hash: hexadecimal digits of the SHA-256 of the file.
+        call: the function itself.
+    """
+
+    name: str
+    path: Path
+    hash: str
+    call: Callable[..., Any]
+
+    def failure(self, error: BaseException) -> PluginError:
+        """Return the error that says in one sentence where in the file an exception came from."""
+        return _failure(self.name, self.path, error)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class FunctionOptions(Options):
+    """Base of the components that call a user's function; see `options_from_signature`."""
+
+    function: ClassVar[Function]
+    parameters: ClassVar[tuple[str, ...]]  # the names of the parameters that are options
+
+    hash: Annotated[str, Doc("SHA-256 of the file, the first 12 digits; if it is given, the file must have it")] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_hash(self.hash)
+        self.hash = self.function.hash
+
+    @classmethod
+    def _check_hash(cls, expected: str) -> None:
+        if expected not in ("", cls.function.hash):
+            raise OptionError(
+                f"{cls.function.path} has the hash {cls.function.hash} instead of {expected}, so it has changed; "
+                "restore it, or leave out hash and start a new run"
+            )
+
+    @classmethod
+    @override
+    def from_text(cls, values: typing.Mapping[str, str]) -> Self:
+        if "hash" in values:  # before the other options, which another version of the file may not have
+            cls._check_hash(values["hash"])
+        for option in dataclasses.fields(cls):
+            if option.name in cls.parameters and option.default is dataclasses.MISSING and option.name not in values:
+                raise OptionError(
+                    f"{cls.component_name} needs a value for {option.name}; write "
+                    f"{cls.component_name}:{option.name}=VALUE"
+                )
+        return super().from_text(values)
+
+    def call(self, **given: Any) -> Any:
+        """Call the function with its options, and with those of the given arguments that it accepts.
+
+        Raises:
+            PluginError: the function raised an exception.
+        """
+        accepted = inspect.signature(self.function.call).parameters
+        arguments = {name: getattr(self, name) for name in self.parameters}
+        arguments |= {name: value for name, value in given.items() if name in accepted}
+        try:
+            return self.function.call(**arguments)
+        except (Exception, SystemExit) as error:
+            raise self.function.failure(error) from error
+
+
+F = TypeVar("F", bound=FunctionOptions)
+
+
+def options_from_signature(base: type[F], function: Function, given: Collection[str] = ()) -> type[F]:
+    """Return a subclass of a component whose options are the parameters of a function.
+
+    Parameters that cannot be given on the command line, such as a module or a list, keep their defaults.
+
+    Args:
+        base: the component.
+        function: the function.
+        given: names of parameters that are no options, because the component passes them.
+
+    Raises:
+        UsageError: a parameter has no default and cannot be given on the command line, or its name is taken.
+    """
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in _signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in given:
+            continue
+        has_default = parameter.default is not parameter.empty
+        hint = _hint(parameter, function)
+        if hasattr(base, parameter.name) or parameter.name in base.option_names():
+            raise UsageError(
+                f"{function.name} has a parameter '{parameter.name}', which has another meaning here; rename it"
+            )
+        if hint is not None:
+            fields.append((parameter.name, hint, parameter.default if has_default else dataclasses.MISSING))
+        elif not has_default:
+            raise UsageError(
+                f"{function.name} has a parameter '{parameter.name}' that cannot be given on the command line; give it "
+                "a default, or annotate it as int, float, str or bool"
+            )
+    component: Any = dataclasses.make_dataclass(
+        base.__name__,
+        [(name, hint) if default is dataclasses.MISSING else (name, hint, default) for name, hint, default in fields],
+        bases=(base,),
+        namespace={"function": function, "parameters": tuple(name for name, _, _ in fields)},
+        kw_only=True,
+        eq=False,
+    )
+    component.component_name = function.name
+    return cast("type[F]", component)
+
+
+def find(name: str) -> Function:
+    """Import the file that a text such as ``path/net.py:build`` names, and return the function.
+
+    Raises:
+        UsageError: there is no such file, module or function.
+        PluginError: the file raised an exception.
+    """
+    where, _, attribute = name.rpartition(":")
+    path = _path_of(name, where)
+    module, digest = _imported(name, where, path.resolve())
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"{where} has no function '{attribute}'{did_you_mean(attribute, known)}")
+    return Function(name=name, path=path.resolve(), hash=digest, call=function)
+
+
+def _path_of(name: str, where: str) -> Path:
+    if where.endswith(".py"):
+        path = Path(where)
+        if not path.is_file():
+            folder = "" if path.is_absolute() else f" in {Path.cwd()}"
+            raise UsageError(f"there is no file {path}{folder}; write path/file.py:function")
+        return path
+    if str(Path.cwd()) not in sys.path:  # as `python -m` does, but after everything that is installed
+        sys.path.append(str(Path.cwd()))
+    try:
+        spec = importlib.util.find_spec(where)
+    except ModuleNotFoundError:
+        spec = None
+    except Exception as error:  # a package around the module fails
+        raise _failure(name, Path(where), error) from error
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise UsageError(f"there is no module {where}; write path/file.py:function or package.module:function")
+    return Path(spec.origin)
+
+
+@functools.cache  # the hash is that of the text that was imported, even if the file changes later
+def _imported(name: str, where: str, path: Path) -> tuple[types.ModuleType, str]:
+    """Import a file; return its module and hash. As for a script, other modules are looked for in its folder first."""
+    source = path.read_bytes()
+    digest = hashlib.sha256(source).hexdigest()[:HASH_DIGITS]
+    try:
+        if not where.endswith(".py"):
+            return importlib.import_module(where), digest
+        if str(path.parent) not in sys.path:
+            sys.path.insert(0, str(path.parent))
+        module = types.ModuleType(f"user_file_{hashlib.sha256(bytes(path)).hexdigest()[:HASH_DIGITS]}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module
+        exec(compile(source, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        raise _failure(name, path, error) from error
+    return module, digest
+
+
+def _failure(name: str, path: Path, error: BaseException) -> PluginError:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
+    reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+    return PluginError(f"{name} cannot be used: {f'line {line}: ' if line else ''}{reason}")
+
+
+def _signature(function: Function) -> inspect.Signature:
+    try:
+        return inspect.signature(function.call)
+    except (TypeError, ValueError):
+        raise UsageError(f"{function.name} does not show its parameters; write a function that calls it") from None
+
+
+def _hint(parameter: inspect.Parameter, function: Function) -> Any:
+    """Return the type of a parameter that can be given on the command line; None for other parameters."""
+    hint = parameter.annotation
+    if isinstance(hint, str):
+        try:
+            hint = eval(hint, vars(sys.modules[function.call.__module__]))
+        except Exception:  # noqa: BLE001 - an annotation that only a type checker can read
+            return None
+    has_default = parameter.default is not parameter.empty
+    if hint is parameter.empty:
+        hint = type(parameter.default) if has_default else None
+    elif has_default and parameter.default is None:
+        hint = hint | None
+    return hint if _is_text_like(hint) else None
+
+
+def _is_text_like(hint: Any) -> bool:
+    """Return True for int, float, str and bool, a choice among such values, and any of these or None."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _is_text_like(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        some = [each for each in arguments if each is not type(None)]
+        return bool(some) and all(map(_is_text_like, some))
+    return origin is Literal or hint in (int, float, str, bool)

@@ -1,0 +1,42 @@
+"""A network that a function of the user's own builds: `--model path/net.py:build:width=64`."""
+
+import dataclasses
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from bench.core import functions
+from bench.core.registry import PluginError
+from bench.models.base import Model
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class FunctionModel(functions.FunctionOptions, Model):
+    """Calls a function, or a class of networks, that returns the network; it gets `num_classes` if it accepts it."""
+
+    @override
+    def build(self, num_classes: int) -> nn.Module:
+        try:
+            network = self.call(num_classes=num_classes)
+        except PluginError:
+            if torch.get_default_device().type != "meta":
+                raise
+            with torch.device("cpu"):  # a network that reads values while it is built
+                network = self.call(num_classes=num_classes)
+            network = network.to("meta") if isinstance(network, nn.Module) else network
+        if not isinstance(network, nn.Module):
+            raise PluginError(
+                f"{self.component_name} must return a torch.nn.Module, and returned {type(network).__name__}"
+            )
+        return network
+
+
+def component_of(name: str) -> type[FunctionModel]:
+    """Return the component that calls the function with this name, such as ``path/net.py:build``.
+
+    Raises:
+        UsageError: there is no such function, or it cannot be used.
+    """
+    _ = torch.__version__  # raises where a placeholder stands for torch: there, users' files are not imported
+    return functions.options_from_signature(FunctionModel, functions.find(name), given=["num_classes"])
