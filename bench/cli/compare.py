@@ -7,14 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from bench.cli.console import stdout_console, warn
-from bench.cli.options import RUNS_FOLDER, complete_from
+from bench.api.comparing import described, read_and_compare
+from bench.api.progress import warn
+from bench.cli.console import stdout_console
+from bench.cli.options import complete_from
 from bench.core.errors import NothingToCompare, Regression, UsageError
 from bench.core.files import writing
+from bench.core.run_folder import RUNS_FOLDER
 from bench.core.schema import METRICS
 from bench.report import comparison, gates, groups, store, tables, verdict
 from bench.report.columns import ALL, COLUMNS_BY_NAME, find_numbers
-from bench.report.comparison_table import answer_table, comparison_table, shared_settings
+from bench.report.comparison_table import answer_table, comparison_table
 from bench.report.statistics import SeedRule
 
 MEANING = "Meaning"
@@ -202,11 +205,8 @@ def compare(
     names = _parts(columns)
     extra = find_numbers([name for name in names if name != ALL])
     conditions = [condition for text in where or [] for condition in groups.parse_conditions(text)]
-    rows = store.read(given or [RUNS_FOLDER], keep_going=keep_going, warn=warn)
-    are_timed = any(row["samples_per_s"] is not None for row in rows)
-    metric = metric or ("time_to_target_s" if target else "samples_per_s" if are_timed else "test_accuracy")
-    compared = comparison.compare(
-        rows,
+    rows, compared = read_and_compare(
+        given or [RUNS_FOLDER],
         baseline=baseline,
         metric=metric,
         by=_parts(by),
@@ -214,6 +214,7 @@ def compare(
         targets=_parts(target),
         sort=sort,
         rule=rule,
+        keep_going=keep_going,
     )
     judged = gates.check(compared, limits)
     if reference is not None:
@@ -262,15 +263,7 @@ def _text(table: tables.Table, compared: comparison.Comparison, warnings: list[s
         case "csv":
             return tables.to_csv(table)
         case "json":
-            return tables.to_json(
-                table,
-                metric=compared.metric.name,
-                baseline=compared.baseline.title,
-                rule=compared.rule,
-                settings=shared_settings(compared),
-                verdict=list(table.answer),
-                warnings=[*table.cautions, *warnings],
-            )
+            return tables.to_json(table, **described(table, compared, warnings))
         case "markdown":
             return "\n".join([tables.to_markdown(table), *(f"- warning: {sentence}" for sentence in warnings), ""])
         case "latex":

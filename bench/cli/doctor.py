@@ -16,11 +16,11 @@ import typer
 from rich.markup import escape
 
 from bench.cli.console import print_json, stdout_console
-from bench.cli.options import RUNS_FOLDER
 from bench.core import environment, registry
 from bench.core.config.run import DATA_DIR, MAX_RANKS, RunConfig
 from bench.core.environment import PACKAGES, usable_cores, version_of
 from bench.core.errors import BenchError, Interrupted, RunFailed, UsageError
+from bench.core.run_folder import RUNS_FOLDER
 from bench.core.units import format_bytes, format_rate
 from bench.hosts import support
 from bench.hosts.virtual_network import forwarded_bps

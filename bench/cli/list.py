@@ -14,11 +14,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from bench.cli.console import print_json, stdout_console, table_of
-from bench.cli.options import RUNS_FOLDER, complete_from
+from bench.cli.options import complete_from
 from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.files import locked
-from bench.core.run_folder import RunFolder, read_json
+from bench.core.run_folder import RUNS_FOLDER, RunFolder, read_json
 from bench.launch.run import last_step
 from collectives.options import Options, did_you_mean, incompatibility, options_of
 

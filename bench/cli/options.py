@@ -46,7 +46,6 @@ def complete(kind: str, *, several: bool = False) -> Callable[[str], list[tuple[
     )
 
 
-RUNS_FOLDER = Path("results/runs")  # where runs are written and looked for by default
 C = TypeVar("C", bound=Configuration)
 Own = ParamSpec("Own")
 
@@ -128,8 +127,3 @@ def _parameter(option: CommandOption, several: str | None) -> inspect.Parameter:
         default=[option.default] if several else option.default,
         annotation=Annotated[list[str] if several else kind, info],
     )
-
-
-def flag_values(options: Configuration) -> dict[str, Any]:
-    """Return the values of the options that can be given on the command line, by the option's name."""
-    return {option.name: getattr(options, option.name) for option in options.options() if option.flag}

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from bench.api.progress import warn
 from bench.cli.compare import RunPaths
-from bench.cli.console import warn
-from bench.cli.options import RUNS_FOLDER, complete_from
+from bench.cli.options import complete_from
 from bench.core.errors import UsageError
 from bench.core.files import make_folder
+from bench.core.run_folder import RUNS_FOLDER
 from bench.report import store
 from bench.report.plots.kinds import file_kinds, kinds
 from bench.report.plots.results import NotDrawable, Results

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from bench.api.progress import warn
 from bench.cli.compare import Baseline, RunPaths
-from bench.cli.console import warn
-from bench.cli.options import RUNS_FOLDER
 from bench.core.files import check_writable, make_folder, writing
+from bench.core.run_folder import RUNS_FOLDER
 from bench.report import store
 from bench.report.page import page, to_html
 from bench.report.plots.kinds import drawn_files

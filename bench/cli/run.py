@@ -1,6 +1,6 @@
 """`bench run`, which trains a model with real processes, once per seed and compressor, or resumes a run.
 
-This module also prints the plan, the progress of training, notes and warnings, and the summary at the end.
+This module also prints the plan, and the summary at the end.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,24 +17,29 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from bench.cli.console import LiveLine, plain_table, print_json
-from bench.cli.options import RUNS_FOLDER, AsJson, flag_values, takes
+from bench.api.batch import (
+    Batch,
+    check_resuming,
+    execute_all,
+    make_each_ready,
+    plan,
+    resume_run,
+    rows_of,
+    seeds_to_run,
+    warn_of_other_work,
+)
+from bench.api.progress import print_notes
+from bench.cli.console import plain_table, print_json
+from bench.cli.options import AsJson, takes
 from bench.core.config.run import MEASUREMENT, OUTPUT, RunConfig
-from bench.core.config.syntax import parse_seeds
-from bench.core.counters import NOTEWORTHY_SHARE
-from bench.core.errors import Interrupted, RunFailed, UsageError
-from bench.core.rows import read_rows
-from bench.core.run_folder import RunFolder
-from bench.core.spec import split_list
+from bench.core.run_folder import RUNS_FOLDER, RunFolder
 from bench.core.units import format_bytes, format_seconds
 from bench.hosts.cluster import Cluster
-from bench.hosts.support import check_and_choose_backend
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.layer_plan import LayerPlan, plan_layers
-from bench.launch.resolve import prepare_data, resolve_each, with_ranks
-from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
-from bench.launch.sweep_file import SweepFile, plan_runs, run_arguments
+from bench.launch.run import Result
+from bench.launch.sweep_file import run_arguments
 from bench.launch.sweep_state import past_runs
 from bench.report.store import grouped
 
@@ -94,164 +99,60 @@ def run(
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    flags = {option.name: option.flag_name for option in RunConfig.options()}
+    others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]
+    check_resuming(others, resume_residuals, is_resumed=resume_folder is not None)
     if resume_folder is not None:
-        flags = {option.name: option.flag_name for option in RunConfig.options()}
-        others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]
-        if others:
-            raise UsageError(
-                f"--resume takes all other options from the run's own configuration; leave out {', '.join(others)}"
-            )
         timeout_s = options.timeout_s if "timeout_s" in given else None
-        _resume(resume_folder, options.world_size, resume_residuals, timeout_s, as_json)
-        return
-    if resume_residuals is not None:
-        raise UsageError(
-            "--resume-residuals is for a run that resumes with another number of ranks; add --resume and --world-size"
-        )
-    if seeds and "seed" in given:
-        raise UsageError("--seed and --seeds contradict each other; give one of them")
-    numbers = parse_seeds(seeds) if seeds else [options.seed]
-    with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
-        configs = _plan(options, numbers, server)
-        if dry_run:
-            _print_plans(configs, out, as_json, server)
-            return
-        make_each_ready(configs, server)
-        _execute(options, configs, out, as_json, server)
-
-
-def _plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
-    """Return the configurations of all runs to execute.
-
-    They are in the order of the seeds. If there are several compressors, the order within a seed is random, as in a
-    sweep.
-
-    Raises:
-        UsageError: the options are not possible, or name one compressor twice.
-    """
-    specs = split_list(options.compressor)
-    if len(specs) == 1:
-        (outcome,) = resolve_each([options], server)
-        if isinstance(outcome, UsageError):
-            raise outcome
-        return [dataclasses.replace(outcome, seed=seed) for seed in seeds]
-    if options.nnodes > 1:
-        raise UsageError(
-            f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
-            f"--nnodes {options.nnodes}"
-        )
-    methods = SweepFile(where="--compressor", base=flag_values(options), seeds=seeds, matrix={"compressor": specs})
-    configs = [run.config for run in plan_runs(methods, server)]
-    if len(configs) < len(specs) * len(seeds):
-        raise UsageError(f"--compressor {options.compressor} names one compressor twice; name each compressor once")
-    return configs
-
-
-def _resume(
-    path: Path,
-    world_size: int | None,
-    residuals: Literal["sum", "drop"] | None,
-    timeout_s: float | None,
-    as_json: bool,
-) -> None:
-    folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
-    check_left(folder)
-    config = configuration_of(folder)
-    if world_size in (None, config.world_size):
-        if residuals is not None:
-            raise UsageError(
-                f"--resume-residuals is for a run that resumes with another number of ranks than its "
-                f"{config.world_size}; give another --world-size, or leave out --resume-residuals"
-            )
-    elif residuals is None:
-        raise UsageError(
-            f"{folder.path} had {config.world_size} ranks, each with residuals that it had not sent; choose one: "
-            "--resume-residuals sum (adds them up and distributes them to the new ranks), --resume-residuals drop "
-            "(discards them), or no --world-size (keeps the number of ranks)"
-        )
-    with ForkServer(TRAIN) as server:
-        if residuals is not None and world_size is not None:
-            server.warm_up(config.threads)
-            config = server.call(with_ranks, config, world_size)
-        if timeout_s is not None:
-            config = dataclasses.replace(config, timeout_s=timeout_s)
-        with Display(f"{config.name} seed {config.seed}, resumed") as display:
-            result = resume(folder, display.report, server, config, residuals)
-    if as_json:
-        print_json([result.summary | {"folder": str(result.folder.path)}])
+        batch = resume_run(resume_folder, options.world_size, resume_residuals, timeout_s)
     else:
-        print_summary([config], [result])
-    warn_of_other_work([result])
-    _raise_failures([config], [result])
+        numbers = seeds_to_run(options, seeds or None, has_seed="seed" in given)
+        with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
+            configs = plan(options, numbers, server)
+            if dry_run:
+                _print_plans(configs, out, as_json, server)
+                return
+            make_each_ready(configs, server)
+            batch = execute_all(configs, out, server)
+    _print_results(batch, as_json)
+    if not (as_json or resume_folder) and all(result.status == "ok" for result in batch.results):  # else the error says
+        print(f"next: {shlex.join(_next_command(options, batch, out))}", file=sys.stderr)
+    batch.raise_failures()
 
 
-def _execute(options: RunConfig, configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
-    # With one compressor, stop at the first failure; with several, go on with the next run.
-    are_several = _num_methods(configs) > 1
-    results: list[Result] = []
-    for number, config in enumerate(configs, 1):
-        position = f"{number}/{len(configs)} " if len(configs) > 1 else ""
-        with Display(f"{position}{config.compressor if are_several else config.name} seed {config.seed}") as display:
-            results.append(execute(config, out, display.report, server))
-        if results[-1].status == "interrupted" or (results[-1].status != "ok" and not are_several):
-            break
+def _print_results(batch: Batch, as_json: bool) -> None:
     if as_json:
         print_json(
             [
                 {"compressor": config.compressor, "seed": config.seed}
                 | each.summary
                 | {"folder": str(each.folder.path)}
-                for config, each in zip(configs, results, strict=False)
+                for config, each in zip(batch.configs, batch.results, strict=False)
             ]
         )
-    elif are_several and any(result.status == "ok" for result in results):
+    elif batch.num_methods == 1:
+        print_summary(batch.configs, batch.results)
+    elif any(result.status == "ok" for result in batch.results):
         from bench.cli.compare import compare  # takes 20 ms, so only if it is needed
 
-        is_timed = any(result.summary.get("samples_per_s") for result in results)
-        compare([result.folder.path for result in results], metric=None if is_timed else "test_accuracy")
-    elif not are_several:
-        print_summary(configs, results)
-    if as_json or not are_several:  # the comparison prints this warning itself
-        warn_of_other_work(results)
-    if not as_json and all(result.status == "ok" for result in results):  # otherwise the error says what to do
-        print(f"next: {shlex.join(_next_command(options, configs, results, out))}", file=sys.stderr)
-    _raise_failures(configs, results)
+        is_timed = any(result.summary.get("samples_per_s") for result in batch.results)
+        compare([result.folder.path for result in batch.results], metric=None if is_timed else "test_accuracy")
+    if as_json or batch.num_methods == 1:  # the comparison prints this warning itself
+        warn_of_other_work(batch.results)
 
 
-def _num_methods(configs: Sequence[RunConfig]) -> int:
-    return len({config.config_id for config in configs})
-
-
-def _next_command(options: RunConfig, configs: Sequence[RunConfig], results: Sequence[Result], out: Path) -> list[str]:
+def _next_command(options: RunConfig, batch: Batch, out: Path) -> list[str]:
     # A report of the methods, a comparison with other runs, or runs to compare with.
     place = [] if out == RUNS_FOLDER else [str(out)]
-    has_others = len(past_runs(out)) > len(results)
-    if _num_methods(configs) > 1:
-        return ["bench", "report", *([str(result.folder.path) for result in results] if has_others else place)]
+    has_others = len(past_runs(out)) > len(batch.results)
+    if batch.num_methods > 1:
+        return ["bench", "report", *([str(result.folder.path) for result in batch.results] if has_others else place)]
     if has_others:
         return ["bench", "compare", *place]
-    given = {name: value for name, value in flag_values(options).items() if value != getattr(RunConfig, name)}
+    given = {name: value for name, value in options.flag_values().items() if value != getattr(RunConfig, name)}
     given["compressor"] = "none,bf16,powersgd" if options.compressor == "none" else f"none,{options.compressor}"
-    seeds = {"seeds": ",".join(str(config.seed) for config in configs)} if len(configs) > 1 else {}
+    seeds = {"seeds": ",".join(str(config.seed) for config in batch.configs)} if len(batch.configs) > 1 else {}
     return ["bench", "run", *run_arguments(given | seeds | ({"out": out} if place else {}))]
-
-
-def _raise_failures(configs: Sequence[RunConfig], results: Sequence[Result]) -> None:
-    failed = [result for result in results if result.status != "ok"]
-    if not failed:
-        return
-    last, left = failed[-1], configs[len(results) :]
-    step, path = last_step(last.folder), last.folder.path
-    advice = f"; to resume from step {step}: bench run --resume {path}" if step is not None else ""
-    counted = ""
-    if _num_methods(configs) > 1:
-        counted = f"{len(failed)} of {len(configs)} runs failed, the last one with: "
-        advice += f"; {len(left)} of {len(configs)} runs were not started" if left else ""
-    elif left:
-        advice += f"; not run: --seeds {','.join(str(config.seed) for config in left)}"
-    if last.status == "interrupted":
-        raise Interrupted(f"{last.error} in {path}{advice}")
-    raise RunFailed(f"{counted}{last.error}; rows and logs so far are in {path}{advice}")
 
 
 def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: ForkServer) -> None:
@@ -276,64 +177,6 @@ _PLAN_ROWS = (
     "compressor", "collective", "strategy", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads", "amp",
     "digest",
 )  # fmt: skip
-# The texts of a report by its key, the most important first.
-_PROGRESS: dict[str, Callable[[float], str]] = {
-    "eta_s": lambda value: f"{format_seconds(value)} left",
-    "epoch": "epoch {:.1f}".format,
-    "accuracy": "accuracy {:.1%}".format,
-    "loss": "loss {:.3f}".format,
-    "samples_per_s": "{:,.0f} samples/s".format,
-    "waiting_share": "waiting {:.0%}".format,
-}
-
-
-class Display(LiveLine):
-    """A line on stderr that shows the progress of one run."""
-
-    def report(self, line: dict[str, Any]) -> None:
-        """Show one report of rank 0: the results of an evaluation, or the progress of the training."""
-        if "evaluated" in line:
-            row = line["evaluated"]
-            self.say_of_title(
-                f"epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
-                f"accuracy {row['test_accuracy']:.2%}"
-            )
-        else:
-            known = [text(line[name]) for name, text in _PROGRESS.items() if line[name] is not None]
-            self.update(known, total=line["total_steps"], completed=line["step"])
-
-
-def make_each_ready(configs: Sequence[RunConfig], server: ForkServer) -> None:
-    """Prepare all runs before the first one starts, and print the notes of their configurations.
-
-    This checks that the machine supports the virtual hosts, and downloads missing data sets.
-
-    Raises:
-        UsageError: this machine does not support the virtual hosts of a configuration.
-    """
-    for config in {config.config_id: config for config in configs}.values():
-        if config.cluster is not None:
-            check_and_choose_backend(Cluster.from_dict(config.cluster))
-    for dataset, data_dir in dict.fromkeys((config.dataset, config.data_dir) for config in configs):
-        server.call(prepare_data, dataset, data_dir)
-    print_notes(configs)
-
-
-def print_notes(configs: Sequence[RunConfig]) -> None:
-    """Print on stderr the notes that these configurations contain for the user; equal notes are printed only once."""
-    for sentence in dict.fromkeys(note for config in configs for note in config.notes):
-        print(f"note: {sentence}", file=sys.stderr)
-
-
-def warn_of_other_work(results: Sequence[Result]) -> None:
-    """Print a warning on stderr if other programs used so much of the cores that the measured times are too long."""
-    shares = [row.get("other_cpu_share") or 0.0 for result in results for row in _rows(result)]
-    if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
-        print(
-            f"warning: other programs used up to {share:.0%} of this machine's cores during training, which makes the "
-            "times too long; run it again on an idle machine",
-            file=sys.stderr,
-        )
 
 
 def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
@@ -376,12 +219,8 @@ def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
         print(result.folder.path)
 
 
-def _rows(result: Result) -> list[dict[str, Any]]:
-    return read_rows(result.folder.metrics) if result.folder.metrics.exists() else []
-
-
 def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; empty without a value
-    row: dict[str, Any] = next((row for row in reversed(_rows(result)) if row.get("test_accuracy") is not None), {})
+    row: dict[str, Any] = next((row for row in reversed(rows_of(result)) if row.get("test_accuracy") is not None), {})
     return {
         "seed": str(seed),
         "status": "" if result.status == "ok" else result.status,

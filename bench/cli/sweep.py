@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from bench.api.batch import make_each_ready, warn_of_other_work
+from bench.api.progress import Display
 from bench.cli.console import print_json, stdout_console, table_of
-from bench.cli.options import RUNS_FOLDER, AsJson
-from bench.cli.run import Display, make_each_ready, warn_of_other_work
+from bench.cli.options import AsJson
 from bench.core.config.run import OUTPUT, RunConfig
 from bench.core.errors import Interrupted, UsageError
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RUNS_FOLDER, RunFolder
 from bench.core.units import format_seconds
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.run import Result, execute, resume

@@ -50,8 +50,11 @@ def interruptible() -> Iterator[None]:
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Set the handler of the signals, except of ignored ones (`nohup` ignores SIGHUP); return the old handlers."""
-    heeded = [number for number in NUMBERS if signal.getsignal(number) != signal.SIG_IGN]
+    """Set the handler of the signals, except of ignored ones (`nohup` ignores SIGHUP); return the old handlers.
+
+    Handlers that are not Python's, of a program that embeds Python, are kept, because they cannot be set again.
+    """
+    heeded = [number for number in NUMBERS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     return {number: signal.signal(number, handler) for number in heeded}
 
 

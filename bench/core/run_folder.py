@@ -9,6 +9,8 @@ from typing import Any, Self
 from bench.core.errors import UsageError
 from bench.core.files import replacing
 
+RUNS_FOLDER = Path("results/runs")  # where runs are written and looked for by default
+
 
 class RunFolder:
     """The paths of a run's files.

@@ -15,6 +15,7 @@ import importlib.machinery
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -43,10 +44,11 @@ def outcomes_without_torch(calls: Sequence[Callable[[], T]]) -> list[T | UsageEr
     """Make several calls in one forked process without torch; return the result or the UsageError of each call.
 
     None stands for a call that needs torch, or a third party's module that cannot be imported without torch. If this
-    process has imported torch already, all are None, because the calls are as fast in this process.
+    process has imported torch already, all are None, because the calls are as fast in this process. With several
+    threads, as in Jupyter, all are None too, because a fork could inherit a lock that another thread holds.
     """
     outcomes: list[T | UsageError | None] = [None] * len(calls)
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or threading.active_count() > 1:
         return outcomes
     receiving, sending = multiprocessing.Pipe(duplex=False)
     child = os.fork()

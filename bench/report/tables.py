@@ -111,13 +111,25 @@ def table_of(
     )
 
 
+def records(table: Table) -> list[dict[str, Raw]]:
+    """Return the raw values of each row by name, with None in place of what is not finite."""
+    return [
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for cell in row
+            for name, value in cell.raw.items()
+        }
+        for row in table.rows
+    ]
+
+
 def to_csv(table: Table) -> str:
     """Return the raw values as CSV; a missing value is an empty cell."""
-    records = _records(table)
+    rows = records(table)
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in records for k in r)), lineterminator="\n")
+    writer = csv.DictWriter(buffer, fieldnames=list(dict.fromkeys(k for r in rows for k in r)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: to_cell(value) for key, value in record.items()} for record in records)
+    writer.writerows({key: to_cell(value) for key, value in record.items()} for record in rows)
     return buffer.getvalue()
 
 
@@ -128,7 +140,7 @@ def to_json(table: Table, **more: object) -> str:
         table: the table.
         more: further keys and values, which come between the title and the rows.
     """
-    return json.dumps({"title": table.title, **more, "rows": _records(table)}, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps({"title": table.title, **more, "rows": records(table)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def to_markdown(table: Table) -> str:
@@ -275,15 +287,3 @@ def _broken(spec: str, width: int) -> str:
             lines.append(" ")
         lines[-1] += part
     return "\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width))
-
-
-def _records(table: Table) -> list[dict[str, Raw]]:
-    # By name, with None in place of what is not finite.
-    return [
-        {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for cell in row
-            for name, value in cell.raw.items()
-        }
-        for row in table.rows
-    ]

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from bench.cli.console import LiveLine, fitted
-from bench.cli.run import Display
+from bench.api.progress import Display, LiveLine, fitted
 
 TITLE = "12/24 resnet18-cifar10-group_topk-hierarchical seed 3"
 REPORT = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.cli.console import LiveLine
+from bench.api.progress import LiveLine
 from bench.core.schema import METRICS
 from tests.testing.invoke import Answer, execute, invoke, processes_of, rows, start
 

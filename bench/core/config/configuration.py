@@ -144,6 +144,10 @@ class Configuration:
         """Return a copy in which these values replace the fields of the same name that are None."""
         return dataclasses.replace(self, **{n: value for n, value in values.items() if getattr(self, n) is None})
 
+    def flag_values(self) -> dict[str, Any]:
+        """Return the values of the options that the command line has, by option name."""
+        return {option.name: getattr(self, option.name) for option in self.options() if option.flag}
+
     def identity(self) -> dict[str, Any]:
         """Return the values that identify the experiment, by option name."""
         return {option.name: getattr(self, option.name) for option in self.options() if option.recorded.identity}

@@ -1,19 +1,19 @@
 """`bench decide`, which answers whether compression makes training finish sooner on a link, without losing accuracy."""
 
-import dataclasses
 import sys
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from bench.api.keywords import KEYWORDS
+from bench.api.progress import warn
 from bench.cli.commands import ANSWER, Command
-from bench.cli.console import LiveLine, print_json, stdout_console, warn
-from bench.cli.options import AsJson, flag_values, takes
-from bench.core.config.run import MAX_SEED, OUTPUT, RunConfig
-from bench.core.errors import Interrupted, UsageError
-from bench.core.units import parse_duration
+from bench.cli.console import print_json, stdout_console
+from bench.cli.options import AsJson, takes
+from bench.core.config.run import OUTPUT, RunConfig
+from bench.extensions.decide.api import ACCURACY_MARGIN, ALPHA, MAX_SEEDS, SAME
+from bench.extensions.decide.api import decide as ask
 
 METHODS = "What to compare"
 RULE = "When it is decided"
@@ -63,14 +63,17 @@ def decide(
     same: Annotated[
         float,
         typer.Option(
-            min=1.0, max=2.0, help="Factors of time below this make no practical difference.", rich_help_panel=RULE
+            min=SAME[0],
+            max=SAME[1],
+            help="Factors of time below this make no practical difference.",
+            rich_help_panel=RULE,
         ),
     ] = 1.03,
     alpha: Annotated[
         float,
         typer.Option(
-            min=0.0001,
-            max=0.5,
+            min=ALPHA[0],
+            max=ALPHA[1],
             help="Probability of a wrong verdict on time, all methods together; the same again on accuracy.",
             rich_help_panel=RULE,
         ),
@@ -78,14 +81,14 @@ def decide(
     accuracy_margin: Annotated[
         float,
         typer.Option(
-            min=0.0,
-            max=100.0,
+            min=ACCURACY_MARGIN[0],
+            max=ACCURACY_MARGIN[1],
             help="Loss of final accuracy that is accepted, in percentage points.",
             rich_help_panel=RULE,
         ),
     ] = 1.0,
     max_seeds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Largest number of seeds.", rich_help_panel=RULE)
+        int, typer.Option(min=MAX_SEEDS[0], max=MAX_SEEDS[1], help="Largest number of seeds.", rich_help_panel=RULE)
     ] = 20,
     budget: Annotated[
         str, typer.Option(metavar="DURATION", help="Time after which no seed is added: 10min.", rich_help_panel=RULE)
@@ -101,76 +104,30 @@ def decide(
     as_json: AsJson = False,
 ) -> None:
     """Decide whether compression makes training finish sooner on a link: add seeds until the answer is clear."""
-    # imported only here, because `bench --help` imports this module
-    from bench.extensions.decide.decision import DecisionRule
-    from bench.extensions.decide.output import print_answer, to_dict, write_files
-    from bench.extensions.decide.search import Search
-    from bench.extensions.decide.study import LINK_OPTIONS, Study, parse_method, read_methods
-    from bench.launch.jobs.fork_server import TRAIN, ForkServer
+    from bench.extensions.decide.output import print_answer  # takes long, and `bench --help` imports this module
 
-    chosen = {
-        name
-        for name in context.params
-        if (origin := context.get_parameter_source(name)) is not None and origin.name != "DEFAULT"
-    }
-    values = flag_values(options)
-    given: dict[str, Any] = {name: values[name] for name in chosen & values.keys()}
-    if "compressor" in given or "collective" in given:
-        raise UsageError("bench decide takes methods; write --method COMPRESSOR@COLLECTIVE and --baseline instead")
-    rule = {"alpha": alpha, "same": same, "accuracy_margin": accuracy_margin / 100.0}
-    first_seed = given.pop("seed", None)
-    is_known = source is not None and source.is_dir()
-    if is_known:
-        assert source is not None
-        if chosen & {"method", "baseline"}:
-            raise UsageError(f"{source} has its methods; leave out --method and --baseline, or the folder")
-        study = Study.read(source)
-        kept = set() if "cluster_file" in given else {"hosts", "ranks_per_host"}
-        replaced = LINK_OPTIONS - kept if given.keys() & LINK_OPTIONS else ()
-        study = dataclasses.replace(
-            study,
-            base={name: value for name, value in study.base.items() if name not in replaced} | given,
-            rule=study.rule | {name: rule[name] for name in rule.keys() & chosen},
-            first_seed=study.first_seed if first_seed is None else first_seed,
-        )
-    else:
-        shared, methods = ({}, []) if source is None else read_methods(source)
-        methods = [parse_method(text) for text in method or ()] + methods
-        if not methods:
-            raise UsageError("there is nothing to compare; give --method at least once, such as --method topk")
-        study = Study(
-            base={"eval_every": 0.25} | shared | given,
-            methods=[parse_method(baseline), *methods],
-            rule=rule,
-            first_seed=options.seed if first_seed is None else first_seed,
-        )
-    study.check()
-    folder = out or (source if is_known and source else Path("results/runs") / f"decide-{study.digest}")
-    ends_at = time.monotonic() + parse_duration(budget)
-    with ForkServer(TRAIN) as server, LiveLine("bench decide") as live:
-        search = Search(
-            study=study,
-            methods=study.plan(server),
-            rule=DecisionRule(**study.rule, num_candidates=len(study.methods) - 1),
-            folder=folder,
-            server=server,
-            live=live,
-            ends_at=ends_at,
-            checks=not (is_known and given.keys() & LINK_OPTIONS),
-        )
-        try:
-            answer = search.run(range(study.first_seed, min(study.first_seed + max_seeds, MAX_SEED + 1)))
-        except Interrupted:
-            raise Interrupted("stopped by the user; the same command continues") from None
-    write_files(answer, folder)
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    chosen = {name for name, origin in sources.items() if origin is not None and origin.name != "DEFAULT"}
+    answer = ask(
+        method or (),
+        source=source,
+        baseline=baseline if "baseline" in chosen else None,
+        same=same if "same" in chosen else None,
+        alpha=alpha if "alpha" in chosen else None,
+        accuracy_margin=accuracy_margin if "accuracy_margin" in chosen else None,
+        max_seeds=max_seeds,
+        budget=budget,
+        out=out,
+        **{keyword: getattr(options, name) for keyword, name in KEYWORDS.items() if name in chosen},
+    )
     if as_json:
-        print_json(to_dict(answer))
+        print_json(answer.to_dict())
     else:
-        print_answer(answer, stdout_console())
-        print(f"The runs, step times and the decision are in {folder}", file=sys.stderr)
+        print_answer(answer.result, stdout_console())
+        print(f"The runs, step times and the decision are in {answer.folder}", file=sys.stderr)
     for sentence in answer.warnings:
         warn(sentence)
-    if any(each.verdict == "open" for each in answer.decisions):
+    if any(each.verdict == "open" for each in answer.result.decisions):
         raise typer.Exit(OPEN)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli.console import LiveLine
+from bench.api.progress import LiveLine
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import RunConfig
 from bench.core.counters import NOTEWORTHY_SHARE

@@ -7,8 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from bench.api.progress import LiveLine
 from bench.cli.commands import MEASURE, Command
-from bench.cli.console import LiveLine, print_json, stdout_console
+from bench.cli.console import print_json, stdout_console
 from bench.cli.options import AsJson, RowFile, row_writer, takes
 from bench.core import spec
 from bench.core.errors import Interrupted, RunFailed

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli.console import print_json, stdout_console, table_of
-from bench.cli.options import flag_values
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
@@ -56,7 +55,7 @@ def methods_to_tune(
     Raises:
         UsageError: options contradict each other, the file is not a sweep file, or a component is unknown.
     """
-    given = {name: value for name, value in flag_values(options).items() if value != getattr(RunConfig, name)}
+    given = {name: value for name, value in options.flag_values().items() if value != getattr(RunConfig, name)}
     try:
         tried: dict[str, list[Any]] = {"lr": sorted({float(rate) for rate in rates.split(",")})} if rates else {}
     except ValueError:

@@ -1,0 +1,235 @@
+"""Plan the runs of one `bench run`, one per seed and compressor, and execute them in turn, or resume one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.api.progress import Display, print_notes
+from bench.core.config.run import RunConfig
+from bench.core.config.syntax import parse_seeds
+from bench.core.counters import NOTEWORTHY_SHARE
+from bench.core.errors import Interrupted, RunFailed, UsageError
+from bench.core.rows import read_rows
+from bench.core.run_folder import RunFolder
+from bench.core.spec import split_list
+from bench.hosts.cluster import Cluster
+from bench.hosts.support import check_and_choose_backend
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.resolve import prepare_data, resolve_each, with_ranks
+from bench.launch.run import Result, check_left, configuration_of, execute, last_step, resume
+from bench.launch.sweep_file import SweepFile, plan_runs
+
+Residuals = Literal["sum", "drop"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The runs of one `bench run`.
+
+    Attributes:
+        configs: complete configurations of all planned runs, in order.
+        results: results of those that were executed: all, or the first ones.
+    """
+
+    configs: list[RunConfig]
+    results: list[Result]
+
+    @property
+    def num_methods(self) -> int:
+        """The number of different configurations, apart from the seed."""
+        return len({config.config_id for config in self.configs})
+
+    def raise_failures(self) -> None:
+        """Raise the error of the last run that did not end well, if there is one.
+
+        Raises:
+            Interrupted: the user stopped the run.
+            RunFailed: the run failed.
+        """
+        failed = [result for result in self.results if result.status != "ok"]
+        if not failed:
+            return
+        last, left = failed[-1], self.configs[len(self.results) :]
+        step, path = last_step(last.folder), last.folder.path
+        advice = f"; to resume from step {step}: bench run --resume {path}" if step is not None else ""
+        counted = ""
+        if self.num_methods > 1:
+            counted = f"{len(failed)} of {len(self.configs)} runs failed, the last one with: "
+            advice += f"; {len(left)} of {len(self.configs)} runs were not started" if left else ""
+        elif left:
+            advice += f"; not run: --seeds {','.join(str(config.seed) for config in left)}"
+        if last.status == "interrupted":
+            raise Interrupted(f"{last.error} in {path}{advice}")
+        raise RunFailed(f"{counted}{last.error}; rows and logs so far are in {path}{advice}")
+
+
+def seeds_to_run(options: RunConfig, seeds: str | None, *, has_seed: bool) -> list[int]:
+    """Return the seeds of the runs.
+
+    Args:
+        options: the options, with one seed.
+        seeds: text of several seeds, such as ``1-5``, if the user gave any.
+        has_seed: True if the user gave the one seed.
+
+    Raises:
+        UsageError: the text is no list of seeds, or the user also gave one seed.
+    """
+    if seeds is None:
+        return [options.seed]
+    if has_seed:
+        raise UsageError("--seed and --seeds contradict each other; give one of them")
+    return parse_seeds(seeds)
+
+
+def plan(options: RunConfig, seeds: list[int], server: ForkServer) -> list[RunConfig]:
+    """Return the configurations of all runs to execute.
+
+    They are in the order of the seeds. If there are several compressors, the order within a seed is random, as in a
+    sweep.
+
+    Raises:
+        UsageError: the options are not possible, or name one compressor twice.
+    """
+    specs = split_list(options.compressor)
+    if len(specs) == 1:
+        (outcome,) = resolve_each([options], server)
+        if isinstance(outcome, UsageError):
+            raise outcome
+        return [dataclasses.replace(outcome, seed=seed) for seed in seeds]
+    if options.nnodes > 1:
+        raise UsageError(
+            f"--compressor names {len(specs)} compressors, which are compared on one machine; give one of them with "
+            f"--nnodes {options.nnodes}"
+        )
+    base = options.flag_values()
+    methods = SweepFile(where="--compressor", base=base, seeds=seeds, matrix={"compressor": specs})
+    configs = [run.config for run in plan_runs(methods, server)]
+    if len(configs) < len(specs) * len(seeds):
+        raise UsageError(f"--compressor {options.compressor} names one compressor twice; name each compressor once")
+    return configs
+
+
+def make_each_ready(configs: Sequence[RunConfig], server: ForkServer, *, quiet: bool = False) -> None:
+    """Prepare all runs before the first one starts, and print the notes of their configurations unless `quiet`.
+
+    This checks that the machine supports the virtual hosts, and downloads missing data sets.
+
+    Raises:
+        UsageError: this machine does not support the virtual hosts of a configuration.
+    """
+    for config in {config.config_id: config for config in configs}.values():
+        if config.cluster is not None:
+            check_and_choose_backend(Cluster.from_dict(config.cluster))
+    for dataset, data_dir in dict.fromkeys((config.dataset, config.data_dir) for config in configs):
+        server.call(prepare_data, dataset, data_dir)
+    if not quiet:
+        print_notes(configs)
+
+
+def execute_all(configs: list[RunConfig], out: Path, server: ForkServer, *, quiet: bool = False) -> Batch:
+    """Execute the runs in turn, and show their progress unless `quiet`.
+
+    With one compressor, stop at the first failure; with several, go on with the next run.
+
+    Args:
+        configs: the runs, which `make_each_ready` has prepared.
+        out: folder in which the runs' folders are made.
+        server: starts the ranks.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: `out` cannot be written, or this machine does not support the virtual hosts.
+    """
+    batch = Batch(configs=configs, results=[])
+    are_several = batch.num_methods > 1
+    for number, config in enumerate(configs, 1):
+        position = f"{number}/{len(configs)} " if len(configs) > 1 else ""
+        title = f"{position}{config.compressor if are_several else config.name} seed {config.seed}"
+        with Display(title, quiet=quiet) as display:
+            result = execute(config, out, display.report, server)
+        batch.results.append(result)
+        if result.status == "interrupted" or (result.status != "ok" and not are_several):
+            break
+    return batch
+
+
+def resume_run(
+    path: Path, world_size: int | None, residuals: Residuals | None, timeout_s: float | None, *, quiet: bool = False
+) -> Batch:
+    """Resume a run from its last checkpoint, and show its progress unless `quiet`.
+
+    Args:
+        path: the run's folder.
+        world_size: number of ranks from now on; None keeps it.
+        residuals: what happens to the old ranks' residuals if the number of ranks changes.
+        timeout_s: the timeout from now on; None keeps it.
+        quiet: show no progress.
+
+    Raises:
+        UsageError: the run cannot be resumed, or not so.
+    """
+    folder = RunFolder(path.resolve())  # the folder's name identifies the run, so resolve `.` and links
+    check_left(folder)
+    config = configuration_of(folder)
+    if world_size in (None, config.world_size):
+        if residuals is not None:
+            raise UsageError(
+                f"--resume-residuals is for a run that resumes with another number of ranks than its "
+                f"{config.world_size}; give another --world-size, or leave out --resume-residuals"
+            )
+    elif residuals is None:
+        raise UsageError(
+            f"{folder.path} had {config.world_size} ranks, each with residuals that it had not sent; choose one: "
+            "--resume-residuals sum (adds them up and distributes them to the new ranks), --resume-residuals drop "
+            "(discards them), or no --world-size (keeps the number of ranks)"
+        )
+    with ForkServer(TRAIN) as server:
+        if residuals is not None and world_size is not None:
+            server.warm_up(config.threads)
+            config = server.call(with_ranks, config, world_size)
+        if timeout_s is not None:
+            config = dataclasses.replace(config, timeout_s=timeout_s)
+        with Display(f"{config.name} seed {config.seed}, resumed", quiet=quiet) as display:
+            result = resume(folder, display.report, server, config, residuals)
+    return Batch(configs=[config], results=[result])
+
+
+def check_resuming(others: Sequence[str], residuals: Residuals | None, *, is_resumed: bool) -> None:
+    """Check that the options suit a run that is resumed, or one that is not.
+
+    Args:
+        others: options that a resumed run takes from its own configuration, but that the user gave.
+        residuals: the value of --resume-residuals.
+        is_resumed: True if the user gave --resume.
+
+    Raises:
+        UsageError: an option is for the other case.
+    """
+    if is_resumed and others:
+        raise UsageError(
+            f"--resume takes all other options from the run's own configuration; leave out {', '.join(others)}"
+        )
+    if not is_resumed and residuals is not None:
+        raise UsageError(
+            "--resume-residuals is for a run that resumes with another number of ranks; add --resume and --world-size"
+        )
+
+
+def rows_of(result: Result) -> list[dict[str, Any]]:
+    """Return the rows of a run so far."""
+    return read_rows(result.folder.metrics) if result.folder.metrics.exists() else []
+
+
+def warn_of_other_work(results: Sequence[Result]) -> None:
+    """Print a warning on stderr if other programs used so much of the cores that the measured times are too long."""
+    shares = [row.get("other_cpu_share") or 0.0 for result in results for row in rows_of(result)]
+    if (share := max(shares, default=0.0)) > NOTEWORTHY_SHARE:
+        print(
+            f"warning: other programs used up to {share:.0%} of this machine's cores during training, which makes the "
+            "times too long; run it again on an idle machine",
+            file=sys.stderr,
+        )

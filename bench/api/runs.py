@@ -1,0 +1,100 @@
+"""Train with the options of `bench run`, and return the rows of the runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import Unpack
+
+from bench.api.batch import (
+    Residuals,
+    check_resuming,
+    execute_all,
+    make_each_ready,
+    plan,
+    resume_run,
+    seeds_to_run,
+    warn_of_other_work,
+)
+from bench.api.frames import load
+from bench.api.keywords import by_option_name, takes_options
+from bench.api.run_options import RunOptions
+from bench.core.config.run import RunConfig
+from bench.core.run_folder import RUNS_FOLDER
+from bench.launch.jobs.failure import clear_away
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runs:
+    """Finished runs.
+
+    Attributes:
+        folders: the folder of each run, in the order of execution.
+        rows: the rows of all runs, as `load` returns them.
+    """
+
+    folders: list[Path]
+    rows: pd.DataFrame = dataclasses.field(repr=False)
+
+
+@takes_options
+def run(
+    *,
+    compressor: str | Sequence[str] | None = None,
+    seeds: str | Sequence[int] | None = None,
+    out: str | Path = RUNS_FOLDER,
+    resume: str | Path | None = None,
+    resume_residuals: Residuals | None = None,
+    quiet: bool = False,
+    **options: Unpack[RunOptions],
+) -> Runs:
+    """Train like `bench run`, once per seed and compressor.
+
+    Args:
+        compressor: a compressor, or several, which are run in turn.
+        seeds: seeds, for one run each: a sequence, or a text such as ``1-5``.
+        out: folder in which the runs' folders are made.
+        resume: folder of a run to resume from its last checkpoint; only `world_size` and `timeout` can be changed.
+        resume_residuals: what happens to the old ranks' residuals if `world_size` changes.
+        quiet: print no progress and no notes on stderr, only warnings.
+        options: the other options of `bench run`, with underscores: ``target_accuracy=0.95``.
+
+    Returns:
+        The runs, all of which ended well.
+
+    Raises:
+        UsageError: an option is unknown or not possible.
+        RunFailed: a run failed. If there are several compressors, the other runs were executed.
+        Interrupted: the user pressed Ctrl-C during a run; the message says how to resume it.
+    """
+    given = by_option_name(options, run)
+    beside = {"compressor": compressor, "seeds": seeds, "out": out if Path(out) != RUNS_FOLDER else None}
+    others = [keyword for keyword in options if keyword not in ("world_size", "timeout")]
+    others += [keyword for keyword, value in beside.items() if value is not None]
+    check_resuming(others, resume_residuals, is_resumed=resume is not None)
+    clear_away()
+    if resume is not None:
+        batch = resume_run(
+            Path(resume), options.get("world_size"), resume_residuals, options.get("timeout"), quiet=quiet
+        )
+    else:
+        if compressor is not None:
+            given["compressor"] = compressor if isinstance(compressor, str) else ",".join(compressor)
+        config = RunConfig(**given)
+        text = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
+        numbers = seeds_to_run(config, text, has_seed="seed" in given)
+        with ForkServer(TRAIN) as server:
+            configs = plan(config, numbers, server)
+            make_each_ready(configs, server, quiet=quiet)
+            batch = execute_all(configs, Path(out), server, quiet=quiet)
+    warn_of_other_work(batch.results)
+    batch.raise_failures()
+    folders = [result.folder.path for result in batch.results]
+    return Runs(folders=folders, rows=load(folders))
