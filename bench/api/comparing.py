@@ -48,7 +48,7 @@ def compare(
         columns: further columns, of which the means are added.
         sort: column that orders the rows, best first.
         keep_going: skip, with a warning, paths that do not exist and files that cannot be used.
-        quiet: print no warnings on stderr.
+        quiet: do not print the comparison's warnings on stderr.
 
     Returns:
         One row per configuration, the baseline first, with the columns of ``bench compare --format csv``: ``gain`` is

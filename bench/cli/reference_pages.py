@@ -90,21 +90,18 @@ This page lists every column that a run writes, with its unit and its meaning.
 ## Read the files with pandas
 
 Every row of `metrics.csv` names its experiment, machine and code version, so you can concatenate the tables of any
-runs:
+runs. [`bench.load`](api.md#run-load-compare-decide) does so, and gives every column its type:
 
 ```python
-from pathlib import Path
+import bench
 
-import pandas as pd
-
-ids = {{"digest": str, "config_id": str}}  # some look like numbers
-runs = pd.concat(pd.read_csv(path, dtype=ids) for path in Path("results/runs").glob("*/metrics.csv"))
+runs = bench.load("results/runs")
 last = runs[runs["status"] == "ok"].groupby("run_id").last()
 of_methods = last.groupby(["compressor", "collective"])
 print(of_methods[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"]))
 ```
 
-`bench compare` adds intervals, a baseline and warnings; `bench compare --format csv` writes raw numbers.
+`bench.compare` and `bench compare --format csv` add intervals, a baseline and warnings.
 
 ## metrics.csv
 

@@ -1,0 +1,228 @@
+"""`bench.run`, `load` and `compare` give what the commands give, raise what the commands print, and start quickly."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import bench
+from bench.api.keywords import KEYWORDS
+from bench.api.progress import LiveLine
+from bench.api.run_options import RunOptions
+from bench.cli.reference_pages import KEYWORD_TYPES, keyword_types
+from bench.core.schema import METRICS
+from bench.launch.refusals import outcomes_without_torch
+from tests.testing.fake_rows import fake_seeds, topk_seeds, write_runs
+from tests.testing.invoke import REPOSITORY, invoke
+
+TINY: RunOptions = {"model": "linear", "steps": 4, "train_size": 200, "test_size": 40, "threads": 1}
+LONG: RunOptions = {**TINY, "steps": 1_000_000}
+FLAGS = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+REPEATING = [column.name for column in METRICS if column.deterministic]
+HEAVY = {"torch", "pandas", "numpy", "scipy", "matplotlib"}
+
+
+def python(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a Python program that uses this checkout."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> bench.Runs:
+    """Runs of two compressors."""
+    out = tmp_path_factory.mktemp("runs")
+    return bench.run(compressor=["none", "topk:ratio=0.1"], seeds=[3], out=out, quiet=True, **TINY)
+
+
+def test_run_gives_the_numbers_of_the_command(runs: bench.Runs, tmp_path: Path) -> None:
+    answer = invoke(
+        "run", *FLAGS, "--compressor", "none,topk:ratio=0.1", "--seed", "3", "--out", str(tmp_path), "--json"
+    )
+    assert answer.code == 0, answer.error
+    assert len(runs.folders) == len(json.loads(answer.out)) == 2
+    assert list(runs.rows["status"]) == ["ok"] * 2
+    of_command = bench.load(tmp_path)
+    pd.testing.assert_frame_equal(
+        runs.rows.sort_values(["compressor", "seed"], ignore_index=True)[REPEATING],
+        of_command.sort_values(["compressor", "seed"], ignore_index=True)[REPEATING],
+    )
+
+
+def test_rows_have_typed_columns(runs: bench.Runs) -> None:
+    rows = bench.load(runs.folders)
+    pd.testing.assert_frame_equal(rows, runs.rows)
+    assert list(rows.columns) == [column.name for column in METRICS]
+    types = [str(rows[name].dtype) for name in ("seed", "test_accuracy", "augment", "compressor")]
+    assert types == ["Int64", "float64", "boolean", "string"]
+    assert rows["error"].isna().all()
+    assert rows["digest"].str.len().eq(10).all()  # not read as a number
+
+
+def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runs(
+        tmp_path, [*fake_seeds([100, 110, 120]), *topk_seeds([200, 210, 220], [0.9, 0.91, 0.92], host="another")]
+    )
+    options = ["--where", "dataset=digits", "--columns", "step_time_p95_s", "--sort", "test_accuracy", "--json"]
+    content = json.loads(invoke("compare", str(tmp_path), *options).out)
+    capsys.readouterr()
+    table = bench.compare(tmp_path, where={"dataset": "digits"}, columns="step_time_p95_s", sort="test_accuracy")
+    assert json.loads(table.to_json(orient="records", double_precision=15)) == [
+        {name: pytest.approx(value, rel=1e-12) if isinstance(value, float) else value for name, value in row.items()}
+        for row in content["rows"]
+    ]
+    assert {name: table.attrs[name] for name in ("metric", "baseline", "verdict", "warnings")} == {
+        name: content[name] for name in ("metric", "baseline", "verdict", "warnings")
+    }
+    assert table["verdict"].tolist() == ["baseline", "faster"]
+    assert str(table["num_seeds"].dtype) == "Int64"
+    printed = capsys.readouterr().err
+    assert printed.count("warning: ") == len(table.attrs["warnings"]) > 0
+    bench.compare([tmp_path], target=0.9, metric="samples_per_s", by=["compressor", "collective"], quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: bench.run(epoch=3), "bench.run has no option 'epoch' (did you mean 'epochs'?)"),  # type: ignore[call-arg]
+        (lambda: bench.run(quite=True), "bench.run has no option 'quite' (did you mean 'quiet'?)"),  # type: ignore[call-arg]
+        (lambda: bench.run(batch_size=0), "--batch-size 0 is not possible"),
+        (lambda: bench.run(compressor="topk:ratoi=1"), "topk has no option 'ratoi'"),
+        (lambda: bench.run(compressor=["topk", "topk"]), "names one compressor twice"),
+        (lambda: bench.run(seed=1, seeds="1-2"), "--seed and --seeds contradict each other"),
+        (lambda: bench.run(seeds=[]), "is not a list of seeds"),
+        (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out epochs, seeds"),
+        (lambda: bench.run(resume="x"), "x is not a run folder"),
+        (lambda: bench.run(resume_residuals="sum"), "add --resume and --world-size"),
+        (lambda: bench.load("nowhere"), "nowhere does not exist"),
+        (lambda: bench.compare("nowhere"), "nowhere does not exist"),
+    ],
+)
+@pytest.mark.usefixtures("planned_here")
+def test_errors_are_raised_as_one_sentence(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(bench.BenchError) as caught:
+        call()
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_fails_raises(tmp_path: Path) -> None:
+    with pytest.raises(bench.RunFailed, match=r"try a lower --lr.*not run: --seeds 2"):
+        bench.run(lr=1e12, optimizer="sgd:weight_decay=1", seeds=[1, 2], out=tmp_path, quiet=True, **TINY)
+    assert list(bench.load(tmp_path)["status"])[-1] == "failed"
+
+
+def test_progress_is_on_stderr_unless_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options: RunOptions = {**TINY, "steps": 1}
+    bench.run(compressor="topk", out=tmp_path, **options)  # type: ignore[misc]
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "note: with --steps, the compressor has no warm-up" in printed.err
+    assert "seed 1: starting" in printed.err
+    bench.run(compressor="topk", out=tmp_path, quiet=True, **options)  # type: ignore[misc]
+    assert all(line.startswith("warning: ") for line in capfd.readouterr().err.splitlines())
+
+
+def test_in_jupyter_progress_is_plain_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    LiveLine("a run").say("here")
+    assert capsys.readouterr().err == "here\n"
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_a_running_loop(call: Callable[[], Any]) -> Any:
+    async def main() -> Any:
+        return call()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("place", [in_a_thread, in_a_running_loop])
+def test_a_thread_or_a_running_event_loop_may_call(
+    place: Callable[[Callable[[], bench.Runs]], bench.Runs], runs: bench.Runs, tmp_path: Path
+) -> None:
+    found = place(lambda: bench.run(compressor="topk:ratio=0.1", seeds="3", out=tmp_path, quiet=True, **TINY))
+    same = runs.rows[(runs.rows["compressor"] == found.rows["compressor"][0])]
+    assert found.rows["test_accuracy"].tolist() == same["test_accuracy"].tolist()
+
+
+def test_a_process_with_threads_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    assert in_a_thread(lambda: outcomes_without_torch([lambda: 1])) == [None]
+
+
+INTERRUPTED = """
+import signal, sys, bench
+try:
+    bench.run(out=sys.argv[1], eval_every=20, **eval(sys.argv[2]))
+except bench.Interrupted as error:
+    print("raised:", error)
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+
+
+def test_ctrl_c_raises_and_python_goes_on(tmp_path: Path) -> None:
+    with python(INTERRUPTED, str(tmp_path), repr(LONG)) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("accuracy" in line for line in lines)  # wait for the first evaluation
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.startswith("raised: stopped by the user; the rows so far are kept in ")
+    assert bench.load(tmp_path)["status"].iloc[-1] == "interrupted"
+
+
+STARTED = f"""
+import sys, bench
+assert not {HEAVY} & set(sys.modules)
+assert callable(bench.run) and callable(bench.compare) and callable(bench.decide)
+assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)
+assert [name for name in bench.__all__ if not hasattr(bench, name)] == []
+assert not hasattr(bench, "jump")
+"""
+
+
+def test_the_functions_are_imported_without_torch_and_pandas() -> None:
+    with python(STARTED) as process:
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+
+
+def test_help_and_completion_show_every_keyword() -> None:
+    shown = inspect.signature(bench.run).parameters
+    assert set(KEYWORDS) <= set(shown)
+    assert (shown["timeout"].default, shown["quiet"].default) == (300.0, False)
+
+
+def test_the_types_of_keywords_are_those_of_the_options() -> None:
+    file = REPOSITORY / KEYWORD_TYPES
+    assert file.read_text(encoding="utf-8") == keyword_types(), "run: python -m bench.cli.reference_pages"
