@@ -134,4 +134,6 @@ def warn(sentence: str) -> None:
 
 
 def _stderr(*, quiet: bool = False) -> Console:
-    return Console(stderr=True, quiet=quiet, force_jupyter=False)  # in Jupyter too, plain lines on stderr
+    # In Jupyter, plain lines on stderr too, which calls itself a terminal there.
+    force_terminal = False if Console().is_jupyter else None
+    return Console(stderr=True, quiet=quiet, force_jupyter=False, force_terminal=force_terminal)

@@ -15,7 +15,7 @@ from bench.hosts.support import hosts_supported
 from tests.testing.invoke import REPOSITORY
 
 SHORTER = {
-    '"epochs": 3,': '"epochs": 1, "train_size": 400, "test_size": 100, "threads": 1,',
+    '"epochs": 2,': '"epochs": 1, "train_size": 400, "test_size": 100, "threads": 1,',
     "SEEDS = [1, 2, 3]": "SEEDS = [1]",
     "target_accuracy=0.8": "target_accuracy=0.05, max_seeds=1",
 }

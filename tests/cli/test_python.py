@@ -19,7 +19,7 @@ import pytest
 
 import bench
 from bench.api.keywords import KEYWORDS
-from bench.api.progress import LiveLine
+from bench.api.progress import LiveLine, warn
 from bench.api.run_options import RunOptions
 from bench.cli.reference_pages import KEYWORD_TYPES, keyword_types
 from bench.core.schema import METRICS
@@ -145,8 +145,10 @@ def test_in_jupyter_progress_is_plain_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    LiveLine("a run").say("here")
-    assert capsys.readouterr().err == "here\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with LiveLine("a run"):
+        warn("a " * 200)
+    assert capsys.readouterr().err == f"a run: starting\nwarning: {'a ' * 200}\n"
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
