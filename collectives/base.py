@@ -268,6 +268,11 @@ class BoundCollective:
         packed = None if payload is None else messages.pack(payload, self.transport)
         return unpack(messages.broadcast_bytes(self.transport, packed, src))
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the tensors that this collective keeps from sum to sum on this rank."""
+        return sum(tensor.nbytes for tensor in self._scratch.values())
+
     def commit(self) -> None:
         """Accept the state that sums proposed since the last `commit` or `drop`, for example a server's residuals."""
 

@@ -206,6 +206,11 @@ class BoundServer(BoundCollective):
         pieces.run([pull])
         return PendingSum.done(pieces.total())
 
+    @property
+    @override
+    def nbytes(self) -> int:
+        return super().nbytes + self._residuals.nbytes
+
     @override
     def commit(self) -> None:
         self._residuals.commit()
@@ -412,6 +417,11 @@ class AnswerResiduals:
             stretches: the stretches, in the order in which they lie in `total`.
         """
         self._proposed.update(zip(stretches, _cut(total, stretches), strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the accepted and proposed residuals on this rank."""
+        return sum(residual.nbytes for residual in (*self._kept.values(), *self._proposed.values()))
 
     def commit(self) -> None:
         """Accept the residuals that were proposed since the last `commit` or `drop`."""

@@ -9,7 +9,7 @@ without compression.
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -69,6 +69,12 @@ class Memory:
         """Discard the tensors that were proposed since the last `commit`; accepted tensors stay unchanged."""
         self._proposed = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all accepted and proposed tensors."""
+        named = [*self._accepted.values(), *self._proposed.values()]
+        return memory_nbytes(tensor for tensors in named for tensor in tensors.values())
+
     def state_dict(self) -> dict[str, Tensors]:
         """Return copies of the accepted tensors, by name and layer id."""
         return {name: copies(tensors) for name, tensors in self._accepted.items()}
@@ -77,6 +83,12 @@ class Memory:
         """Replace all state with copies of the tensors in `state`."""
         self._accepted = {name: copies(tensors) for name, tensors in state.items()}
         self._proposed, self._derived = {}, {}
+
+
+def memory_nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the memory that holds these tensors; memory that several of them share counts once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def copies(tensors: Tensors) -> Tensors:

@@ -119,6 +119,24 @@ class Bundle(Payload):
             member.add_to_(part, divisor=divisor)
 
     @override
+    def write_to(self, parts: Sequence[torch.Tensor], *, divisor: float, others: Sequence[Payload] = ()) -> bool:
+        if others or any(part.dtype != torch.float32 for part in parts):
+            return False
+        borders = list(itertools.accumulate((part.numel() for part in parts), initial=0))
+        for member, first, last in zip(self.payloads, self._offsets, self._offsets[1:], strict=False):
+            inside = [
+                part[max(first - start, 0) : last - start]
+                for part, start in zip(parts, borders, strict=False)
+                if start < last and first < start + part.numel()
+            ]
+            if inside and not member.write_to(inside, divisor=divisor):
+                decoded = torch.zeros(member.numel, dtype=torch.float32, device=self.device)
+                member.add_to_(decoded, divisor=divisor)
+                for part, values in zip(inside, decoded.split([part.numel() for part in inside]), strict=True):
+                    part.copy_(values)
+        return True
+
+    @override
     def clear_in_(self, dense: torch.Tensor) -> None:
         for member, part in zip(self.payloads, torch.split(dense, self._numels), strict=True):
             member.clear_in_(part)

@@ -5,6 +5,7 @@ sent). When a layer changes to another pair, its residual is added to the layer'
 except the rounding to the gradient's type.
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -23,7 +24,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer_for
 from compressors.ddp.report import Bucket
-from compressors.layer import Layer, copies
+from compressors.layer import Layer, copies, memory_nbytes
 
 FIRST = "nothing is measured yet"
 
@@ -303,6 +304,14 @@ class ChosenPairs(Reducer):
         for bound in self._bound_pairs.values():
             norms |= bound.reducer.residual_norms()
         return norms
+
+    @property
+    @override
+    def nbytes(self) -> dict[str, int]:
+        total = collections.Counter({"residual": memory_nbytes(self._carried.values())})
+        for bound in self._bound_pairs.values():
+            total.update(bound.reducer.nbytes)
+        return dict(total)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -169,6 +169,17 @@ class CompressedCommunicator:
         self.reducer.drop()
         self.collective.drop()
 
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of the tensors that are held on this rank, by purpose; read it between two steps.
+
+        "residual" is what was not sent yet, "proposed" the memory for the next residuals until a step is accepted,
+        "momentum" the same two of momentum buffers, "memory" the compressor's own state, "buffers" memory that is
+        reused for messages, "payloads" the last step's payloads, and "collective" what the collective keeps.
+        """
+        of_collectives = sum(collective.nbytes for collective in (self.collective, *self._others))
+        return self.reducer.nbytes | {"collective": of_collectives + self._downlink.nbytes}
+
     def state_dict(self) -> dict[str, Any]:
         """Return all state that training needs to resume bit for bit; it differs between ranks, so save each rank's."""
         return {"reducer": self.reducer.state_dict(), "collective": self.collective.state_dict()}
@@ -276,6 +287,11 @@ class Downlink:
         self._memory = Memory()
         self.commit, self.drop = self._memory.commit, self._memory.drop
         self.state_dict, self.load_state_dict = self._memory.state_dict, self._memory.load_state_dict
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the compressor's memory for answers."""
+        return self._memory.nbytes
 
     def numel(self, layer_id: int) -> int:
         """Return the number of elements of a layer."""

@@ -10,7 +10,7 @@ import torch
 from collectives.base import Key
 from collectives.payloads import Dense
 from compressors.base import Compressor
-from compressors.layer import Layer, Step, Tensors, copies, end_to_end
+from compressors.layer import Layer, Step, Tensors, copies, end_to_end, memory_nbytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,6 +131,11 @@ class BufferPool:
         """Keep the released buffers; drop those of groups that no longer exist and those not released."""
         self._free, self._lent, self._returned = self._returned, {}, {}
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all buffers."""
+        return memory_nbytes([*self._free.values(), *self._lent.values(), *self._returned.values()])
+
 
 @dataclasses.dataclass(eq=False)
 class LayerStore:
@@ -188,6 +193,16 @@ class LayerStore:
         """Forget the tensors proposed since the last `accept`, and reuse their memory; accepted ones do not change."""
         self._spare |= self._proposed
         self._proposed = {}
+
+    @property
+    def accepted_nbytes(self) -> int:
+        """Return the bytes of the accepted tensors."""
+        return memory_nbytes(self._accepted.values())
+
+    @property
+    def proposed_nbytes(self) -> int:
+        """Return the bytes of the proposed tensors, and of the memory that is kept for the next ones."""
+        return memory_nbytes([*self._proposed.values(), *self._spare.values()])
 
     def by_layer(self) -> Tensors:
         """Return a view of the accepted tensor of each layer, by layer id."""

@@ -379,6 +379,7 @@ class CompressionHook(CompressedCommunicator):
                     self._attempt(functools.partial(self._start, job))
                 under_way += jobs
                 closing = closing or not jobs
+                jobs = []
                 continue
             with self.transport.interrupted_by(self._bell):
                 self._attempt(under_way[0].pending.wait)
@@ -391,6 +392,8 @@ class CompressionHook(CompressedCommunicator):
                         self._rescale(each.buffer)
                         each.future.set_result(each.buffer)  # with its updates, unless something failed
                     finished.clear()
+                    del each
+                del job  # it holds payloads
 
     def _attempt(self, work: Callable[[], object]) -> None:
         """Call `work`, a part of the exchange, unless an earlier part failed; `finish_step` raises the first error."""
@@ -459,10 +462,12 @@ class CompressionHook(CompressedCommunicator):
                 update.zero_()
         part = job.bucket.part([index for index, flag in enumerate(used) if flag])
         part.screen = functools.partial(self._screen, part, job.buffer)
+        job.bucket.screen = lambda: False  # see `_finish`
         return part
 
     def _finish(self, job: _Job) -> None:
         job.pending.finish()
+        job.bucket.screen = lambda: False  # it refers to the bucket: the cycle would keep the bucket's tensors for long
         self._report.encoded += job.bucket.encoded
         self._report.encode_s = (self._report.encode_s or 0.0) + job.bucket.encode_s
         if job.is_last:

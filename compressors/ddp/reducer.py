@@ -39,7 +39,7 @@ from compressors.base import (
 from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
 from compressors.kernels.residuals import accelerate, add
-from compressors.layer import Memory, Step, copies
+from compressors.layer import Memory, Step, copies, memory_nbytes
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
 SumPayloads = Callable[[Payload, Key], Payload]
@@ -151,6 +151,20 @@ class Reducer(abc.ABC):
         """Return, by layer id, the L2 norm of each layer's residual (the part of gradients that was not sent yet)."""
         return {layer_id: float(residual.norm()) for layer_id, residual in self._residuals.by_layer().items()}
 
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Return the bytes of the tensors that this reducer holds, by purpose."""
+        payloads = [*self.last_encoded.values(), *self._encoded.values()]
+        parts = (part for payload in payloads for part in vars(payload).values())
+        return {
+            "residual": self._residuals.accepted_nbytes,
+            "proposed": self._residuals.proposed_nbytes,
+            "momentum": self._velocities.accepted_nbytes + self._velocities.proposed_nbytes,
+            "memory": self.memory.nbytes,
+            "buffers": self._buffers.nbytes,
+            "payloads": memory_nbytes(part for part in parts if isinstance(part, torch.Tensor)),
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, with tensors by layer id; "velocities" are the momentum buffers."""
         return {
@@ -217,6 +231,12 @@ class PerLayerReducer(Reducer):
         if isinstance(compressor, PartsEncoder) and type(compressor).encode is PartsEncoder.encode:
             adds_something = traits.keeps_residual or traits.owns_momentum or traits.clip_norm
             self._encode_parts = None if adds_something else compressor.encode_parts
+
+    @property
+    @override
+    def nbytes(self) -> dict[str, int]:
+        of_all = super().nbytes
+        return of_all | {"buffers": of_all["buffers"] + self._scratch.nbytes}
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
@@ -411,6 +431,9 @@ class MultiRoundReducer(Reducer):
             return mean
 
         inputs = [self._compensated(group, bucket.step) for group in groups]
+        bucket.gradients = bucket.updates  # backward can reuse their memory during the exchange
+        for group in groups:
+            group.gradients.clear()
         num_compressed = sum(not group.dense for group in groups)  # one layer each; they come before the dense group
         compressed = [(group.layer, x) for group, x in zip(groups[:num_compressed], inputs, strict=False)]
         updates = [group.updates[0] for group in groups[:num_compressed]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import time
+import weakref
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +22,8 @@ from collectives.allreduce import Ring
 from collectives.base import Collective, PendingSum
 from collectives.options import build
 from compressors.ddp.attach import attach
+from compressors.ddp.reducer import PendingReduction
+from compressors.ddp.report import Bucket
 from compressors.floats import NoCompression
 from compressors.topk import TopK
 from tests.testing.ddp_scenes import (
@@ -231,6 +235,37 @@ def double_batch(rank: int) -> torch.Tensor:
     return batch(rank, 0)[0].double()
 
 
+def held(rank: int) -> dict[str, dict[str, int]]:
+    """Return what hooks hold after two steps, in bytes, by compressor."""
+    found = {}
+    for compressor, collective in (("topk:min_numel=100", "allgather"), ("powersgd", "ring"), ("none", "server")):
+        ddp = wrapped()
+        hook = attach(ddp, compressor, collective)
+        train(ddp, hook, range(2))
+        found[compressor] = hook.nbytes
+        hook.close()
+    return found
+
+
+def forgotten(rank: int) -> bool:
+    """Return True if a step's bucket is gone after the next step, without the garbage collector's help."""
+    ddp = wrapped()
+    hook = attach(ddp, "powersgd", "ring")
+    start, buckets = hook.reducer.start, []
+
+    def watched(bucket: Bucket, *args: Any) -> PendingReduction:
+        buckets.append(weakref.ref(bucket))
+        return start(bucket, *args)
+
+    hook.reducer.start = watched  # type: ignore[method-assign]
+    gc.disable()
+    train(ddp, hook, range(2))
+    first = buckets[0]()
+    gc.enable()
+    hook.close()
+    return first is None
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of every scene, per rank."""
@@ -247,6 +282,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         in_fp64,
         ahead,
         beside_a_wait,
+        held,
+        forgotten,
     )
     return played_by_two(scenes, tmp_path_factory.mktemp("ranks"))
 
@@ -262,6 +299,20 @@ def test_compressed_ranks_stay_equal_and_every_byte_is_counted(played: list[dict
     dense_nbytes = 4 * first["weights"].numel() * 4  # fp32, in 4 steps of a ring of two
     assert 0 < first["nbytes"] < dense_nbytes / 4
     assert all(norm > 0 for norm in first["residuals"].values())
+
+
+def test_the_hook_says_what_it_holds(played: list[dict[str, Any]]) -> None:
+    topk, powersgd, none = (played[0]["held"][name] for name in ("topk:min_numel=100", "powersgd", "none"))
+    assert topk["residual"] == topk["proposed"] == 4 * (20 * 30 + 30 * 5), "one tensor per compressed layer"
+    assert topk["payloads"] > 0
+    assert powersgd["residual"] == powersgd["proposed"]
+    assert powersgd["memory"] > 0
+    assert none["residual"] == none["proposed"] == none["momentum"] == 0
+    assert none["buffers"] >= 4 * (20 * 30 + 30 + 30 * 5 + 5)
+
+
+def test_a_bucket_is_forgotten_at_once(played: list[dict[str, Any]]) -> None:
+    assert all(result["forgotten"] for result in played)
 
 
 def test_the_next_bucket_is_sent_before_the_first_is_decoded(played: list[dict[str, Any]]) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from collectives.payloads.base import Dense
-from collectives.payloads.bundle import UnreducedSum
+from collectives.payloads.bundle import Bundle, UnreducedSum
 from collectives.payloads.codec.index_sets import write_sum_
+from collectives.payloads.group_sparse import RowSparse
 from collectives.payloads.sparse import Sparse
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import needs_loops, same
@@ -52,6 +53,16 @@ def test_one_payload_is_written_as_it_would_be_added_to_zeros(dtype: torch.dtype
     payload.add_to_(expected, divisor=divisor)
     written = torch.full((20_011,), torch.nan)
     assert payload.write_to(written.split(cuts(20_011, 4)), divisor=divisor)
+    assert same(written, expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bundle_writes_each_member_wherever_the_parts_begin(seed: int) -> None:
+    rows = RowSparse(600, torch.tensor([0, 7]), torch.randn(2, 30))  # which cannot be written in one pass
+    bundle = Bundle([term(8192, seed, torch.float16), rows, Dense(torch.randn(500)), term(300, seed, torch.float32)])
+    expected, written = torch.zeros(bundle.numel), torch.full((bundle.numel,), torch.nan)
+    bundle.add_to_(expected, divisor=3)
+    assert bundle.write_to(written.split(cuts(bundle.numel, seed)), divisor=3)
     assert same(written, expected)
 
 

@@ -1,0 +1,139 @@
+"""Measure the memory that each compressor adds to a training step: two ranks on this machine, ResNet-18 in DDP.
+
+Every method trains for a few steps in fresh processes. The peak is the largest resident memory of a rank while it
+trains (VmHWM, reset before training where the kernel allows it). What a method adds is its peak minus that of `none`,
+in units of the gradient's bytes. `held` is the sum of `hook.nbytes` between two steps:
+
+    python benchmarks/hook_memory.py [--steps 6] [--batch-size 8] [--csv results/reference/hook-memory.csv]
+
+Peaks of the same method differ by up to half a gradient, because the C library keeps freed memory. --turns repeats all
+methods and prints medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.core import spec
+from bench.core.environment import origin_columns
+from compressors.ddp.attach import attach
+
+DDP = "ddp"  # without a hook
+WAYS = (
+    (DDP, "native"),
+    ("none", "native"),
+    ("group_topk:ratio=0.01,warmup_epochs=0", "ring"),
+    ("topk:ratio=0.01,warmup_epochs=0", "allgather"),
+    ("powersgd", "native"),
+    ("hylo", "server:placement=sharded"),
+    ("algc:warmup_epochs=0", "server:placement=sharded"),
+    ("qsgd", "allgather"),
+)
+
+
+def train(rank: int, store: str, compressor: str, collective: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Train for some steps; return the gradient's bytes, the peak and what the hook holds at the end, in bytes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.manual_seed(1)
+    network = spec.build("models", "resnet18").build(10)
+    gradient_nbytes = sum(parameter.nbytes for parameter in network.parameters())
+    ddp = DistributedDataParallel(
+        network, bucket_cap_mb=gradient_nbytes / 2**20 / 4, gradient_as_bucket_view=True, forward_sync_buffers=False
+    )
+    hook = None if compressor == DDP else attach(ddp, compressor, collective)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    generator = torch.Generator().manual_seed(rank)
+    with contextlib.suppress(OSError):  # not allowed in some containers
+        Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(options.steps):
+        x = torch.randn(options.batch_size, 3, 32, 32, generator=generator)
+        y = torch.randint(10, (options.batch_size,), generator=generator)
+        nn.functional.cross_entropy(ddp(x), y).backward()
+        if hook is None or hook.step_ok():
+            optimizer.step()
+        optimizer.zero_grad()
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    held = {} if hook is None else hook.nbytes
+    dist.barrier()
+    if hook is not None:
+        hook.close()
+    return {"gradient_bytes": gradient_nbytes, "peak_bytes": 1024 * int(status["VmHWM"].split()[0]), "held": held}
+
+
+def measure(compressor: str, collective: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of the rank with the larger peak."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, __file__, "--steps", str(options.steps), "--batch-size", str(options.batch_size)]
+        work = [f"{folder}/store", compressor, collective]
+        ranks = [
+            subprocess.Popen([*line, "--rank", str(rank), *work], env=environment, stdout=subprocess.PIPE, text=True)
+            for rank in range(2)
+        ]
+        texts = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"{compressor} on {collective} failed")
+    found: dict[str, Any] = max((json.loads(text) for text in texts), key=lambda each: each["peak_bytes"])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=1, help="repetitions of each method, interleaved")
+    parser.add_argument("--csv", type=Path, help="write the rows to this file")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("work", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        print(json.dumps(train(options.rank, *options.work, options)))
+        return 0
+    found = [[measure(*way, options) for way in WAYS] for _ in range(options.turns)]
+    rows = []
+    for number, (compressor, collective) in enumerate(WAYS):
+        own = [turn[number] for turn in found]
+        over = [(turn[number]["peak_bytes"] - turn[1]["peak_bytes"]) / own[0]["gradient_bytes"] for turn in found]
+        row = {
+            "compressor": compressor,
+            "collective": collective,
+            "peak_bytes": int(statistics.median(each["peak_bytes"] for each in own)),
+            "gradients_above_none": f"{statistics.median(over):.2f}",
+            "held_gradients": f"{sum(own[-1]['held'].values()) / own[0]['gradient_bytes']:.2f}",
+            "held": " ".join(f"{name}={nbytes}" for name, nbytes in own[-1]["held"].items() if nbytes),
+            "turns": options.turns,
+        }
+        rows.append(row | origin_columns())
+    table = Table("compressor", "collective", "peak MB", "gradients above none", "held by the hook")
+    for row in rows:
+        peak = f"{row['peak_bytes'] / 1e6:.0f}"
+        table.add_row(row["compressor"], row["collective"], peak, row["gradients_above_none"], row["held_gradients"])
+    Console(width=120).print(table)
+    if options.csv:
+        with options.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
