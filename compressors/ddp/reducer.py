@@ -387,15 +387,11 @@ class PerLayerReducer(Reducer):
     def _finish(self, groups: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:
         started = time.perf_counter()
         numels = [group.layer.numel for group in groups]
-        if groups:
-            device, dtype = groups[0].device, max((group.dtype for group in groups), key=lambda dtype: dtype.itemsize)
-            if self._scratch.numel() < max(numels) or (self._scratch.device, self._scratch.dtype) != (device, dtype):
-                self._scratch = torch.empty(max(numels), dtype=dtype, device=device)
         for group, part in zip(groups, members(total, numels), strict=True):
             if (group.dense or self._averages) and part.write_to(group.updates, divisor=bucket.step.world_size):
                 continue
             alone = len(group.updates) == 1
-            out = group.updates[0] if alone else self._scratch[: group.layer.numel]
+            out = group.updates[0] if alone else self._room_for(group)
             if group.dense:
                 out.zero_()
                 part.add_to_(out, divisor=bucket.step.world_size)
@@ -404,6 +400,13 @@ class PerLayerReducer(Reducer):
             if not alone:
                 group.scatter_to_updates(out)
         bucket.encode_s += time.perf_counter() - started
+
+    def _room_for(self, group: EncodeGroup) -> torch.Tensor:
+        # scratch memory for the update of a group, [group.layer.numel] of `group.dtype`
+        numel, kind = group.layer.numel, (group.device, group.dtype)
+        if self._scratch.numel() < numel or (self._scratch.device, self._scratch.dtype) != kind:
+            self._scratch = torch.empty(numel, dtype=group.dtype, device=group.device)
+        return self._scratch[:numel]
 
 
 class MultiRoundReducer(Reducer):
