@@ -447,6 +447,10 @@ class MultiRoundReducer(Reducer):
         for group, mean in zip(groups[num_compressed:], means, strict=True):
             group.scatter_to_updates(mean)
         bucket.encode_s += time.perf_counter() - started - waited_s
+        self._report(groups, bucket)
+        return DONE
+
+    def _report(self, groups: Sequence[EncodeGroup], bucket: Bucket) -> None:
         numel = sum(group.layer.numel for group in groups)
         for group in groups:
             for layer in group.layers:
@@ -459,7 +463,6 @@ class MultiRoundReducer(Reducer):
                     seconds=bucket.encode_s * layer.numel / numel,
                 )
                 bucket.encoded.append(entry)
-        return DONE
 
 
 def reducer_for(compressor: Compressor, *, momentum: float = 0.0, nesterov: bool = False) -> Reducer:

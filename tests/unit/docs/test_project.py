@@ -84,9 +84,14 @@ def test_the_version_is_the_changelogs() -> None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Yield the full names of all modules, and of all names from modules, that a file imports."""
+    """Yield the full names of all modules, and of all names from modules, that a file imports when it runs."""
     package = file.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    checks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    unused = {id(inner) for node in checks for part in node.body for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) in unused:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
