@@ -91,10 +91,10 @@ def attach(
     ddp = _engine(ddp)
     layers = reduced_layers(ddp)
     compressor.check_compatible(collective, layers)
-    _check_types(layers, compressor)
+    check_types(layers, compressor)
     if compressor.traits.one_bucket:
         _check_one_bucket(ddp, layers, compressor)
-    _check_momentum(compressor, momentum, nesterov=nesterov)
+    check_momentum(compressor, momentum, nesterov=nesterov)
     if scaler is not None and not scaler.is_enabled():
         scaler = None
     if scaler is not None and nonfinite != "skip":
@@ -135,8 +135,12 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     ddp = getattr(model, "_orig_mod", model)
     if not isinstance(ddp, DistributedDataParallel):
         # compared by name, because importing FSDP takes half a second
-        is_sharded = any(cls.__module__.startswith("torch.distributed.fsdp") for cls in type(ddp).__mro__)
-        got = "one in FSDP, which reduces gradients itself" if is_sharded else f"a bare {type(ddp).__name__}"
+        names = {cls.__name__ for cls in type(ddp).__mro__ if cls.__module__.startswith("torch.distributed.fsdp")}
+        if "FSDPModule" in names:
+            raise ValueError(
+                "attach needs a model in DDP and got one in fully_shard; use compressors.ddp.fsdp.attach_fsdp"
+            )
+        got = "one in FSDP, which reduces gradients itself" if names else f"a bare {type(ddp).__name__}"
         raise ValueError(f"attach needs a model in DDP and got {got}; give it DistributedDataParallel(model)")
     if ddp._delay_all_reduce_all_params:  # such a model lacks the attributes below
         raise ValueError(
@@ -171,7 +175,12 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
     return ddp
 
 
-def _check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
+def check_types(layers: Sequence[Layer], compressor: Compressor) -> None:
+    """Check that the compressor can send the gradients of these layers.
+
+    Raises:
+        ValueError: a layer is complex, or fp64 and would be compressed.
+    """
     for layer in layers:
         assert layer.weight is not None
         if layer.weight.is_complex():
@@ -202,7 +211,12 @@ def _check_one_bucket(ddp: DistributedDataParallel, layers: Sequence[Layer], com
         )
 
 
-def _check_momentum(compressor: Compressor, momentum: float | None, *, nesterov: bool) -> None:
+def check_momentum(compressor: Compressor, momentum: float | None, *, nesterov: bool) -> None:
+    """Check that momentum is given if the compressor applies it, and only then.
+
+    Raises:
+        ValueError: it is missing, out of range, or not used.
+    """
     name = compressor.component_name
     if not compressor.traits.owns_momentum:
         if momentum is not None or nesterov:

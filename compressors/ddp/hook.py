@@ -191,12 +191,7 @@ class CompressionHook(CompressedCommunicator):
         if not is_whole:
             raise RuntimeError(self._why_missing(has_begun=has_begun))
         if self._epoch_is_missing and self.transport.rank == 0:
-            compressor = self.reducer.compressor
-            warnings.warn(
-                f"{compressor.component_name} sends more in its first {compressor.traits.denser_epochs} epochs only if "
-                "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0",
-                stacklevel=3,
-            )
+            warn_of_missing_epoch(self.reducer.compressor)
         self._epoch_is_missing = False
         if self._difference and self.transport.rank == 0:
             warnings.warn(self._difference, stacklevel=3)
@@ -528,6 +523,15 @@ def _checksum(parameter: torch.Tensor) -> float:
     flat = parameter.detach().contiguous().view(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
     return float(int(flat.view(integers).sum(dtype=torch.int64)) % 2**50)
+
+
+def warn_of_missing_epoch(compressor: Compressor) -> None:
+    """Warn that the warm-up epochs of a compressor are skipped; call it in `finish_step`."""
+    warnings.warn(
+        f"{compressor.component_name} sends more in its first {compressor.traits.denser_epochs} epochs only if "
+        "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0",
+        stacklevel=4,
+    )
 
 
 def _refuse_backward(_: nn.Module, __: object, output: object) -> None:

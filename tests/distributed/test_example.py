@@ -42,6 +42,25 @@ def test_the_example_trains_under_torchrun(compressor: str, collective: str) -> 
     assert 0 < int(said[3].replace(",", "")) < 605_224 / 2
 
 
+def test_the_fsdp_example_trains_under_torchrun() -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=4"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
+            *(str(SCRIPT.with_name("train_fsdp.py")), "--compressor", "group_topk:ratio=0.01,warmup_epochs=0"),
+            *("--epochs", "1", "--accumulate", "2"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = re.findall(r"after 10 steps; each rank sent ([\d,]+) bytes .* \(its shard has ([\d,]+)\)", done.stdout)
+    sent, shard = (int(number.replace(",", "")) for number in said)
+    assert 0 < sent < shard / 30
+
+
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("train_digits", SCRIPT)
     assert spec is not None
