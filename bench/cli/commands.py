@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ EXTENSIONS = {
     "compressors": "bench.extensions.microbenchmarks",
     "calibrate": "bench.extensions.predict",
     "predict": "bench.extensions.predict",
+    "profile": "bench.extensions.predict",
     "place": "bench.extensions.place",
 }
 
@@ -58,11 +59,13 @@ class Command:
             docstring.
         epilog: text below the options, such as examples.
         panel: heading under which `bench --help` lists the command.
+        context_settings: settings of the command's context, as Typer takes them.
     """
 
     function: Callable[..., None]
     epilog: str = ""
     panel: str = "Extensions"
+    context_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Commands(TyperGroup):
@@ -110,7 +113,12 @@ class Commands(TyperGroup):
             return
         found = _load(name)
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_show_locals=False)
-        alone.command(name, epilog=found.epilog or None, rich_help_panel=found.panel)(found.function)
+        alone.command(
+            name,
+            epilog=found.epilog or None,
+            rich_help_panel=found.panel,
+            context_settings=dict(found.context_settings),
+        )(found.function)
         self.commands[name] = typer.main.get_command(alone)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bench.extensions.decide.study import Study
 
 Method = str | Mapping[str, Any]
+NOTHING_TO_COMPARE = "there is nothing to compare; give --method at least once, such as --method topk"
 # Smallest and largest value.
 SAME, ALPHA, ACCURACY_MARGIN, MAX_SEEDS = (1.0, 2.0), (0.0001, 0.5), (0.0, 100.0), (1, 1000)
 
@@ -185,7 +186,7 @@ def _study(
     shared, of_file = ({}, []) if source is None else read_methods(Path(source))
     candidates = [*map(_settings, methods), *of_file]
     if not candidates:
-        raise UsageError("there is nothing to compare; give --method at least once, such as --method topk")
+        raise UsageError(NOTHING_TO_COMPARE)
     return Study(
         base={"eval_every": 0.25} | shared | given,
         methods=[_settings(baseline or "bf16"), *candidates],

@@ -12,7 +12,8 @@ from bench.cli.commands import ANSWER, Command
 from bench.cli.console import print_json, stdout_console
 from bench.cli.options import AsJson, takes
 from bench.core.config.run import OUTPUT, RunConfig
-from bench.extensions.decide.api import ACCURACY_MARGIN, ALPHA, MAX_SEEDS, SAME
+from bench.core.errors import UsageError
+from bench.extensions.decide.api import ACCURACY_MARGIN, ALPHA, MAX_SEEDS, NOTHING_TO_COMPARE, SAME
 from bench.extensions.decide.api import decide as ask
 
 METHODS = "What to compare"
@@ -26,11 +27,15 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench decide results/runs/decide-0123456789 --bandwidth 10mbit
 
+  bench decide --from-profile profile.json --method topk --method powersgd --hosts 2 --bandwidth 50mbit
+
   bench decide methods.toml --hosts 2 --bandwidth 100mbit --target-accuracy 0.9
 
 Each method is trained without the link, because the link changes no number of a training, only its time. The duration
 of the steps is measured on the link, and both are put together. Seeds are added until every method is decided. At the
 end, the baseline and the best method are trained once on the link, as a check.
+
+With --from-profile, the speed of the methods in your own script is predicted, and nothing is trained.
 
 Exit codes: 0 the time of every method is decided, 4 some are open."""
 
@@ -60,6 +65,15 @@ def decide(
         str,
         typer.Option(metavar="SPEC[@COLLECTIVE]", help="What the methods are compared with.", rich_help_panel=METHODS),
     ] = "bf16",
+    from_profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File from bench profile: predict the speed of each method in your own script; trains nothing, so "
+            "accuracy stays open.",
+            rich_help_panel=METHODS,
+        ),
+    ] = None,
     same: Annotated[
         float,
         typer.Option(
@@ -108,6 +122,20 @@ def decide(
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     chosen = {name for name, origin in sources.items() if origin is not None and origin.name != "DEFAULT"}
+    if from_profile is not None:
+        if source is not None:
+            raise UsageError(f"--from-profile takes its methods from --method; leave out {source}")
+        if own := sorted(chosen & {"same", "alpha", "accuracy_margin", "max_seeds", "budget", "out"}):
+            raise UsageError(f"--from-profile trains nothing; leave out --{own[0].replace('_', '-')}")
+        if not method:
+            raise UsageError(NOTHING_TO_COMPARE)
+        from bench.extensions.decide.speed import print_speeds
+        from bench.extensions.decide.study import parse_method
+
+        values = options.flag_values()
+        given = {name: values[name] for name in chosen & values.keys()}
+        found = print_speeds(from_profile, given, list(map(parse_method, (baseline, *method))), as_json=as_json)
+        raise typer.Exit(OPEN if any(each.verdict == "open" for each in found) else 0)
     answer = ask(
         method or (),
         source=source,

@@ -38,8 +38,10 @@ from bench.extensions.predict.ranking import (
     heading,
     on_each_collective,
     print_table,
+    step_as_it_is,
 )
 from bench.extensions.predict.request import BASELINE, PredictionRequest, columns, request_from_options
+from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import (
     ValidationCell,
     as_rows,
@@ -92,6 +94,9 @@ def predict_one(known: Calibration, options: PredictConfig, steps_from: list[Pat
     if options.losses:
         row |= with_losses(Losses.parse(options.losses), checked, prediction, row.get("time_to_target_s"))
     said += _pays(known, checked, prediction, row)
+    if isinstance(known, Profile):
+        row["step_as_it_is_s"] = step_as_it_is(known, checked)
+        said.append(f"a step of {known.model} as it is takes {format_seconds(row['step_as_it_is_s'])} there")
     if as_json:
         print_json(row | {"notes": said})
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 from annotated_types import Ge, Gt
@@ -219,6 +219,11 @@ class Calibration:
         cut: measurements that were repeated less often than planned for lack of time, like "4 of 36 steps".
     """
 
+    # What a file of this class is, the command that makes it, and how its predictions are checked, for messages.
+    kind: ClassVar[str] = "calibration"
+    command: ClassVar[str] = "bench calibrate"
+    how_to_check: ClassVar[str] = "bench predict --validate does that"
+
     version: int
     cpu: str
     cores: AtLeastOne
@@ -282,7 +287,7 @@ class Calibration:
             write_json(path, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, path: Path) -> Calibration:
+    def read(cls, path: Path) -> Self:
         """Return the calibration from a file that `write` wrote.
 
         Raises:
@@ -293,17 +298,17 @@ class Calibration:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(
-                f"the calibration {path} cannot be read: {error.strerror}; make one with bench calibrate --out {path}"
+                f"the {cls.kind} {path} cannot be read: {error.strerror}; make one with {cls.command} --out {path}"
             ) from None
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not a calibration: {error}; make one with bench calibrate") from None
+            raise UsageError(f"{path} is not a {cls.kind}: {error}; make one with {cls.command}") from None
         version = content.get("version") if isinstance(content, dict) else None
         if version != VERSION:
-            raise UsageError(f"{path} is not a calibration of version {VERSION}; make a new one with bench calibrate")
+            raise UsageError(f"{path} is not a {cls.kind} of version {VERSION}; make a new one with {cls.command}")
         return cls.of(content, where=str(path))
 
     @classmethod
-    def of(cls, values: Any, where: str = "what was measured") -> Calibration:
+    def of(cls, values: Any, where: str = "what was measured") -> Self:
         """Return a calibration from plain values, as JSON contains them.
 
         Args:
@@ -318,4 +323,4 @@ class Calibration:
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{where} is not a calibration: {field}: {first['msg']}; make a new one") from None
+            raise UsageError(f"{where} is not a {cls.kind}: {field}: {first['msg']}; make a new one") from None

@@ -56,6 +56,8 @@ EXAMPLES_OF_PREDICT = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --hosts 8 --bandwidth 10mbit --latency 5ms
 
+  bench predict --from-profile profile.json --hosts 8 --bandwidth 10mbit --latency 5ms
+
   bench predict --calibration resnet20.json --compressor topk --hosts 8 --losses every=6h,restart=30s,checkpoint=100
 
   bench predict --calibration resnet20.json --strategy async_server:mode=asp --hosts 8 --straggler rank=1,slowdown=3
@@ -131,6 +133,12 @@ def predict(
             help="File from bench calibrate.", metavar="FILE", rich_help_panel=WHAT, show_default=str(CALIBRATION)
         ),
     ] = None,
+    from_profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="File from bench profile: predict the steps of your own script.", metavar="FILE", rich_help_panel=WHAT
+        ),
+    ] = None,
     sweep: Annotated[
         str | None,
         typer.Option(
@@ -174,7 +182,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the time, exposed time and bytes of a training step, and whether compression beats dense bf16."""
-    if validate is not None and (sweep is not None or steps_from or options != PredictConfig()):
+    if validate is not None and (sweep is not None or steps_from or from_profile or options != PredictConfig()):
         raise UsageError(
             f"--validate {validate} predicts the configurations of that file or folder; leave out all other options "
             "that say what to predict"
@@ -194,7 +202,13 @@ def predict(
     if validate is not None and validate.is_dir() and runs != RUNS:
         raise UsageError(f"{validate} holds the runs; leave out --runs, or give a sweep file")
 
-    known = _known(options, calibration)
+    if from_profile is None:
+        known = _known(options, calibration)
+    elif calibration is not None or steps_from:
+        other = "--calibration" if calibration is not None else "--steps-from"
+        raise UsageError(f"--from-profile predicts the steps of your own script; leave out {other}")
+    else:
+        known = _profile(options, from_profile)
     calibration = calibration or CALIBRATION
     if validate is None and options.compressor and "," not in (sweep or ""):
         from bench.launch.refusals import without_torch
@@ -257,6 +271,23 @@ def _known(options: PredictConfig, path: Path | None) -> Calibration:
                 f"`bench calibrate {flags} --out other.json`, or give --step-time 120ms for a rough estimate"
             )
     return known
+
+
+def _profile(options: PredictConfig, path: Path) -> Calibration:
+    """Return the profile from a file.
+
+    Raises:
+        UsageError: the file is not a profile, or an option has no meaning for profiles.
+    """
+    default = PredictConfig()
+    for name in ("model", "dataset", "batch_size", "step_time", "shared_cores", "strategy"):
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(
+                f"--from-profile predicts the steps of your own script; leave out --{name.replace('_', '-')}"
+            )
+    from bench.extensions.predict.script_profile import Profile
+
+    return Profile.read(path)
 
 
 def _check(options: PredictConfig, known: Calibration) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 
@@ -74,6 +74,8 @@ class EstimatedCalibration(Calibration):
     Attributes:
         said: a sentence that tells the user what the estimate is based on.
     """
+
+    how_to_check: ClassVar[str] = "this is a rough estimate"
 
     said: str
 

@@ -30,6 +30,7 @@ from bench.extensions.predict.request import (
     predicted,
     request_from_options,
 )
+from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
 from collectives.base import Collective
 from collectives.options import incompatibility
@@ -126,6 +127,12 @@ def ranked(calibration: Calibration, request: PredictionRequest) -> tuple[list[P
     return sorted(found, key=lambda pair: -pair.prediction.samples_per_s), refused
 
 
+def step_as_it_is(profile: Profile, request: PredictionRequest) -> float:
+    """Return the predicted seconds of a step of the profiled script without changes, on the requested links."""
+    plain = dataclasses.replace(request, compressor="none", collective="native", trigger="async")
+    return predicted(profile, check_request(profile, plain)).step_time_s
+
+
 def heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
     """Return one line that describes the predicted job; with `of_all`, without the compressor."""
     where = checked.collective if checked.waits else checked.strategy
@@ -166,13 +173,16 @@ def rank_compressors(known: Calibration, options: PredictConfig, *, as_json: boo
     ]
     said = [*dict.fromkeys(note for pair in found for note in notes(known, pair.request, range_too=False))]
     said += [*range_notes(known, [pair.request for pair in found]), *latency_note(options, found[0].request)]
+    as_it_is = [step_as_it_is(known, job)] if isinstance(known, Profile) else []
     if not job.collective and job.waits and job.world_size > MOST_TRIED:
         said.append(f"With more than {MOST_TRIED} ranks, each compressor uses the collective that a run would choose")
     said += [f"{name} is left out: {reason}" for name, reason in left_out.items()]
     if as_json:
-        print_json({"ranking": rows, "notes": said})
+        print_json({"ranking": rows, "notes": said} | ({"step_as_it_is_s": as_it_is[0]} if as_it_is else {}))
         return
     print(heading(found[0].request, of_all=True))
+    for step_s in as_it_is:
+        print(f"{known.model} as it is, without compression: a step of {format_seconds(step_s)}")
     cells = [
         {
             "compressor": escape(row["compressor"]),

@@ -214,8 +214,8 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
     if text not in calibration.encoded:
         raise UsageError(
             cannot_be_calibrated(compressor)
-            or f"{text} is not in the calibration, which holds {', '.join(calibration.encoded)}; name it in "
-            "bench calibrate --compressors"
+            or f"{text} is not in the {calibration.kind}, which holds {', '.join(calibration.encoded)}; name it in "
+            f"{calibration.command} --compressors"
         )
     defaults = strategy.default_collectives or compressor.traits.default_collectives
     components = [

@@ -20,6 +20,7 @@ from bench.extensions.predict.estimate import EstimatedCalibration
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.request import DDP, PredictionRequest, check_request, links_of, predicted
+from bench.extensions.predict.script_profile import Profile
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweep_file import PlannedRun, table_text
 from bench.launch.sweep_state import PastRun, SweepState
@@ -295,11 +296,12 @@ def notes(calibration: Calibration, request: PredictionRequest, *, range_too: bo
         range_too: True to add how the request differs from the runs that predictions were checked against.
     """
     said = []
-    if isinstance(calibration, EstimatedCalibration):
+    if isinstance(calibration, EstimatedCalibration | Profile):
         said.append(calibration.said)
-    elif (calibration.cpu, calibration.cores) != (environment.cpu_model(), environment.usable_cores()):
+    machine = environment.cpu_model(), environment.usable_cores()
+    if not isinstance(calibration, EstimatedCalibration) and machine != (calibration.cpu, calibration.cores):
         said.append(
-            f"Calibrated on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for "
+            f"Measured on another machine ({calibration.cpu}, {calibration.cores} cores); the prediction is for "
             "that machine"
         )
     if calibration.cut:
@@ -340,10 +342,8 @@ def _comparable(calibration: Calibration, request: PredictionRequest) -> list[Va
 
 def outside(calibration: Calibration, request: PredictionRequest) -> str | None:
     """Return the reason why a request is outside the range that was checked against real runs; None if it is inside."""
-    if isinstance(calibration, EstimatedCalibration):
-        return "this is a rough estimate"
     if not calibration.validated:
-        return "bench predict --validate does that"
+        return calibration.how_to_check
     wanted = request.strategy, request.trigger, request.straggler_text
     if not any((cell.strategy, cell.trigger, cell.straggler) == wanted for cell in calibration.validated):
         beside = "without a straggler" if request.straggler is None else f"with the straggler {request.straggler}"

@@ -18,6 +18,7 @@ from bench.extensions.predict.calibration import (
     MessageCosts,
     MessageProfile,
 )
+from bench.extensions.predict.script_profile import Profile
 
 NUMEL = 125_000
 DENSE = LeafSize(numel=NUMEL, nbytes=16 + 4 * NUMEL, wire_numel=NUMEL, wire_dtype="float32")
@@ -72,4 +73,15 @@ def written(folder: Path, **other: Any) -> str:
     """Write the calibration to a file, and return its path."""
     path = folder / "calibration.json"
     dataclasses.replace(calibration(), **other).write(path)
+    return str(path)
+
+
+def written_profile(folder: Path) -> str:
+    """Write a profile with the parts of `calibration` to a file, and return its path."""
+    known = calibration()
+    parts = {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
+    path = folder / "profile.json"
+    Profile(**parts, script="train.py", script_sha256="0", arguments=(), world_size=2, step_s=0.4, exposed_s=0.0).write(
+        path
+    )
     return str(path)

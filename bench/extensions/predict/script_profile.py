@@ -1,0 +1,212 @@
+"""Profile a training script: run it with torchrun, and make of the recorded times what `bench predict` needs."""
+
+import dataclasses
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from bench.core import environment
+from bench.core.errors import RunFailed, UsageError
+from bench.core.processes import die_with_parent, import_variables, interruptible
+from bench.extensions.predict.calibration import LOCAL, VERSION, AtLeastOne, Calibration, CpuContention, Seconds
+from bench.extensions.predict.estimate import ANY_LOAD, AROUND_MESSAGE_S, MESSAGES
+from bench.extensions.predict.options import CalibrateConfig
+from bench.extensions.predict.step_parts import RANKS, bucket_parts, encoded
+from bench.launch.jobs.fork_server import end
+from compressors.layer import Layer
+
+RECORDER = Path(__file__).with_name("recorder.py")
+# Bytes that are read between two timings of an encoding, so that the caches are as full as after backward.
+STIRRED_BYTES = 32 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile(Calibration):
+    """The measured parts of a training step of a user's own script; `model` is its file name.
+
+    Attributes:
+        script, script_sha256, arguments: path, SHA-256 and arguments of the script.
+        world_size: number of ranks that were profiled, all on one machine.
+        step_s: wall-clock seconds of a step.
+        exposed_s: wall-clock seconds of it for which a rank waits for DDP after backward, averaged over ranks.
+    """
+
+    kind: ClassVar[str] = "profile"
+    command: ClassVar[str] = "bench profile"
+    how_to_check: ClassVar[str] = "time some steps of the script there to do that"
+
+    script: str
+    script_sha256: str
+    arguments: tuple[str, ...]
+    world_size: AtLeastOne
+    step_s: Seconds
+    exposed_s: Seconds
+
+    @property
+    def said(self) -> str:
+        """Return a sentence that tells the user what predictions are based on."""
+        return (
+            f"From a profile of {self.script} on {self.world_size} ranks of one machine, and typical costs of messages"
+        )
+
+
+def record(script: Path, arguments: Sequence[str], folder: Path, *, world_size: int, warmup: int, steps: int) -> None:
+    """Run a script with torchrun until enough steps are recorded; every rank writes `rank-R.pt` into the folder.
+
+    The script's output goes to stderr.
+
+    Raises:
+        RunFailed: the script failed, or ended its processes with `os._exit`.
+    """
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"),
+        *(str(RECORDER), str(folder), str(warmup), str(steps), str(script), *arguments),
+    ]
+    with interruptible():
+        job = subprocess.Popen(
+            command, env=os.environ | import_variables(), stdout=sys.stderr.fileno(), preexec_fn=die_with_parent
+        )
+        try:
+            exit_code = job.wait()
+        finally:
+            end(job)
+    if exit_code:
+        raise RunFailed(f"{script} failed with exit code {exit_code}; its error is above")
+    if len(list(folder.iterdir())) < world_size:
+        raise RunFailed(f"{script} ended its own process, so nothing was recorded; let it end by its last line")
+
+
+def profile_of(
+    folder: Path, script: Path, arguments: Sequence[str], compressors: Sequence[str], tell: Callable[[str], None]
+) -> Profile:
+    """Return the profile of a script whose ranks wrote their records into a folder, and measure the compressors.
+
+    Encoding is timed in this process, with the gradients of the last recorded step of up to `RANKS` ranks.
+
+    Args:
+        folder: the folder.
+        script: the script.
+        arguments: the script's arguments.
+        compressors: spec texts of the compressors.
+        tell: called with a line of text before each compressor.
+
+    Raises:
+        UsageError: the script cannot be profiled.
+    """
+    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(len(list(folder.glob("rank-*.pt"))))]
+    first = ranks[0]
+    for sentence in filter(None, (rank["refusal"] for rank in ranks)):
+        raise UsageError(f"{script} {sentence}")
+    torch.set_num_threads(first["threads"])
+    layers = [Layer(**fields) for fields in first["layers"]]
+    buckets = [[layers[index] for index in bucket] for bucket in first["buckets"]]
+    gradients = [list(zip(buckets, rank["gradients"], strict=True)) for rank in ranks[:RANKS]]
+    times = StepTimes.of([rank["steps"] for rank in ranks], is_cpu_time=first["threads"] == 1)
+    config, found = CalibrateConfig(), {}
+    for text in compressors:
+        tell(f"timing {text}")
+        found[text] = encoded(text, gradients, config, _stir())[0]
+    return Profile(
+        version=VERSION,
+        cpu=environment.cpu_model(),
+        cores=environment.usable_cores(),
+        torch_version=environment.version_of("torch"),
+        kernels=environment.kernels(),
+        model=script.name,
+        dataset="",
+        optimizer=first["optimizer"],
+        batch_size=first["samples"] or 1,
+        threads=first["threads"],
+        bucket_mb=first["bucket_mb"],
+        batch_s=times.batch_s,
+        forward_s=times.forward_s,
+        backward_s=times.ready_s[-1],
+        update_s=times.update_s,
+        buckets=tuple(bucket_parts(at, bucket) for at, bucket in zip(times.ready_s, buckets, strict=True)),
+        encoded=found,
+        crowds=(
+            CpuContention(
+                load=ANY_LOAD,
+                handed_over_s=tuple(times.batch_s + times.forward_s + at for at in times.ready_s),
+                computed_s=times.batch_s + times.forward_s + times.ready_s[-1],
+                cpu_s=times.batch_s + times.forward_s + times.ready_s[-1] + times.update_s,
+            ),
+        ),
+        messages={LOCAL: MESSAGES},
+        around_message_s=AROUND_MESSAGE_S,
+        script=str(script),
+        script_sha256=hashlib.sha256(script.read_bytes()).hexdigest(),
+        arguments=tuple(arguments),
+        world_size=len(ranks),
+        step_s=times.step_s,
+        exposed_s=times.exposed_s,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of the parts of a step: medians over steps, each of the rank that computes longest in that step.
+
+    Attributes:
+        batch_s, forward_s, update_s: from the end of the last update to the first forward, from there to the backward
+            that exchanges, and for the update, including the copying of averaged gradients.
+        ready_s: for each bucket, from the start of backward until it is ready.
+        exposed_s: wall-clock seconds from the last bucket until DDP has exchanged all, averaged over ranks.
+        step_s: wall-clock seconds of the whole step.
+    """
+
+    batch_s: float
+    forward_s: float
+    ready_s: tuple[float, ...]
+    update_s: float
+    exposed_s: float
+    step_s: float
+
+    @classmethod
+    def of(cls, ranks: Sequence[Sequence[dict[str, Any]]], *, is_cpu_time: bool) -> "StepTimes":
+        """Return the times from the moments that each rank recorded in each step.
+
+        Args:
+            ranks: as [rank][step], each step as in `Recorder.done`.
+            is_cpu_time: True if a rank computes on one thread, whose CPU time other work on the machine does not
+                lengthen; False for wall-clock time.
+        """
+        clock = int(is_cpu_time)
+        steps, exposed, lasted = [], [], []
+        for of_ranks in zip(*ranks, strict=True):
+            parts = [_parts(step, clock) for step in of_ranks]
+            steps.append(max(parts, key=lambda each: each[0] + each[1] + each[-1]))
+            exposed.append(statistics.fmean(step["exchanged"][0] - step["ready"][-1][0] for step in of_ranks))
+            lasted.append(statistics.fmean(step["updated"][0] - step["updated_before"][0] for step in of_ranks))
+        batch_s, forward_s, update_s, *ready_s = map(statistics.median, zip(*steps, strict=True))
+        return cls(
+            batch_s=batch_s,
+            forward_s=forward_s,
+            ready_s=tuple(ready_s),
+            update_s=update_s,
+            exposed_s=statistics.median(exposed),
+            step_s=statistics.median(lasted),
+        )
+
+
+def _parts(step: dict[str, Any], clock: int) -> list[float]:
+    """Return the seconds of batch, forward and update, and until each bucket is ready, of one step on one rank."""
+    before, forward, backward, exchanged, updated = (
+        step[name][clock] for name in ("updated_before", "forward", "backward", "exchanged", "updated")
+    )
+    ready = [at[clock] for at in step["ready"]]
+    # The thread takes no CPU time while it waits for DDP, but then copies the averaged gradients.
+    update_begins = ready[-1] if clock else exchanged
+    return [forward - before, backward - forward, updated - update_begins, *(at - backward for at in ready)]
+
+
+def _stir() -> Callable[[], object]:
+    filler = torch.zeros(STIRRED_BYTES // 4)
+    return lambda: filler.add_(1.0)
