@@ -40,7 +40,7 @@ class ImageFolder(ImageDataset):
 
     path: Annotated[str, Doc("the folder that contains train and val")] = "images"
     size: Annotated[int, Ge(8), Le(1024), Doc("side of the images that the network gets, in pixels")] = 224
-    threads: Annotated[Count, Doc("threads that each rank uses to read and decode images")] = 2
+    readers: Annotated[Count, Doc("threads with which each rank reads and decodes images")] = 2
 
     @property
     @override
@@ -85,7 +85,7 @@ class ImageFolder(ImageDataset):
         train_size, test_size = self.resolve_sizes(train_size, test_size)
         train, test = (
             Samples(
-                inputs=_Images([path for path, _ in folder.samples], round(self.size * _MARGIN), self.threads),
+                inputs=_Images([path for path, _ in folder.samples], round(self.size * _MARGIN), self.readers),
                 targets=torch.tensor(folder.targets),
             )
             for folder in _folders(self.path)

@@ -24,7 +24,7 @@ from bench.hosts.cluster_options import cluster_from_options
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.refusals import outcomes_without_torch, result_or_refusal
 from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
-from collectives.options import incompatibility
+from collectives.options import Incompatible, incompatibility
 
 if TYPE_CHECKING:
     from torch import nn
@@ -147,8 +147,12 @@ def _check_network(config: RunConfig, parts: Components, network: nn.Module) -> 
     inputs = parts.dataset.dummy_batch(2, "meta")
     if not spec.parse(config.model).is_function and inputs.shape[1:] == (3, IMAGE_SIZE, IMAGE_SIZE):
         return
-    with spec.usage_errors():
+    try:
         outputs = try_forward(network, spec.parse(config.model).name, inputs)
+    except Incompatible as reason:
+        advice = "use --model resnet50:stem=imagenet, or leave size out of --dataset"
+        are_images = inputs.dim() == 4 and inputs.shape[1] == 3
+        raise UsageError(f"{reason}; {advice if are_images else 'change the model or the data'}") from None
     if outputs is not None and (problem := parts.dataset.task.output_error(outputs, 2, parts.dataset.num_classes)):
         raise UsageError(f"{config.model} {problem}")
 
