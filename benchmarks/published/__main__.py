@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from pathlib import Path
 
+from bench.launch.sweep_file import read_sweep
+from benchmarks.published.composing import add_seeds
 from benchmarks.published.figures import SweepRuns
 from benchmarks.published.page import write_page
 from benchmarks.published.summary import SWEEP, write_summary
-from benchmarks.published.sweeps import PAGES, QUICK_RUNS, SWEEPS, keep_rows, run_sweep, runs_of
+from benchmarks.published.sweeps import PAGES, QUICK_RUNS, SWEEPS, keep_rows, quick_version, run_sweep, runs_of
 from benchmarks.published.systems import SYSTEMS
+from benchmarks.published.timing import LONGEST_JOB_S, QUICK_JOB_S, time_sweep
 from benchmarks.published.tuning import TUNED_SWEEPS, TUNINGS, best_for, keep_tuning, run_tuning
 
 SUMMARY = "summary"
@@ -29,9 +34,16 @@ def main() -> None:
     names = list(dict.fromkeys(sweep for system in systems for sweep in system.sweeps))
     if options.only:  # the sweep that all systems share belongs to the summary
         names = [SWEEP] if options.only == SUMMARY else [name for name in names if name != SWEEP]
+    ends_at = time.monotonic() + 60.0 * options.minutes
     for sweep in (SWEEPS[name] for name in names):
         runs_folder = runs_of(sweep, quick=options.quick)
-        if not options.no_runs or runs_folder.is_dir():
+        file = quick_version(sweep) if options.quick else read_sweep(sweep.file)
+        claims = [claim for system in SYSTEMS.values() for claim in system.claims]
+        if sweep.timed and not options.no_runs:
+            time_sweep(sweep, file, claims, folder, QUICK_JOB_S if options.quick else LONGEST_JOB_S)
+        elif sweep.adaptive and not options.no_runs:
+            add_seeds(sweep, file, claims, folder, quick=options.quick, ends_at=ends_at)
+        elif not options.no_runs or runs_folder.is_dir():
             print(f"sweep {sweep.name}", file=sys.stderr)
             digests = run_sweep(sweep, quick=options.quick, only_look=options.no_runs)
             keep_rows(sweep, runs_folder, digests, folder)
@@ -56,6 +68,7 @@ def _arguments() -> argparse.Namespace:
         choices=[*SYSTEMS, SUMMARY],
         help="one system with its sweeps, or the summary with its sweep",
     )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="add no seed after so many minutes")
     parser.add_argument("--quick", action="store_true", help="run a tenth of each sweep; pages go below results/runs/")
     parser.add_argument("--no-runs", action="store_true", help="only write the pages, from the runs that are finished")
     parser.add_argument(

@@ -13,7 +13,6 @@ from benchmarks.published.figures import (
     faster,
     fewer_bytes,
     step_s,
-    times_one_node,
 )
 from benchmarks.published.parts import Drawing, System, Table
 from benchmarks.published.setups import (
@@ -256,11 +255,7 @@ SYSTEM = System(
                 }.items()
                 for nodes in (2, 4, 8)
             ],
-            columns=["samples_per_s", "step_time_s", "exposed_s", "payload_bytes_max_per_step"],
-            derived={"times one node": times_one_node},
-            note="Bytes are those of the busiest rank. `times one node` is the number of nodes times the share of the "
-            "step in which rank 0 does not wait for the exchange: an upper bound of the speed-up over a node that "
-            "trains alone, which would neither encode nor serve.",
+            columns=["samples_per_s", "step_time_s", "payload_bytes_per_step"],
         ),
         Table(
             title="What the server's answers lose, and residuals sent in full",
@@ -288,7 +283,7 @@ SYSTEM = System(
                 for name, which in (("dense", DENSE), ("ALGC", ALGC))
                 for when, trigger in (("beside backward", "async"), ("after it", "sync"))
             ],
-            columns=["step_time_s", "exposed_s", "exchange_s"],
+            columns=["step_time_s"],
         ),
     ],
     drawings=[

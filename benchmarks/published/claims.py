@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Literal
 
 from bench.report.statistics import FEWEST_SEEDS
-from benchmarks.published.figures import Figure, Measure, Missing, SweepRuns
+from benchmarks.published.figures import Figure, Measure, Missing, SweepRuns, Which
+
+# Figures within this factor, or this share, of a bound are the same as the bound for all practical purposes.
+SAME_FACTOR, SAME_SHARE = 1.03, 0.003
 
 RULE = f"""\
 A claim says that a figure lies above or below a bound. It is *reproduced* if the whole 95 % interval over seeds lies on
-that side of the bound, *not reproduced* if the whole interval lies on the other side, and otherwise *undecided*. It is
-also undecided with fewer than {FEWEST_SEEDS} seeds, and if the better side is known only up to a budget because one of
-its seeds missed the target.
+that side of the bound, *not reproduced* if the whole interval lies on the other side, *same* if the whole interval lies
+within {SAME_FACTOR - 1:.0%} or {100 * SAME_SHARE:g} points of the bound, and otherwise *undecided*. It is also
+undecided with fewer than {FEWEST_SEEDS} seeds, and if the better side is known only up to a budget because one of its
+seeds missed the target. Intervals stay valid when seeds are added until a claim is decided, as those of `bench decide`.
 
 Bounds were fixed before the runs: the document's own if it states one; otherwise a factor of 1, one point of accuracy
 if accuracy is said to be kept, no difference if one thing is said to be better than another, and 1.9 if something is
@@ -95,6 +100,17 @@ def judge(claim: Claim, runs: SweepRuns) -> Judged:
     return Judged(measured=measured, verdict=prefix + verdict(figure, claim.claimed))
 
 
+def undecided_sides(claims: Iterable[Claim | Stated], runs: SweepRuns, sweep: str) -> list[Which]:
+    """Return the configurations that need more rows, because claims about this sweep are undecided."""
+    return [
+        side
+        for claim in claims
+        if isinstance(claim, Claim) and claim.sweep == sweep
+        and judge(claim, runs).verdict.removeprefix("for comparison: ") in ("undecided", "not measured")
+        for side in claim.measure.sides
+    ]  # fmt: skip
+
+
 def verdict(figure: Figure, claimed: Bound) -> str:
     """Apply the rule to a figure."""
     if figure.low is None or figure.high is None or figure.n < FEWEST_SEEDS or not figure.decides:
@@ -102,4 +118,9 @@ def verdict(figure: Figure, claimed: Bound) -> str:
     is_above, is_below = figure.low > claimed.value, figure.high < claimed.value
     if claimed.side == "below":
         is_above, is_below = is_below, is_above
-    return "reproduced" if is_above else "not reproduced" if is_below else "undecided"
+    if is_above or is_below:
+        return "reproduced" if is_above else "not reproduced"
+    lowest, highest = claimed.value - SAME_SHARE, claimed.value + SAME_SHARE
+    if figure.unit == "factor":
+        lowest, highest = claimed.value / SAME_FACTOR, claimed.value * SAME_FACTOR
+    return "same" if lowest <= figure.low and figure.high <= highest else "undecided"

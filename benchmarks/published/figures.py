@@ -1,17 +1,19 @@
-"""Compute figures from the runs of a sweep, each with its 95 % interval over seeds."""
+"""Compute figures from the runs of a sweep, each with a 95 % interval that stays valid when seeds are added."""
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
+from bench.report.anytime import interval
 from bench.report.columns import format_factor, format_points, format_value
 from bench.report.groups import RunGroup
-from bench.report.statistics import difference, estimate, improvement
+from bench.report.statistics import CONFIDENCE, difference, improvement
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.store import read as read_rows
 from bench.report.targets import BYTES, TIME, Need, Target, common_budget, gain, needs, num_reached
@@ -33,7 +35,7 @@ class Figure:
 
     Attributes:
         value: a difference of shares ("points"), a factor, or a share.
-        low, high: the 95 % interval over seeds; None with one seed, or with too few seeds of equal values.
+        low, high: the 95 % interval over seeds, which is valid after each added seed; None with too few seeds.
         n: number of seeds.
         unit: the unit, which decides the format.
         note: a remark on how to read the figure.
@@ -102,7 +104,7 @@ class SweepRuns:
         return sum(not run.ended_well for run in self._fitting(which))
 
     def _fitting(self, which: Which) -> list[Run]:
-        return [run for run in self.runs if all(_fits(run[name], value) for name, value in which.items())]
+        return [run for run in self.runs if fits(run.last_known, which)]
 
     def pairs(self, which: Which, than: Which) -> list[tuple[Run, Run]]:
         """Return the runs of both configurations, one pair per common seed.
@@ -149,9 +151,16 @@ class Mean:
         return (self.which,)
 
     def of(self, runs: SweepRuns) -> Figure:
-        found = estimate(_known([self.value(run) for run in runs.by_seed(self.which).values()], self.which))
-        assert found is not None
-        return Figure(value=found.mean, low=found.low, high=found.high, n=found.n, unit=self.unit)
+        values = _known([self.value(run) for run in runs.by_seed(self.which).values()], self.which)
+        low, high = interval(values, 1.0 - CONFIDENCE)
+        is_known = low > -math.inf
+        return Figure(
+            value=statistics.fmean(values),
+            low=low if is_known else None,
+            high=high if is_known else None,
+            n=len(values),
+            unit=self.unit,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,7 +178,7 @@ class Difference:
 
     def of(self, runs: SweepRuns) -> Figure:
         ours, theirs = _sides(runs, self.which, self.than, lambda run: run[self.column])
-        found = difference(theirs, ours, paired=True)
+        found = difference(theirs, ours, paired=True, rule="anytime")
         assert found is not None
         return Figure(value=found.value, low=found.low, high=found.high, n=len(ours), unit=self.unit)
 
@@ -195,7 +204,9 @@ class Factor:
 
     def of(self, runs: SweepRuns) -> Figure:
         ours, theirs = _sides(runs, self.which, self.than, self.value)
-        found = improvement(theirs, ours, higher_is_better=self.higher_is_better, paired=True, counted=self.counted)
+        found = improvement(
+            theirs, ours, higher_is_better=self.higher_is_better, paired=True, counted=self.counted, rule="anytime"
+        )
         if found is None:
             raise Missing(f"a value is 0: {which_text(self.which)}")
         return Figure(value=found.value, low=found.low, high=found.high, n=len(ours), unit=self.unit)
@@ -229,7 +240,7 @@ class Gain:
             )
             for which in (self.than, self.which)
         )
-        found = gain(than, ours)
+        found = gain(than, ours, "anytime")
         if found is None:
             raise Missing("no seed of either side reached the target")
         budget = common_budget(than, ours)
@@ -295,20 +306,18 @@ def in_unit(value: float, unit: Unit) -> str:
     return f"{_WRITE[unit](value)}{_AFTER[unit]}"
 
 
-def times_one_node(run: Run) -> float | None:
-    """Return how many times as many samples are processed as by one node that never waits."""
-    share = waiting_share(run)
-    return None if share is None else float(run["world_size"]) * (1.0 - share)
-
-
 def which_text(which: Which) -> str:
     return ", ".join(f"{name} {format_value(name, value)}" for name, value in which.items())
 
 
-def _fits(found: Any, wanted: Any) -> bool:
-    if isinstance(wanted, str) and "*" in wanted:
-        return fnmatch.fnmatchcase(str(found), wanted)
-    return bool(found == wanted)
+def fits(columns: Mapping[str, Any], which: Which) -> bool:
+    """Return True if these values of columns are those of the configuration."""
+    return all(
+        fnmatch.fnmatchcase(str(columns[name]), value)
+        if isinstance(value, str) and "*" in value
+        else columns[name] == value
+        for name, value in which.items()
+    )
 
 
 def _sides(

@@ -197,7 +197,7 @@ SYSTEM = System(
                 for link, bandwidth in FAST_LINKS.items()
                 for name, which in _compared(model).items()
             ],
-            columns=["samples_per_s", "step_time_s", "exposed_s", "payload_bytes_max_per_step"],
+            columns=["samples_per_s", "step_time_s", "payload_bytes_per_step"],
         ),
         Table(
             title="What the server's answers lose",
@@ -214,15 +214,6 @@ SYSTEM = System(
             name="hylo-bytes",
             sweep="hylo",
             only=[{**MODELS["VGG-11"], **method} for method in (*VARIANTS.values(), *_existing("VGG-11").values())],
-        ),
-        Drawing(
-            kind="step",
-            name="hylo-step",
-            sweep="hylo_links",
-            only=[
-                {**MODELS["VGG-11"], **variant, **FAST_LINKS["100 Mbit/s"], **PLACEMENTS["one server"]}
-                for variant in (DENSE, *VARIANTS.values(), TWOBIT, BF16)
-            ],
         ),
     ],
 )

@@ -58,7 +58,8 @@ def write_summary(
 def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> str:
     """Return a table of the number of claims by system and verdict."""
     columns = (
-        "reproduced", "not reproduced", "undecided", "not measured", "not testable here", "built", "for comparison",
+        "reproduced", "not reproduced", "same", "undecided", "not measured", "not testable here", "built",
+        "for comparison",
     )  # fmt: skip
     rows = []
     for system in systems:

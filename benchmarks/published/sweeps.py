@@ -30,6 +30,8 @@ class Sweep:
         name: the name of its file, of the folder of its runs and of its CSV file.
         quick: options with another value in the quick version.
         quick_cells: the values to which the quick version restricts options.
+        timed: True: only the steps of its configurations are timed, all of one link in one job; there are no runs.
+        adaptive: True: seeds are added until all claims about it are decided.
         every_row: True: the CSV file has every evaluation; False: only the last one of each run.
         layers_of: compressors whose rows per layer are also written.
     """
@@ -37,6 +39,8 @@ class Sweep:
     name: str
     quick: Settings
     quick_cells: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    timed: bool = False
+    adaptive: bool = False
     every_row: bool = False
     layers_of: Sequence[str] = ()
 
@@ -47,7 +51,10 @@ class Sweep:
 
     @property
     def command(self) -> str:
-        """The command that makes the runs."""
+        """The command that makes the rows."""
+        if self.timed or self.adaptive:
+            what = "times the steps" if self.timed else "adds seeds to the runs"
+            return f"python -m benchmarks.published, which {what} of {self.file}"
         return f"bench sweep {self.file} --out {RUNS / self.name}"
 
     def csv(self, folder: Path) -> Path:
@@ -63,23 +70,30 @@ SHORT: Settings = {"epochs": 2, "train_size": 320, "test_size": 100}
 SWEEPS: Mapping[str, Sweep] = {
     sweep.name: sweep
     for sweep in (
-        Sweep(name="group_topk", quick=SHORT, quick_cells={"world_size": (2, 4)}, every_row=True),
+        Sweep(name="group_topk", quick=SHORT, quick_cells={"world_size": (2, 4)}, every_row=True, adaptive=True),
         Sweep(name="group_topk_links", quick={"steps": 6}, quick_cells={"bandwidth": ("100mbit",)}),
         Sweep(name="group_topk_sharing", quick={"steps": 6}, quick_cells={"world_size": (2, 4)}),
-        Sweep(name="algc", quick=SHORT, every_row=True, layers_of=("algc",)),
-        Sweep(name="harder", quick=SHORT, every_row=True),
-        Sweep(name="algc_nodes", quick={"steps": 5}, quick_cells={"cluster_file": (str(FILES / "nodes2.toml"),)}),
-        Sweep(name="algc_overlap", quick={"steps": 6}),
+        Sweep(name="algc", quick=SHORT, every_row=True, adaptive=True, layers_of=("algc",)),
+        Sweep(name="harder", quick=SHORT, every_row=True, adaptive=True),
+        Sweep(name="algc_nodes", quick={}, quick_cells={"cluster_file": (str(FILES / "nodes2.toml"),)}, timed=True),
+        Sweep(name="algc_overlap", quick={}, timed=True),
         Sweep(name="answers", quick=SHORT, every_row=True),
-        Sweep(name="hylo", quick=SHORT, quick_cells={"model": ("vgg11:width=16,hidden=1024",)}, every_row=True),
+        Sweep(
+            name="hylo",
+            quick=SHORT,
+            quick_cells={"model": ("vgg11:width=16,hidden=1024",)},
+            every_row=True,
+            adaptive=True,
+        ),
         Sweep(
             name="hylo_links",
-            quick={"steps": 5},
+            quick={},
             quick_cells={"bandwidth": ("1gbit",), "collective": ("server:placement=sharded", "allgather", "native")},
+            timed=True,
         ),
-        Sweep(name="heterogeneous", quick=SHORT, every_row=True),
+        Sweep(name="heterogeneous", quick=SHORT, every_row=True, adaptive=True),
         Sweep(name="heterogeneous_factors", quick={"steps": 2}, quick_cells={"world_size": (2, 3)}),
-        Sweep(name="together", quick=SHORT, quick_cells={"bandwidth": ("100mbit",)}, every_row=True),
+        Sweep(name="together", quick=SHORT, quick_cells={"bandwidth": ("100mbit",)}, every_row=True, adaptive=True),
     )
 }
 

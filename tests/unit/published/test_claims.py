@@ -9,7 +9,7 @@ import pytest
 
 from bench.core.rows import RowWriter
 from bench.report.targets import TIME
-from benchmarks.published.claims import Bound, Claim, above, judge, verdict
+from benchmarks.published.claims import Bound, Claim, Stated, above, judge, undecided_sides, verdict
 from benchmarks.published.figures import (
     Difference,
     Figure,
@@ -47,6 +47,8 @@ def claim(measure: Measure, bound: float = 1.0, reason: str = "") -> Claim:
         (0.7, 0.9, "below", "reproduced"),
         (1.1, 1.3, "below", "not reproduced"),
         (None, None, "above", "undecided"),
+        (0.98, 1.02, "above", "same"),
+        (0.96, 1.02, "above", "undecided"),
     ],
 )
 def test_only_an_interval_wholly_on_one_side_decides(
@@ -76,8 +78,8 @@ def test_figures_are_paired_by_seed_and_carry_their_interval(tmp_path: Path) -> 
 
 def test_a_share_of_a_step_counts_what_is_not_hidden(tmp_path: Path) -> None:
     row = {"step_time_s": 0.4, "exposed_s": 0.3}
-    figure = Mean(which=DENSE, value=waiting_share).of(runs_of(tmp_path, fake_seeds([160, 160, 160], **row)))
-    assert str(figure) == "75.0 [75.0, 75.0] %, 3 seeds"
+    figure = Mean(which=DENSE, value=waiting_share).of(runs_of(tmp_path, fake_seeds([160] * 5, **row)))
+    assert str(figure) == "75.0 [75.0, 75.0] %, 5 seeds"
 
 
 def test_a_missed_target_counts_as_at_least_its_budget(tmp_path: Path) -> None:
@@ -109,6 +111,18 @@ def test_bytes_of_a_whole_training_count_each_epoch_with_its_own(tmp_path: Path)
     evaluations = [fake_row(step=step, payload_bytes_per_step=sent) for step, sent in ((10, 4000.0), (30, 1000.0))]
     (run,) = runs_of(tmp_path, evaluations).runs
     assert mean_kilobytes(run) == pytest.approx((10 * 4 + 20 * 1) / 30)
+
+
+def test_claims_without_a_verdict_need_more_rows(tmp_path: Path) -> None:
+    faster_topk = claim(faster(SPARSE, DENSE))
+    few = runs_of(tmp_path, fake_seeds([100, 110, 90]), topk_seeds([150, 160, 140]))
+    assert undecided_sides([faster_topk], few, "together") == [SPARSE, DENSE]
+    assert undecided_sides([dataclasses.replace(faster_topk, counts=False)], few, "together") == [SPARSE, DENSE]
+    assert undecided_sides([faster_topk], few, "hylo") == []
+    assert undecided_sides([Stated(text="", source="", verdict="built", why="")], few, "together") == []
+    (tmp_path / "more").mkdir()
+    more = runs_of(tmp_path / "more", fake_seeds([100, 110, 90] * 2), topk_seeds([150, 160, 140] * 2))
+    assert undecided_sides([faster_topk], more, "together") == []
 
 
 def test_rows_that_are_missing_are_said(tmp_path: Path) -> None:
