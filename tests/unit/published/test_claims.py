@@ -47,8 +47,8 @@ def claim(measure: Measure, bound: float = 1.0, reason: str = "") -> Claim:
         (0.7, 0.9, "below", "reproduced"),
         (1.1, 1.3, "below", "not reproduced"),
         (None, None, "above", "undecided"),
-        (0.98, 1.02, "above", "same"),
-        (0.96, 1.02, "above", "undecided"),
+        (0.95, 1.05, "above", "same"),
+        (0.89, 1.02, "above", "undecided"),
     ],
 )
 def test_only_an_interval_wholly_on_one_side_decides(
