@@ -89,49 +89,45 @@ SYSTEM = System(
             Claim(
                 text="shortest time of convergence",
                 source=ABSTRACT,
-                setup=f"{RECIPE}, time of {name} to 90 % / of ALGC",
+                setup=f"{RECIPE}, time to {target:.0%} of each method / of ALGC{note}",
                 sweep="algc",
-                measure=Gain(which=ALGC, than=than, metric=TIME),
+                measure={
+                    name: Gain(which=ALGC, than=than, metric=TIME, accuracy=target) for name, than in OTHERS.items()
+                },
                 claimed=above(1.0),
+                counts=not note,
             )
-            for name, than in OTHERS.items()
+            for target, note in ((0.9, ""), (0.97, "; this target was chosen afterwards"))
         ),
         *(
             Claim(
                 text="shortest time of convergence",
                 source=ABSTRACT,
-                setup=f"4 hosts at {link}, layers cut for the servers, time of {name} to 90 % / of ALGC",
+                setup=f"4 hosts at {link}, layers cut for the servers, time to 90 % of each method / of ALGC",
                 sweep="together",
-                measure=Gain(which={**METHODS["ALGC"], **bandwidth}, than={**than, **bandwidth}, metric=TIME),
+                measure={
+                    name: Gain(which={**METHODS["ALGC"], **bandwidth}, than={**than, **bandwidth}, metric=TIME)
+                    for name, than in METHODS.items()
+                    if not name.startswith("ALGC")
+                },
                 claimed=above(1.0),
             )
             for link, bandwidth in LINKS.items()
-            for name, than in METHODS.items()
-            if not name.startswith("ALGC")
-        ),
-        *(
-            Claim(
-                text="shortest time of convergence",
-                source=ABSTRACT,
-                setup=f"{RECIPE}, time of {name} to 97 % / of ALGC; this target was chosen afterwards",
-                sweep="algc",
-                measure=Gain(which=ALGC, than=than, metric=TIME, accuracy=0.97),
-                claimed=above(1.0),
-                counts=False,
-            )
-            for name, than in OTHERS.items()
         ),
         *(
             Claim(
                 text="largest speed-up",
                 source=ABSTRACT,
-                setup=f"{nodes} nodes of a fifth of a core at 100 Mbit/s, {placement}, samples/s of ALGC / of {name}",
+                setup=f"{nodes} nodes of a fifth of a core at 100 Mbit/s, {placement}, samples/s of ALGC / of each "
+                "method",
                 sweep="algc_nodes",
-                measure=faster({**ALGC, **where, "hosts": nodes}, {**where, **than, "hosts": nodes}),
+                measure={
+                    name: faster({**ALGC, **where, "hosts": nodes}, {**where, **than, "hosts": nodes})
+                    for name, than in {**ON_SERVERS, **WITHOUT_SERVER}.items()
+                },
                 claimed=above(1.0),
             )
             for placement, where in PLACEMENTS.items()
-            for name, than in {**ON_SERVERS, **WITHOUT_SERVER}.items()
             for nodes in (2, 4, 8)
         ),
         *(

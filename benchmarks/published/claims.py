@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from bench.report.statistics import FEWEST_SEEDS
-from benchmarks.published.figures import Figure, Measure, Missing, SweepRuns, Which
+from benchmarks.published.figures import Figure, Measure, Missing, SweepRuns, Unit, Which
 
 # Figures within this factor, or this share, of a bound are the same as the bound for all practical purposes.
 SAME_FACTOR, SAME_SHARE = 1.1, 0.005
@@ -22,8 +22,10 @@ seeds missed the target. Intervals stay valid when seeds are added until a claim
 Bounds were fixed before the runs: the document's own if it states one; otherwise a factor of 1, one point of accuracy
 if accuracy is said to be kept, no difference if one thing is said to be better than another, and 1.9 if something is
 said to be halved. Intervals are compared before they are rounded, each row by itself, so one in twenty may be wrong at
-random. A claim measured in several set-ups counts once for each. Rows *for comparison* show what the document does not
-claim: other methods, presets of our own, and figures or targets that were chosen after the rows had been seen."""
+random. A claim against several methods, such as "shortest time", is one claim: it is not reproduced if one method
+refutes it, and reproduced only if it holds against all. A claim measured in several set-ups counts once for each. Rows
+*for comparison* show what the document does not claim: other methods, presets of our own, and figures or targets that
+were chosen after the rows had been seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Claim:
         source: the place in the document.
         setup: a description of the runs.
         sweep: the sweep whose rows the figure is computed from.
-        measure: the way to compute the figure.
+        measure: the way to compute the figure; for a claim against several methods, a figure for each, by name.
         claimed: the bound.
         reason: why the figure is shown but decides nothing; empty if it decides.
         counts: False if the document does not claim this, so that it is only judged for comparison.
@@ -57,10 +59,20 @@ class Claim:
     source: str
     setup: str
     sweep: str
-    measure: Measure
+    measure: Measure | Mapping[str, Measure]
     claimed: Bound
     reason: str = ""
     counts: bool = True
+
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """The measures by method; the name of a single one is empty."""
+        return self.measure if isinstance(self.measure, Mapping) else {"": self.measure}
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of the figures."""
+        return next(iter(self.measures.values())).unit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,26 +101,54 @@ class Judged:
 def judge(claim: Claim, runs: SweepRuns) -> Judged:
     """Measure a claim and decide it; missing rows give "not measured"."""
     try:
-        figure = claim.measure.of(runs)
+        figures = {name: measure.of(runs) for name, measure in claim.measures.items()}
     except Missing as missing:
         return Judged(measured=str(missing), verdict="not measured")
-    num_failed = sum(map(runs.num_failed, claim.measure.sides))
-    measured = f"{figure}; {num_failed} that failed left out" if num_failed else str(figure)
+    num_failed = sum(runs.num_failed(side) for measure in claim.measures.values() for side in measure.sides)
+    measured = _measured(figures) + (f"; {num_failed} that failed left out" if num_failed else "")
     if claim.reason:
         return Judged(measured=measured, verdict=f"not testable here: {claim.reason}")
-    prefix = "" if claim.counts else "for comparison: "
-    return Judged(measured=measured, verdict=prefix + verdict(figure, claim.claimed))
+    verdicts = {name: verdict(figure, claim.claimed) for name, figure in figures.items()}
+    worst = min(verdicts.values(), key=_WORST_FIRST.index)
+    if worst == "undecided":
+        worst += f" ({_reason([figures[name] for name, each in verdicts.items() if each == worst])})"
+    return Judged(measured=measured, verdict=worst if claim.counts else f"for comparison: {worst}")
+
+
+_WORST_FIRST = ("not reproduced", "undecided", "same", "reproduced")
+
+
+def _measured(figures: Mapping[str, Figure]) -> str:
+    if len(figures) == 1:
+        return str(next(iter(figures.values())))
+    several = sorted(figures.items(), key=lambda each: each[1].value)
+    numbers = sorted({figure.n for figure in figures.values()})
+    seeds = f"{numbers[0]} to {numbers[-1]} seeds" if len(numbers) > 1 else f"{numbers[0]} seeds"
+    parts = [f"{name} {figure.text}{'' if figure.decides else ' of what is known'}" for name, figure in several]
+    return f"{'; '.join(parts)}; {seeds}"
+
+
+def _reason(figures: Sequence[Figure]) -> str:
+    """Return why figures decide nothing."""
+    if any(figure.low is None or figure.n < FEWEST_SEEDS for figure in figures):
+        return "too few seeds"
+    if not all(figure.decides for figure in figures):
+        return "a seed of the better side missed the target"
+    return f"after {max(figure.n for figure in figures)} seeds the bound is still inside the interval"
 
 
 def undecided_sides(claims: Iterable[Claim | Stated], runs: SweepRuns, sweep: str) -> list[Which]:
     """Return the configurations that need more rows, because claims about this sweep are undecided."""
-    return [
-        side
-        for claim in claims
-        if isinstance(claim, Claim) and claim.sweep == sweep
-        and judge(claim, runs).verdict.removeprefix("for comparison: ") in ("undecided", "not measured")
-        for side in claim.measure.sides
-    ]  # fmt: skip
+    sides: list[Which] = []
+    for claim in claims:
+        if not isinstance(claim, Claim) or claim.sweep != sweep:
+            continue
+        if judge(claim, runs).verdict.removeprefix("for comparison: ").startswith(("undecided", "not measured")):
+            for measure in claim.measures.values():
+                alone = judge(dataclasses.replace(claim, measure=measure, counts=True), runs).verdict
+                if alone.startswith(("undecided", "not measured")):
+                    sides += measure.sides
+    return sides
 
 
 def verdict(figure: Figure, claimed: Bound) -> str:

@@ -69,7 +69,7 @@ def claims_table(claims: Iterable[Claim | Stated], runs: Mapping[str, SweepRuns]
         setup, bound, source = NOTHING, NOTHING, NOTHING
         if isinstance(claim, Claim):
             setup = claim.setup
-            bound = f"{claim.claimed.side} {in_unit(claim.claimed.value, claim.measure.unit)}"
+            bound = f"{claim.claimed.side} {in_unit(claim.claimed.value, claim.unit)}"
             source = f"[{claim.sweep}]({claim.sweep}.csv)"
         rows.append([claim.text, claim.source, setup, bound, judged.measured, judged.verdict, source])
     return markdown_table(
