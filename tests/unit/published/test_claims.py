@@ -32,7 +32,7 @@ def runs_of(folder: Path, *groups: list[dict[str, object]]) -> SweepRuns:
     return SweepRuns.read(path)
 
 
-def claim(measure: Measure, bound: float = 1.0, reason: str = "") -> Claim:
+def claim(measure: Measure | dict[str, Measure], bound: float = 1.0, reason: str = "") -> Claim:
     claimed = above(bound)
     return Claim(text="", source="", setup="", sweep="together", measure=measure, claimed=claimed, reason=reason)
 
@@ -90,7 +90,7 @@ def test_a_missed_target_counts_as_at_least_its_budget(tmp_path: Path) -> None:
     assert figure.note == "up to 8 s, where 0 of 3 and 3 of 3 seeds had reached it"
 
 
-@pytest.mark.parametrize(("missing", "expected"), [(None, "undecided"), (3.0, "reproduced")])
+@pytest.mark.parametrize(("missing", "expected"), [(None, "undecided (a seed of the better side missed the target)"), (3.0, "reproduced")])
 def test_the_better_side_decides_only_where_all_its_seeds_reached_the_target(
     missing: float | None, expected: str, tmp_path: Path
 ) -> None:
@@ -150,3 +150,27 @@ def test_a_configuration_that_is_not_one_is_an_error(tmp_path: Path) -> None:
     runs = runs_of(tmp_path, topk_seeds([1, 2]), topk_seeds([1, 2], lr=0.5, config_id="other"))
     with pytest.raises(ValueError, match="several configurations"):
         runs.by_seed(SPARSE)
+
+
+def test_a_claim_against_several_methods_is_refuted_by_one_and_needs_all(tmp_path: Path) -> None:
+    slower, alike, open_ = {"optimizer": "adam"}, {"optimizer": "adabelief"}, {"optimizer": "lars"}
+    speeds = {"sgd": [100, 200, 400] * 2, "adam": [50, 100, 201] * 2, "adabelief": [100, 201, 400] * 2}
+    speeds["lars"] = [100, 100, 900] * 2
+    groups = [fake_seeds(each, optimizer=name, config_id=name) for name, each in speeds.items()]
+    runs = runs_of(tmp_path, *groups)
+    ours: dict[str, str] = {"optimizer": "sgd"}
+    against = {name: faster(ours, than) for name, than in (("slower", slower), ("alike", alike), ("open", open_))}
+
+    def verdict_of(*names: str, bound: float = 1.0) -> str:
+        return judge(claim({name: against[name] for name in names}, bound), runs).verdict
+
+    assert verdict_of("slower") == "reproduced"
+    assert verdict_of("slower", "alike") == "same"
+    assert verdict_of("slower", "alike", "open").startswith("undecided (after 6 seeds")
+    assert verdict_of("slower", "alike", bound=1.5) == "not reproduced"
+    judged = judge(claim({name: against[name] for name in ("slower", "alike")}), runs)
+    assert judged.measured.startswith("alike 1.00 [")
+    assert judged.measured.endswith("; 6 seeds")
+    sides = undecided_sides([claim(against)], runs, "together")
+    assert sides == [ours, open_]  # only the open comparison gets more seeds
+    assert undecided_sides([claim(against, bound=1.5)], runs, "together") == []  # refuted

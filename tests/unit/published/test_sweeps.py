@@ -13,7 +13,7 @@ from bench.core.schema import METRICS
 from bench.launch.resolve import resolve
 from bench.launch.sweep_file import read_sweep
 from bench.report.store import Row, Run
-from benchmarks.published import figures, summary
+from benchmarks.published import summary
 from benchmarks.published.claims import Claim
 from benchmarks.published.figures import SweepRuns, Which
 from benchmarks.published.setups import LINKS, METHODS
@@ -46,9 +46,7 @@ def wanted(name: str) -> Iterator[Which]:
     for system in SYSTEMS.values():
         for claim in system.claims:
             if isinstance(claim, Claim) and claim.sweep == name:
-                yield claim.measure.which
-                if not isinstance(claim.measure, figures.Mean):
-                    yield claim.measure.than
+                yield from (side for measure in claim.measures.values() for side in measure.sides)
         for table in system.tables:
             yield from (which for _, which in table.rows if table.sweep == name)
         for drawing in system.drawings:
@@ -112,6 +110,11 @@ def test_every_file_is_a_sweep_of_the_pages() -> None:
 def test_a_superlative_of_algc_is_judged_against_every_other_method_that_was_run(text: str, name: str) -> None:
     runs = planned(name)
     claims = [claim for claim in SYSTEMS["algc"].claims if isinstance(claim, Claim) and claim.counts]
-    against = [claim.measure.sides[1] for claim in claims if (claim.text, claim.sweep) == (text, name)]
+    against = [
+        measure.sides[1]
+        for claim in claims
+        if (claim.text, claim.sweep) == (text, name)
+        for measure in claim.measures.values()
+    ]
     judged = {run["config_id"] for than in against for run in runs.by_seed(than).values()}
     assert judged == {run["config_id"] for run in runs.runs if run["compressor"] != "algc"}

@@ -46,4 +46,4 @@ def test_blocks_are_added_while_a_claim_is_undecided(tmp_path: Path, monkeypatch
     runs = SweepRuns.read(SWEEP.csv(tmp_path))
     assert sorted(runs.by_seed({"compressor": "topk"})) == [1, 2, 3, 4, 5, 6]
     assert runs.by_seed({"compressor": "none"})[4]["samples_per_s"] == pytest.approx(2 * 32 / 0.2)
-    assert claim(1.5).measure.of(runs).value == pytest.approx(1.99, abs=0.01)
+    assert claim(1.5).measures[""].of(runs).value == pytest.approx(1.99, abs=0.01)
