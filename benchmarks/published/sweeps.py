@@ -91,7 +91,7 @@ SWEEPS: Mapping[str, Sweep] = {
             quick_cells={"bandwidth": ("1gbit",), "collective": ("server:placement=sharded", "allgather", "native")},
             timed=True,
         ),
-        Sweep(name="heterogeneous", quick=SHORT, every_row=True, adaptive=True),
+        Sweep(name="heterogeneous", quick=SHORT, every_row=True),
         Sweep(name="heterogeneous_factors", quick={"steps": 2}, quick_cells={"world_size": (2, 3)}),
         Sweep(name="together", quick=SHORT, quick_cells={"bandwidth": ("100mbit",)}, every_row=True, adaptive=True),
     )
