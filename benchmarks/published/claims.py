@@ -22,8 +22,8 @@ seeds missed the target. Intervals stay valid when seeds are added until a claim
 Bounds were fixed before the runs: the document's own if it states one; otherwise a factor of 1, one point of accuracy
 if accuracy is said to be kept, no difference if one thing is said to be better than another, and 1.9 if something is
 said to be halved. Intervals are compared before they are rounded, each row by itself, so one in twenty may be wrong at
-random. A claim against several methods, such as "shortest time", is one claim: it is not reproduced if one method
-refutes it, and reproduced only if it holds against all. A claim measured in several set-ups counts once for each. Rows
+random. A line with several figures, such as "shortest time" against each method or accuracy for several numbers of
+nodes, is one claim: it is not reproduced if one figure refutes it, and reproduced only if all figures support it. Rows
 *for comparison* show what the document does not claim: other methods, presets of our own, and figures or targets that
 were chosen after the rows had been seen."""
 
@@ -49,7 +49,7 @@ class Claim:
         source: the place in the document.
         setup: a description of the runs.
         sweep: the sweep whose rows the figure is computed from.
-        measure: the way to compute the figure; for a claim against several methods, a figure for each, by name.
+        measure: the way to compute the figure; or several by name, such as one for each method, which must all agree.
         claimed: the bound.
         reason: why the figure is shown but decides nothing; empty if it decides.
         counts: False if the document does not claim this, so that it is only judged for comparison.
