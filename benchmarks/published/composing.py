@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.core.config.run import RunConfig
-from bench.core.schema import METRICS
+from bench.core.schema import LAYERS, METRICS
 from bench.extensions.decide.step_times import StepTimes, levels_of, measure_step_times
 from bench.extensions.decide.study import LINK_OPTIONS, Method, Study, train_missing
 from bench.extensions.decide.trajectory import Trajectory, find_trajectories
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweep_file import Settings, SweepFile
-from bench.report.store import Row
+from bench.report.store import Row, collect_runs, read, read_layers
 from benchmarks.published.claims import Claim, Stated, undecided_sides
 from benchmarks.published.figures import SweepRuns, fits
 from benchmarks.published.sweeps import Sweep, runs_of, write_csv
@@ -79,12 +79,27 @@ def add_seeds(
             if not any(wanted):
                 continue
             if time.monotonic() > ends_at:
-                return
+                break
             print(f"{sweep.name}, seed {seed}: {sum(map(len, wanted))} configurations", file=sys.stderr)
             rows = list(runs.rows)
             for methods in filter(None, wanted):
                 rows += _rows_of_seed(methods, seed, runs_of(sweep, quick=quick), server)
             write_csv(path, rows, METRICS)
+    if sweep.layers_of:
+        keep_layers(sweep, [method for methods in links for method in methods], runs_of(sweep, quick=quick), folder)
+
+
+def keep_layers(sweep: Sweep, methods: Sequence[Method], runs: Path, folder: Path) -> None:
+    """Write the rows per layer of the trajectories, under the names of the composed rows."""
+    names = {
+        dataclasses.replace(method.trajectory, seed=seed).digest: f"{recorded(method).config_id}-{seed}"
+        for method in methods
+        for seed in range(1, MOST_SEEDS + 1)
+        if recorded(method).compressor in sweep.layers_of
+    }
+    new_name = {run["run_id"]: names[run["digest"]] for run in collect_runs(read([runs])) if run["digest"] in names}
+    rows = [row | {"run_id": new_name[row["run_id"]]} for row in read_layers([runs]) if row["run_id"] in new_name]
+    write_csv(sweep.layers_csv(folder), rows, LAYERS)
 
 
 def studies_of(file: SweepFile) -> list[Study]:
