@@ -39,9 +39,11 @@ def main() -> None:
         runs_folder = runs_of(sweep, quick=options.quick)
         file = quick_version(sweep) if options.quick else read_sweep(sweep.file)
         claims = [claim for system in SYSTEMS.values() for claim in system.claims]
-        if sweep.timed and not options.no_runs:
+        if (sweep.timed or sweep.adaptive) and options.no_runs:
+            continue  # their CSV files are complete
+        if sweep.timed:
             time_sweep(sweep, file, claims, folder, QUICK_JOB_S if options.quick else LONGEST_JOB_S)
-        elif sweep.adaptive and not options.no_runs:
+        elif sweep.adaptive:
             add_seeds(sweep, file, claims, folder, quick=options.quick, ends_at=ends_at)
         elif not options.no_runs or runs_folder.is_dir():
             print(f"sweep {sweep.name}", file=sys.stderr)

@@ -15,9 +15,10 @@ SAME_FACTOR, SAME_SHARE = 1.1, 0.005
 RULE = f"""\
 A claim says that a figure lies above or below a bound. It is *reproduced* if the whole 95 % interval over seeds lies on
 that side of the bound, *not reproduced* if the whole interval lies on the other side, *same* if the whole interval lies
-within {SAME_FACTOR - 1:.0%} or {100 * SAME_SHARE:g} points of the bound, and otherwise *undecided*. It is also
-undecided with fewer than {FEWEST_SEEDS} seeds, and if the better side is known only up to a budget because one of its
-seeds missed the target. Intervals stay valid when seeds are added until a claim is decided, as those of `bench decide`.
+within {100 * (SAME_FACTOR - 1):.0f} % or {100 * SAME_SHARE:g} points of the bound, and otherwise *undecided*. It is
+also undecided with fewer than {FEWEST_SEEDS} seeds, and if the better side is known only up to a budget because one of
+its seeds missed the target. Intervals stay valid when seeds are added until a claim is decided, as those of
+`bench decide`.
 
 Bounds were fixed before the runs: the document's own if it states one; otherwise a factor of 1, one point of accuracy
 if accuracy is said to be kept, no difference if one thing is said to be better than another, and 1.9 if something is

@@ -63,7 +63,8 @@ def verdicts_table(systems: Sequence[System], runs: Mapping[str, SweepRuns]) -> 
     )  # fmt: skip
     rows = []
     for system in systems:
-        found = [outcome(claim, runs).verdict.partition(":")[0] for claim in system.claims]
+        verdicts = (outcome(claim, runs).verdict for claim in system.claims)
+        found = [verdict.partition(":")[0].partition(" (")[0] for verdict in verdicts]
         rows.append([f"[{system.name}]({system.name}.md)", *(str(found.count(each)) for each in columns)])
     return markdown_table(["System", *columns], rows)
 
