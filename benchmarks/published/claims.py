@@ -100,18 +100,26 @@ class Judged:
 
 
 def judge(claim: Claim, runs: SweepRuns) -> Judged:
-    """Measure a claim and decide it; missing rows give "not measured"."""
-    try:
-        figures = {name: measure.of(runs) for name, measure in claim.measures.items()}
-    except Missing as missing:
-        return Judged(measured=str(missing), verdict="not measured")
+    """Measure a claim and decide it; missing rows give "not measured", unless another figure refutes the claim."""
+    figures, missing = {}, {}
+    for name, measure in claim.measures.items():
+        try:
+            figures[name] = measure.of(runs)
+        except Missing as what:
+            missing[name] = str(what)
+    if not figures:
+        return Judged(measured=next(iter(missing.values())), verdict="not measured")
     num_failed = sum(runs.num_failed(side) for measure in claim.measures.values() for side in measure.sides)
-    measured = _measured(figures) + (f"; {num_failed} that failed left out" if num_failed else "")
+    notes = [f"{name}: {what}" for name, what in missing.items()]
+    notes += [f"{num_failed} that failed left out"] if num_failed else []
+    measured = "; ".join([_measured(figures), *notes])
     if claim.reason:
         return Judged(measured=measured, verdict=f"not testable here: {claim.reason}")
     verdicts = {name: verdict(figure, claim.claimed) for name, figure in figures.items()}
     worst = min(verdicts.values(), key=_WORST_FIRST.index)
-    if worst == "undecided":
+    if missing and worst != "not reproduced":
+        worst = "not measured"
+    elif worst == "undecided":
         worst += f" ({_reason([figures[name] for name, each in verdicts.items() if each == worst])})"
     return Judged(measured=measured, verdict=worst if claim.counts else f"for comparison: {worst}")
 
