@@ -32,7 +32,7 @@ def test_every_cell_was_executed_in_order() -> None:
     assert not [each for cell in code_cells() for each in cell["outputs"] if each["output_type"] == "error"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_its_code_runs(tmp_path: Path) -> None:
     are_supported, reason = hosts_supported()

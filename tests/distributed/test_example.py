@@ -42,6 +42,7 @@ def test_the_example_trains_under_torchrun(compressor: str, collective: str) -> 
     assert 0 < int(said[3].replace(",", "")) < 605_224 / 2
 
 
+@pytest.mark.long
 def test_the_fsdp_example_trains_under_torchrun() -> None:
     done = subprocess.run(
         [

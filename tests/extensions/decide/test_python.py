@@ -19,6 +19,7 @@ OPTIONS: RunOptions = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_decide_gives_the_answer_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"

@@ -206,7 +206,7 @@ def test_files_and_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert answer.error.startswith("auto encodes nothing itself")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_is_recorded_and_ended_or_its_error_is_shown(tmp_path: Path) -> None:
     script, out = saved(tmp_path), tmp_path / "profile.json"
     asked = ["profile", "--steps", "3", "--warmup-steps", "2", "--compressors", "bf16", "--out", str(out), str(script)]
