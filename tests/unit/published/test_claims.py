@@ -90,7 +90,10 @@ def test_a_missed_target_counts_as_at_least_its_budget(tmp_path: Path) -> None:
     assert figure.note == "up to 8 s, where 0 of 3 and 3 of 3 seeds had reached it"
 
 
-@pytest.mark.parametrize(("missing", "expected"), [(None, "undecided (a seed of the better side missed the target)"), (3.0, "reproduced")])
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [(None, "undecided (a seed of the better side missed the target)"), (3.0, "reproduced")],
+)
 def test_the_better_side_decides_only_where_all_its_seeds_reached_the_target(
     missing: float | None, expected: str, tmp_path: Path
 ) -> None:
