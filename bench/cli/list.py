@@ -165,12 +165,14 @@ def _fact_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    # In a form that JSON can hold: classes as their names, sets as sorted lists.
+    # In a form that JSON can hold: classes, and objects of ours, as the names of their classes, sets as sorted lists.
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, frozenset):
         return sorted(map(_plain, value))
-    return value.__name__ if isinstance(value, type) else value
+    if isinstance(value, type):
+        return value.__name__
+    return value if isinstance(value, (str, int, float, list, type(None))) else type(value).__name__
 
 
 def _facts_of_default(component: Any, kind: str) -> dict[str, Any]:  # of a component with default options
