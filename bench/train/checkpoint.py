@@ -20,8 +20,8 @@ from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset, Samples
 from bench.train import data
 from bench.train.data import Batches
-from bench.train.rank import gather_json
 from collectives.server import EVERY_RANK
+from collectives.transport.process_group import gather_json
 from compressors.ddp.packed_state import PackedState, StateError, load_state
 
 

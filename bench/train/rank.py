@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import importlib
-import json
 import os
 import sys
 import time
@@ -22,39 +21,6 @@ from bench.core.run_folder import RunFolder, read_json, write_json
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
 from collectives.transport.process_group import backend_failure
-
-
-def gather_json(own: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather one JSON value from each rank of the group, and return all values in rank order on every rank.
-
-    Every rank of the group must call this function.
-
-    Args:
-        own: this rank's value.
-        group: the process group; None for all ranks.
-    """
-    return [json.loads(text) for text in gather_bytes(json.dumps(own).encode(), group)]
-
-
-def gather_bytes(own: bytes, group: dist.ProcessGroup | None = None) -> list[bytes]:
-    """Gather bytes, of any length, from each rank of the group, and return them in rank order on every rank.
-
-    Every rank of the group must call this function.
-
-    Args:
-        own: this rank's bytes.
-        group: the process group; None for all ranks.
-    """
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
-    length = torch.tensor([len(own)], device=device)
-    lengths = [torch.empty_like(length) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(lengths, length, group=group)
-    padded = torch.zeros(int(max(lengths)), dtype=torch.uint8, device=device)
-    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    everyone = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(everyone, padded, group=group)
-    return [bytes(raw[: int(size)].cpu().numpy()) for raw, size in zip(everyone, lengths, strict=True)]
-
 
 _OF_LINKS = ("measured_bandwidth_bps", "measured_rtt_s", "measured_loss_ratio", "wire_headers")
 

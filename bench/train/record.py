@@ -27,10 +27,11 @@ from bench.core.schema import LAYERS, LINKS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
 from bench.train.progress import ProgressFile, open_tracker
-from bench.train.rank import device_time, gather_json, link_columns
+from bench.train.rank import device_time, link_columns
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
+from collectives.transport.process_group import gather_json
 from compressors.ddp.report import Decision, StepReport, add_counts
 
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")

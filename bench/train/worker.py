@@ -28,12 +28,13 @@ from bench.datasets.base import Dataset, DatasetError, Samples
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train.checkpoint import Checkpointer, Restored, resized
-from bench.train.rank import device_time, end_process, gather_json, process_group, rank_main, set_up_device
+from bench.train.rank import device_time, end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
 from collectives.transport.base import TransportError
+from collectives.transport.process_group import gather_json
 from compressors.ddp.hook import NonFiniteGradient
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.

@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from collectives.base import Collective
 from collectives.options import build
+from collectives.transport.process_group import gather_json
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.attach import check_momentum, check_types
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, own_transport, zero_nonfinite_
@@ -410,10 +411,9 @@ def _check_replicas(units: Sequence[Unit], mesh: DeviceMesh, replicas: dist.Proc
     advice = "with a mesh of (replica, shard) pass replicas=mesh['replica'].get_group()"
     if dist.get_rank(replicas) < 0:
         raise ValueError(f"rank {dist.get_rank()} is not in its group of replicas; {advice}")
-    shapes = [layer.shape for unit in units for layer in unit.layers]
-    own = (dist.get_rank(), mesh.get_local_rank(), mesh.size(), shapes)
-    found: list[Any] = [None] * dist.get_world_size(replicas)
-    dist.all_gather_object(found, own, group=replicas)
+    shapes = [list(layer.shape) for unit in units for layer in unit.layers]
+    own = [dist.get_rank(), mesh.get_local_rank(), mesh.size(), shapes]
+    found = gather_json(own, replicas)
     for (one, *held), (other, *holds) in itertools.pairwise(found):
         if held[:2] != holds[:2]:
             raise ValueError(

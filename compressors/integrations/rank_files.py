@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from collectives.transport.process_group import gather_json
 from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import PackedState, load_state
 
@@ -35,8 +36,7 @@ def load_rank(hook: CompressionHook, path: Path) -> dict[str, Any]:
         ValueError: a rank has no file, or the files were not saved at the same step.
     """
     state: dict[str, Any] = load_state(path, hook.transport.device) if path.is_file() else {}
-    steps: list[int | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(steps, state.get("step"))
+    steps = gather_json(state.get("step"))
     if None in steps:
         raise ValueError(
             f"there is no state of rank {steps.index(None)} beside {path}; resume from a checkpoint that this many "

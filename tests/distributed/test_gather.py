@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.train.rank import gather_bytes, gather_json
+from collectives.transport.process_group import gather_bytes, gather_json
 from tests.testing.ranks import run_ranks
 
 VALUES: list[dict[str, Any]] = [

@@ -22,12 +22,13 @@ from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
-from bench.train.rank import end_process, gather_json, process_group, rank_main, set_up_device
+from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from bench.train.worker import parts_of, use_batch_scheduling
 from collectives.options import OptionError
 from collectives.transport.base import TransportError
+from collectives.transport.process_group import gather_json
 
 # A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together.
 FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15

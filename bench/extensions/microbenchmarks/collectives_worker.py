@@ -27,7 +27,6 @@ from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, Collecti
 from bench.train.rank import (
     device_time,
     end_process,
-    gather_bytes,
     link_columns,
     process_group,
     rank_main,
@@ -39,6 +38,7 @@ from collectives.options import OptionError
 from collectives.payloads import Dense, Payload, PayloadError, unpack
 from collectives.serial import error_bound, serial_sum
 from collectives.transport.base import Ledger, Traffic, Transport, TransportError
+from collectives.transport.process_group import gather_bytes
 from collectives.transport.sockets import open_transport
 from compressors.base import PerLayer
 from compressors.ddp.reducer import PerLayerReducer

@@ -2,8 +2,8 @@
 
 `bench profile` starts this file with torchrun: `torchrun ... recorder.py FOLDER WARMUP STEPS SCRIPT [ARGUMENTS...]`.
 The times come from hooks on DDP, on backward and on the optimizers. When enough steps are recorded, every rank writes
-`rank-R.pt` into the folder and the script is ended. The file needs only torch, so that a module of the script never
-meets one of this project with the same name while the script runs.
+`rank-R.safetensors` into the folder and the script is ended. The file needs only torch until then, so that a module of
+the script never meets one of this project with the same name.
 """
 
 import functools
@@ -107,7 +107,7 @@ class Recorder:
         register_optimizer_step_post_hook(self._after_update)
 
     def finish(self, folder: Path) -> None:
-        """Write what was recorded to `rank-R.pt`; every rank must call this method.
+        """Write what was recorded to `rank-R.safetensors`; every rank must call this method.
 
         The file says so if the script cannot be profiled.
         """
@@ -135,7 +135,9 @@ class Recorder:
                 "threads": torch.get_num_threads(),
                 "bucket_mb": self._ddp.bucket_bytes_cap / 2**20,
             }
-        torch.save(content, folder / f"rank-{os.environ['RANK']}.pt")
+        from compressors.ddp.packed_state import PackedState  # not before: the script may have a module of that name
+
+        PackedState(content).save(folder / f"rank-{os.environ['RANK']}.safetensors")
 
     def _refuse(self, sentence: str) -> None:
         self.refusal = sentence

@@ -20,6 +20,7 @@ from bench.extensions.predict.estimate import ANY_LOAD, AROUND_MESSAGE_S, MESSAG
 from bench.extensions.predict.options import CalibrateConfig
 from bench.extensions.predict.step_parts import RANKS, bucket_parts, encoded
 from bench.launch.jobs.fork_server import end
+from compressors.ddp.packed_state import load_state
 from compressors.layer import Layer
 
 RECORDER = Path(__file__).with_name("recorder.py")
@@ -58,7 +59,7 @@ class Profile(Calibration):
 
 
 def record(script: Path, arguments: Sequence[str], folder: Path, *, world_size: int, warmup: int, steps: int) -> None:
-    """Run a script with torchrun until enough steps are recorded; every rank writes `rank-R.pt` into the folder.
+    """Run a script with torchrun until enough steps are recorded; every rank writes `rank-R.safetensors` there.
 
     The script's output goes to stderr.
 
@@ -100,7 +101,8 @@ def profile_of(
     Raises:
         UsageError: the script cannot be profiled.
     """
-    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(len(list(folder.glob("rank-*.pt"))))]
+    files = sorted(folder.glob("rank-*.safetensors"), key=lambda file: int(file.stem.partition("-")[2]))
+    ranks = [load_state(file, torch.device("cpu")) for file in files]
     first = ranks[0]
     for sentence in filter(None, (rank["refusal"] for rank in ranks)):
         raise UsageError(f"{script} {sentence}")

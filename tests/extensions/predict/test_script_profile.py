@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.extensions.predict import recorder
 from bench.extensions.predict.script_profile import Profile, StepTimes, profile_of
+from compressors.ddp.packed_state import load_state
 from tests.extensions.predict.calibrations import written
 from tests.testing.invoke import execute, invoke
 from tests.testing.ranks import run_ranks
@@ -79,7 +80,7 @@ def test_a_recorded_script_computes_the_same_bits(recorded: tuple[Path, list[Any
 def test_buckets_are_those_of_ddp_and_moments_are_in_order(recorded: tuple[Path, list[Any]]) -> None:
     folder, results = recorded
     for rank, (sizes, *_) in enumerate(results):
-        found = torch.load(folder / f"rank-{rank}.pt")
+        found = load_state(folder / f"rank-{rank}.safetensors", torch.device("cpu"))
         numels = [sum(found["layers"][index]["numel"] for index in bucket) for bucket in found["buckets"]]
         assert [4 * numel for numel in numels] == [int(size) for size in sizes.split(", ")]
         assert len(numels) > 1
@@ -154,7 +155,7 @@ def refusals(rank: int, script: Path, folder: Path) -> list[str]:
     for source in REFUSED.values():
         script.write_text(source, encoding="utf-8")
         recorder.main(folder, WARMUP, STEPS, script, ["100"])
-        sentences.append(torch.load(folder / f"rank-{rank}.pt")["refusal"])
+        sentences.append(load_state(folder / f"rank-{rank}.safetensors", torch.device("cpu"))["refusal"])
         for (owner, name), original in zip(patched, originals, strict=True):
             setattr(owner, name, original)
     return sentences
@@ -181,7 +182,9 @@ optimizer ="""
 def watched(rank: int, script: Path, folder: Path) -> tuple[Any, Any]:
     os.environ["RANK"] = str(rank)
     recorder.main(folder, WARMUP, STEPS, script, [str(WARMUP + STEPS + 1)])
-    return torch.load(folder / f"rank-{rank}.pt")["gradients"], torch.load(f"{script}.{rank}")[1]
+    return load_state(folder / f"rank-{rank}.safetensors", torch.device("cpu"))["gradients"], torch.load(
+        f"{script}.{rank}"
+    )[1]
 
 
 def test_a_hook_of_the_script_still_decides_what_is_exchanged(tmp_path: Path) -> None:
