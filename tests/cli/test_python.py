@@ -124,12 +124,14 @@ def test_errors_are_raised_as_one_sentence(call: Callable[[], object], sentence:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_run_that_fails_raises(tmp_path: Path) -> None:
     with pytest.raises(bench.RunFailed, match=r"try a lower --lr.*not run: --seeds 2"):
         bench.run(lr=1e12, optimizer="sgd:weight_decay=1", seeds=[1, 2], out=tmp_path, quiet=True, **TINY)
     assert list(bench.load(tmp_path)["status"])[-1] == "failed"
 
 
+@pytest.mark.long
 def test_progress_is_on_stderr_unless_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options: RunOptions = {**TINY, "steps": 1}
     bench.run(compressor="topk", out=tmp_path, **options)  # type: ignore[misc]
@@ -166,6 +168,7 @@ def in_a_running_loop(call: Callable[[], Any]) -> Any:
     return asyncio.run(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [in_a_thread, in_a_running_loop])
 def test_a_thread_or_a_running_event_loop_may_call(
     place: Callable[[Callable[[], bench.Runs]], bench.Runs], runs: bench.Runs, tmp_path: Path
@@ -191,6 +194,7 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_raises_and_python_goes_on(tmp_path: Path) -> None:
     with python(INTERRUPTED, str(tmp_path), repr(LONG)) as process:
         assert process.stderr is not None

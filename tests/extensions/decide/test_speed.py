@@ -12,6 +12,7 @@ from tests.extensions.predict.calibrations import NUMEL, written_profile
 from tests.testing.invoke import invoke
 
 
+@pytest.mark.long
 def test_the_first_sentence_says_that_accuracy_was_not_measured(tmp_path: Path) -> None:
     asked = ["decide", "--from-profile", written_profile(tmp_path), "--hosts", "2", "--bandwidth", "10mbit"]
     answer = invoke(*asked, "--method", "topk@allgather", "--method", "none@ring")

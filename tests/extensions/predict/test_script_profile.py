@@ -109,6 +109,7 @@ def test_parts_are_medians_of_the_slowest_rank() -> None:
     assert (times.batch_s, times.forward_s, times.ready_s, times.update_s) == (2, 4, (2, 6), 2)
 
 
+@pytest.mark.long
 def test_a_profile_predicts_and_ranks(recorded: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder, _ = recorded
     names = ["none", "bf16", "topk"]
@@ -161,6 +162,7 @@ def refusals(rank: int, script: Path, folder: Path) -> list[str]:
     return sentences
 
 
+@pytest.mark.long
 def test_scripts_that_cannot_be_profiled(tmp_path: Path) -> None:
     (found,) = run_ranks(refusals, 1, tmp_path, args=(tmp_path / "train.py", tmp_path))
     for sentence, expected in zip(found, REFUSED, strict=True):
@@ -187,6 +189,7 @@ def watched(rank: int, script: Path, folder: Path) -> tuple[Any, Any]:
     )[1]
 
 
+@pytest.mark.long
 def test_a_hook_of_the_script_still_decides_what_is_exchanged(tmp_path: Path) -> None:
     script = saved(tmp_path, SCRIPT.replace("\noptimizer =", HOOK))
     ((gradients, weights),) = run_ranks(watched, 1, tmp_path, args=(script, tmp_path))
