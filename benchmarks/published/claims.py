@@ -24,9 +24,10 @@ Bounds were fixed before the runs: the document's own if it states one; otherwis
 if accuracy is said to be kept, no difference if one thing is said to be better than another, and 1.9 if something is
 said to be halved. Intervals are compared before they are rounded, each row by itself, so one in twenty may be wrong at
 random. A line with several figures, such as "shortest time" against each method or accuracy for several numbers of
-nodes, is one claim: it is not reproduced if one figure refutes it, and reproduced only if all figures support it. Rows
-*for comparison* show what the document does not claim: other methods, presets of our own, and figures or targets that
-were chosen after the rows had been seen."""
+nodes, is one claim: it is not reproduced if one figure refutes it, and reproduced only if all figures support it. This
+grouping and the margins for *same* were introduced after rows had been seen, when most single comparisons were still
+undecided; the comparisons themselves are all listed. Rows *for comparison* show what the document does not claim:
+other methods, presets of our own, and figures or targets that were chosen after the rows had been seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
