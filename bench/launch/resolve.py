@@ -27,8 +27,6 @@ from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tabl
 from collectives.options import Incompatible, incompatibility
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bench.datasets.base import Dataset
     from bench.models.base import Model
     from bench.optimizers.base import Optimizer
@@ -128,7 +126,7 @@ def resolve(options: RunConfig) -> RunConfig:
             f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
             f"small for it; leave out --bucket-mb, or give --bucket-mb {gradient_mb:g} or more"
         )
-    _check_network(config, parts, network)
+    _check_network(config, parts)
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
@@ -136,25 +134,26 @@ def resolve(options: RunConfig) -> RunConfig:
     return dataclasses.replace(config, notes=tuple(notes))
 
 
-def _check_network(config: RunConfig, parts: Components, network: nn.Module) -> None:
-    """Check that the network, on the meta device, can process the data set's samples.
+def _check_network(config: RunConfig, parts: Components) -> None:
+    """Check that the network can process the data set's samples, by a forward pass over two samples of zeros.
 
-    Built-in models are made for 3x32x32 images. They are not checked with these, because it takes a second.
+    Built-in models are made for 3x32x32 images and are not checked with these.
     """
     from bench.datasets.base import IMAGE_SIZE
     from bench.models.base import try_forward
 
-    inputs = parts.dataset.dummy_batch(2, "meta")
-    if not spec.parse(config.model).is_function and inputs.shape[1:] == (3, IMAGE_SIZE, IMAGE_SIZE):
+    inputs, num_classes = parts.dataset.dummy_batch(2, "cpu"), parts.dataset.num_classes
+    are_images = inputs.dim() == 4 and inputs.shape[1] == 3
+    name = spec.parse(config.model)
+    if not name.is_function and are_images and inputs.shape[2:] == (IMAGE_SIZE, IMAGE_SIZE):
         return
     try:
-        outputs = try_forward(network, spec.parse(config.model).name, inputs)
+        outputs = try_forward(parts.model.build(num_classes), name.name, inputs)
     except Incompatible as reason:
         advice = "use --model resnet50:stem=imagenet, or leave size out of --dataset"
-        are_images = inputs.dim() == 4 and inputs.shape[1] == 3
         raise UsageError(f"{reason}; {advice if are_images else 'change the model or the data'}") from None
-    if outputs is not None and (problem := parts.dataset.task.output_error(outputs, 2, parts.dataset.num_classes)):
-        raise UsageError(f"{config.model} {problem}")
+    if problem := parts.dataset.task.output_error(outputs, len(inputs), num_classes):
+        raise UsageError(f"{name.name} {problem}")
 
 
 def prepare_data(dataset: str, data_dir: str) -> None:
