@@ -76,13 +76,8 @@ def test_a_command_prints_what_is_shown(line: str, output: list[str], installed:
 
 @pytest.mark.slow
 def test_all_train_together(installed: Path, tmp_path: Path) -> None:
-    (installed / "small.py").write_text(
-        "from torch import nn\n\n\ndef build(num_classes):\n"
-        "    return nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, num_classes))\n",
-        encoding="utf-8",
-    )
     answer = execute(
-        "run", "--model", "small.py:build", "--dataset", "data.py:load", "--compressor", "round_robin:slices=4",
+        "run", "--model", "net.py:build:inputs=20", "--dataset", "data.py:load", "--compressor", "round_robin:slices=4",
         "--collective", "star", "--optimizer", "lion", "--steps", "3", "--out", str(tmp_path / "out"),
         cwd=installed, PYTHONPATH=str(installed),
     )  # fmt: skip
