@@ -57,6 +57,13 @@ class CompressedCommunicator:
         step = Step(index=0, epoch=0, rank=transport.rank, world_size=transport.world_size, seed=0, warmup=False)
         CompressedCommunicator.start_step(self, step)
 
+    def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
+        """Return this rank's training step; the compressor's warm-up epochs are skipped if the epoch is not known."""
+        rank, world_size = self.transport.rank, self.transport.world_size
+        return Step(
+            index=index, epoch=epoch or 0, rank=rank, world_size=world_size, seed=seed, warmup=epoch is not None
+        )
+
     def start_step(self, step: Step) -> None:
         """Begin a training step; call it before anything is sent in this step."""
         self._step = self._downlink.step = step

@@ -32,7 +32,7 @@ from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, own_
 from compressors.ddp.hook import NonFiniteGradient, OwnHook, warn_of_missing_epoch
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket, StepReport
-from compressors.layer import Layer, Step, layers_of
+from compressors.layer import Layer, layers_of
 
 
 def attach_fsdp(
@@ -292,15 +292,7 @@ class ShardHook(CompressedCommunicator):
             )
 
     def _begin(self) -> None:
-        step = Step(
-            index=self._index,
-            epoch=self._epoch or 0,
-            rank=self.transport.rank,
-            world_size=self.transport.world_size,
-            seed=self._settings.seed,
-            warmup=self._epoch is not None,
-        )
-        super().start_step(step)
+        super().start_step(self.step_of(self._index, self._epoch, self._settings.seed))
         self._saw_nonfinite = False
 
     def _screen(self, shard: torch.Tensor) -> bool:

@@ -276,15 +276,7 @@ class CompressionHook(CompressedCommunicator):
         self._updated.clear()
         if self._settings.scaler is not None:
             self._scale = self._settings.scaler.scale(torch.ones((), device=self.transport.device))
-        own = Step(
-            index=self._index,
-            epoch=self._epoch or 0,
-            rank=self.transport.rank,
-            world_size=self.transport.world_size,
-            seed=self._settings.seed,
-            warmup=self._epoch is not None,
-        )
-        super().start_step(self._announced or own)
+        super().start_step(self._announced or self.step_of(self._index, self._epoch, self._settings.seed))
         self._announced = None
         self._index += 1
         self._num_backwards += 1
