@@ -1,13 +1,13 @@
 """Measure the memory that each compressor adds to a training step: two ranks on this machine, ResNet-18 in DDP.
 
 Every method trains for a few steps in fresh processes. The peak is the largest resident memory of a rank while it
-trains (VmHWM, reset before training where the kernel allows it). What a method adds is its peak minus that of `none`,
-in units of the gradient's bytes. `held` is the sum of `hook.nbytes` between two steps:
+trains (VmHWM, reset before training where the kernel allows it). What a method adds is its peak minus that of DDP
+without a hook, in units of the gradient's bytes. `held` is the sum of `hook.nbytes` between two steps:
 
     python benchmarks/hook_memory.py [--steps 6] [--batch-size 8] [--csv results/reference/hook-memory.csv]
 
-Peaks of the same method differ by up to half a gradient, because the C library keeps freed memory. --turns repeats all
-methods and prints medians.
+Peaks of the same method differ by up to half a gradient, because the C library keeps freed memory. --repeats
+measures all methods several times and prints medians.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=1, help="repetitions of each method, interleaved")
+    parser.add_argument("--repeats", type=int, default=1, help="repetitions of each method, interleaved")
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("work", nargs="*", help=argparse.SUPPRESS)
@@ -107,25 +107,25 @@ def main() -> int:
     if options.rank is not None:
         print(json.dumps(train(options.rank, *options.work, options)))
         return 0
-    found = [[measure(*way, options) for way in WAYS] for _ in range(options.turns)]
+    found = [[measure(*way, options) for way in WAYS] for _ in range(options.repeats)]
     rows = []
     for number, (compressor, collective) in enumerate(WAYS):
-        own = [turn[number] for turn in found]
-        over = [(turn[number]["peak_bytes"] - turn[1]["peak_bytes"]) / own[0]["gradient_bytes"] for turn in found]
+        own = [each[number] for each in found]
+        over = [(each[number]["peak_bytes"] - each[0]["peak_bytes"]) / own[0]["gradient_bytes"] for each in found]
         row = {
             "compressor": compressor,
             "collective": collective,
             "peak_bytes": int(statistics.median(each["peak_bytes"] for each in own)),
-            "gradients_above_none": f"{statistics.median(over):.2f}",
+            "gradients_above_ddp": f"{statistics.median(over):.2f}",
             "held_gradients": f"{sum(own[-1]['held'].values()) / own[0]['gradient_bytes']:.2f}",
             "held": " ".join(f"{name}={nbytes}" for name, nbytes in own[-1]["held"].items() if nbytes),
-            "turns": options.turns,
+            "repeats": options.repeats,
         }
         rows.append(row | origin_columns())
-    table = Table("compressor", "collective", "peak MB", "gradients above none", "held by the hook")
+    table = Table("compressor", "collective", "peak MB", "gradients above DDP", "held by the hook")
     for row in rows:
         peak = f"{row['peak_bytes'] / 1e6:.0f}"
-        table.add_row(row["compressor"], row["collective"], peak, row["gradients_above_none"], row["held_gradients"])
+        table.add_row(row["compressor"], row["collective"], peak, row["gradients_above_ddp"], row["held_gradients"])
     Console(width=120).print(table)
     if options.csv:
         with options.csv.open("w", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What `import bench` offers: run, load and compare from Python; the commands call the same functions.
+"""The Python functions `bench.run`, `bench.load` and `bench.compare`, which share their code with the commands.
 
-Nothing below imports this package.
+Only `bench.cli` and the extensions import this package.
 """

@@ -28,7 +28,7 @@ class DatasetError(UsageError):
 
 
 class Task(Protocol):
-    """What a network learns on a data set: the loss that it is trained with, and the metric that it is judged by."""
+    """A task, such as classification: the loss to train with, and the metric to evaluate with."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over the samples, a scalar for backward."""
@@ -94,7 +94,7 @@ class Samples:
         return len(self.targets)
 
     def on(self, device: torch.device) -> Samples:
-        """Return the samples on a device; stored inputs stay where they are."""
+        """Return the samples on a device; lazy inputs stay where they are."""
         inputs = self.inputs.to(device) if isinstance(self.inputs, torch.Tensor) else self.inputs
         return Samples(inputs=inputs, targets=self.targets.to(device))
 

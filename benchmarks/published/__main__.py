@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
         choices=[*SYSTEMS, SUMMARY],
         help="one system with its sweeps, or the summary with its sweep",
     )
-    parser.add_argument("--minutes", type=float, default=math.inf, help="add no seed after so many minutes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="minutes after which no seed is added")
     parser.add_argument("--quick", action="store_true", help="run a tenth of each sweep; pages go below results/runs/")
     parser.add_argument("--no-runs", action="store_true", help="only write the pages, from the runs that are finished")
     parser.add_argument(

@@ -11,8 +11,8 @@ from compressors.ddp.hook import CompressionHook
 from compressors.ddp.packed_state import PackedState, load_state
 
 FP16_REFUSED = (
-    "fp16 with a gradient scaler cannot be combined with compressed gradients, because the scaler must see overflows, "
-    "which the hook removes; train in bf16"
+    "fp16 with a gradient scaler is not supported here; train in bf16, or give the scaler to attach in a training loop "
+    "of your own"
 )
 
 
