@@ -355,6 +355,15 @@ HEALTH = (
         better="lower",
         deterministic=False,
     ),
+    _health(
+        "held_bytes",
+        int,
+        "memory that compressor and collective hold between two steps on the rank where it is most: residuals, "
+        "momentum, buffers (empty: not known)",
+        unit="bytes",
+        better="lower",
+        deterministic=False,
+    ),
 )
 
 _origin = partial(Column, "origin")

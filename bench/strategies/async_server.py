@@ -291,6 +291,11 @@ class AsyncWorker:
                 )
 
     @property
+    @override
+    def nbytes(self) -> Mapping[str, int]:
+        return self.reducer.nbytes
+
+    @property
     def traffic(self) -> Mapping[Purpose, Traffic]:
         """Return the messages and bytes that this rank has sent over all its links, per purpose."""
         return {

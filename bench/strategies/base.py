@@ -229,6 +229,11 @@ class Exchange(Protocol):
         """Return the payloads that this rank encoded in its last step, by the ids of the layers in each payload."""
         return {}
 
+    @property
+    def nbytes(self) -> Mapping[str, int]:
+        """Return the bytes of the tensors that are kept from step to step, by purpose; empty if they are not known."""
+        return {}
+
     def residual_norms(self) -> dict[int, float]:
         """Return the L2 norm of each layer's residual (the part of its gradients not sent yet), by layer id."""
         return {}
@@ -334,6 +339,12 @@ class BoundStrategy(abc.ABC):
         """Return the messages and bytes that this rank has sent since the start, per purpose."""
         all_traffic = [exchange.traffic for exchange in self.exchanges]
         return {p: sum((each[p] for each in all_traffic if p in each), Traffic()) for p in get_args(Purpose)}
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Return the bytes that all exchanges keep from step to step on this rank; None if they are not known."""
+        known = [sum(exchange.nbytes.values()) for exchange in self.exchanges if exchange.nbytes]
+        return sum(known) if known else None
 
     @property
     def last_encoded(self) -> Mapping[Key, Payload]:

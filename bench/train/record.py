@@ -266,6 +266,7 @@ class Recorder:
             "traffic": self._sent(),
             "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
             "peak_rss_bytes": peak_rss_bytes(),
+            "held_bytes": self.strategy.held_bytes,
             "weights": weights_hash(self.strategy.model.parameters()),
         }
         others = self.strategy if isinstance(self.strategy, ReportsForOthers) else None
@@ -347,6 +348,7 @@ class Recorder:
             "staleness_mean": mean([float(versions) for versions in staleness]),
             "staleness_max": max(staleness, default=None),
             "peak_rss_bytes": max(of_all["peak_rss_bytes"]),
+            "held_bytes": max(known["held_bytes"], default=None),
         }
         for purpose in _BESIDE_GRADIENTS:
             sent = sum(traffic.get(purpose, {}).get("nbytes", 0) for traffic in of_all["traffic"])

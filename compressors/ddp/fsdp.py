@@ -11,16 +11,14 @@ rank's shard of one unit's gradients, which the hook replaces with the mean over
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from collectives.base import Collective
@@ -29,6 +27,7 @@ from collectives.transport.process_group import gather_json
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.attach import check_momentum, check_types
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, own_transport, zero_nonfinite_
+from compressors.ddp.fsdp_units import Unit, units_of
 from compressors.ddp.hook import NonFiniteGradient, OwnHook, warn_of_missing_epoch
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket, StepReport
@@ -78,11 +77,26 @@ def attach_fsdp(
         compressor = build("compressors", Compressor, compressor)
     if isinstance(collective, str):
         collective = build("collectives", Collective, collective)
+    model = getattr(model, "_orig_mod", model)
+    units, mesh = checked_units(model, compressor, collective)
+    check_momentum(compressor, momentum, nesterov=nesterov)
+    _check_replicas(units, mesh, replicas)
+    _copy_weights(model, replicas)
+    reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
+    settings = FsdpSettings(mesh=mesh, group=replicas, seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
+    return ShardHook(units, reducer, collective, settings)
+
+
+def checked_units(model: nn.Module, compressor: Compressor, collective: Collective) -> tuple[list[Unit], DeviceMesh]:
+    """Return the units of a model in FSDP2 and their mesh of shards.
+
+    Raises:
+        ValueError: the compressor does not fit FSDP2, the collective or the model, or the model is not supported.
+    """
     name = compressor.component_name
     if isinstance(compressor, TorchHook | OwnHook):
         raise ValueError(f"{name} works through DDP's communication hook, which FSDP2 lacks; use another compressor")
-    model = getattr(model, "_orig_mod", model)
-    units, mesh = _units(model)
+    units, mesh = units_of(model)
     if compressor.traits.one_bucket and len(units) > 1:
         raise ValueError(
             f"{name} wants the whole model as one bucket with these options, and fully_shard made {len(units)} units; "
@@ -90,73 +104,67 @@ def attach_fsdp(
         )
     check_types(layers_of(model), compressor)
     compressor.check_compatible(collective, [layer for unit in units for layer in unit.layers])
-    check_momentum(compressor, momentum, nesterov=nesterov)
-    _check_replicas(units, mesh, replicas)
-    _copy_weights(model, replicas)
-    reducer = reducer_for(compressor, momentum=momentum or 0.0, nesterov=nesterov)
-    settings = _Settings(mesh=mesh, replicas=replicas, seed=seed, nonfinite=nonfinite, timeout_s=timeout_s)
-    return ShardHook(units, reducer, collective, settings)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Unit:
-    """The parameters that FSDP2 gathers and reduces together: one module given to `fully_shard`, or a list of them.
-
-    Attributes:
-        name: name of the (first) module.
-        module: this module.
-        layers: the trainable parameters, in the order of FSDP2's buffer; the shape is that of one rank's piece, padded.
-        numel: number of elements of the gradient shard.
-    """
-
-    name: str
-    module: FSDPModule
-    layers: list[Layer]
-    numel: int
+    return units, mesh
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Settings:
+class FsdpSettings:
+    """Settings of a hook for FSDP2, independent of compressor and collective.
+
+    Attributes:
+        mesh: the ranks over which the model is sharded.
+        group: the ranks that exchange compressed gradients.
+        seed: seed of the compressor's own random numbers, the same on every rank.
+        nonfinite: what to do about NaN or infinity: "skip" the step on all ranks, "raise", or "zero" the elements.
+        timeout_s: longest wait for any one message, in seconds.
+    """
+
     mesh: DeviceMesh
-    replicas: dist.ProcessGroup
+    group: dist.ProcessGroup
     seed: int
     nonfinite: Nonfinite
     timeout_s: float
 
 
-class ShardHook(CompressedCommunicator):
-    """Exchange gradient shards between replicas as the all-reduce hook of FSDP2; `attach_fsdp` creates it.
+class FsdpHook(CompressedCommunicator):
+    """Base of the hooks that exchange compressed gradients of a model in FSDP2, one unit at a time inside `backward`.
 
-    A unit is exchanged inside `backward`, which waits for it. `step_ok` accepts the state that these exchanges
-    proposed, on all ranks or on none.
+    `step_ok` accepts the state that these exchanges proposed, on all ranks or on none.
+
+    Args:
+        units: the units of the model.
+        layers: the tensors that are compressed.
+        reducer: the compressor with this rank's state.
+        collective: sums payloads.
+        settings: the other settings.
 
     Attributes:
-        layers: this rank's piece of every trainable parameter.
-        reducer: compresses, and keeps the residuals of this rank's shard.
-        collective: sums the payloads.
-        transport: connects the replicas.
+        layers, reducer: the arguments.
+        collective: the collective, bound to the transport.
+        transport: connects the ranks that exchange compressed gradients.
     """
 
-    def __init__(self, units: Sequence[Unit], reducer: Reducer, collective: Collective, settings: _Settings) -> None:
+    _skips_sending: ClassVar[str]  # the call that skips sending in a micro-step
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        layers: Sequence[Layer],
+        reducer: Reducer,
+        collective: Collective,
+        settings: FsdpSettings,
+    ) -> None:
         device = torch.device(settings.mesh.device_type)
         if device.type != "cpu":
             device = torch.device(device.type, torch.accelerator.current_device_index())
-        transport = own_transport(device, settings.timeout_s, settings.replicas)
-        super().__init__([layer for unit in units for layer in unit.layers], reducer, collective, transport)
+        super().__init__(layers, reducer, collective, own_transport(device, settings.timeout_s, settings.group))
         self._units = units
         self._settings = settings
         self._index = 0
         self._epoch: int | None = None
         self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
-        self._requires_all_reduce = True
-        self._sums: dict[str, torch.Tensor] = {}  # by unit: gradient shards of micro-steps that were not exchanged
         self._exchanged: set[str] = set()  # names of units, since the last `finish_step`
         self._saw_nonfinite = self._closed = False
-        for unit in units:
-            # The sum, because gloo's average is silently a sum; `_exchange` divides.
-            unit.module.set_gradient_divide_factor(1.0)
-            unit.module.set_force_sum_reduction_for_comms(True)
-            unit.module.set_all_reduce_hook(functools.partial(self._exchange, unit))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of finished epochs, which controls the density during the warm-up epochs.
@@ -166,25 +174,15 @@ class ShardHook(CompressedCommunicator):
         self._epoch = epoch
         self._epoch_is_missing = False
 
-    def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
-        """Set whether the next `backward` exchanges gradients between replicas, as FSDP2's method does for native HSDP.
-
-        With False, gradients are still reduced among the shards; they add up in the hook, and every `.grad` is 0. The
-        next `backward` with True exchanges the sum. Call `step_ok` after that one only.
-
-        FSDP2's own `set_requires_gradient_sync(False)` sends nothing at all, and keeps whole gradients on every rank.
-        """
-        self._requires_all_reduce = requires_all_reduce
-
     def step_ok(self) -> bool:
         """Return True if `optimizer.step()` is to be called, or False if a gradient of any rank was not finite.
 
-        Call it once per step; every rank of all replicas must.
+        Call it once per step, on every rank.
 
         Raises:
             TransportError: a rank was lost or did not answer in time.
             NonFiniteGradient: a gradient was not finite, and `nonfinite` is "raise".
-            RuntimeError: FSDP2 has not reduced all units since the last call, so replicas would diverge.
+            RuntimeError: FSDP2 has not reduced all units since the last call, so ranks would diverge.
         """
         return not self.finish_step().skipped
 
@@ -234,7 +232,7 @@ class ShardHook(CompressedCommunicator):
     def close(self) -> None:
         """Release the process group and the collective; every rank must call this method.
 
-        Afterwards `backward` through this model raises an error, until `attach_fsdp` is called again. Later calls do
+        Afterwards `backward` through this model raises an error, until a hook is attached again. Later calls do
         nothing.
         """
         if not self._closed:
@@ -246,6 +244,79 @@ class ShardHook(CompressedCommunicator):
         # this rank's shard, and the number of shards
         return [self._settings.mesh.get_local_rank(), self._settings.mesh.size()]
 
+    def _begin_unit(self, unit: Unit) -> None:
+        # the first unit of a step begins it
+        if not self._exchanged:
+            self.start_step(self.step_of(self._index, self._epoch, self._settings.seed))
+            self._saw_nonfinite = False
+        self._exchanged.add(unit.name)
+
+    def _check_call(self, unit: Unit, numel: int) -> None:
+        """Raise RuntimeError if FSDP2's buffer, with `numel` elements per shard, is not expected now."""
+        if self._closed:
+            raise RuntimeError("the hook of this model is closed; attach one again")
+        if numel != unit.numel:
+            raise RuntimeError(
+                f"FSDP2 reduced {numel} elements of {unit.name} instead of {unit.numel}, because a parameter got no "
+                "gradient, or was frozen or unfrozen after the hook was attached; call "
+                "model.set_reduce_scatter_unused_params(True), and freeze first"
+            )
+        if unit.name in self._exchanged:
+            raise RuntimeError(
+                f"{unit.name} was reduced twice since the last step_ok(); call step_ok() once per step, and "
+                f"{self._skips_sending} before the backward of all micro-steps but the last"
+            )
+
+    def _screen(self, gradients: torch.Tensor) -> bool:
+        # NaN and infinity must not reach residuals; `bucket.gradients` stay views of these gradients
+        self._saw_nonfinite |= zero_nonfinite_(gradients, self._settings.nonfinite)
+        return False
+
+    def _is_nonfinite_anywhere(self) -> bool:
+        return self.start_on_any_rank(self._saw_nonfinite)()
+
+    def _why_missing(self, missing: Sequence[str]) -> str:
+        if self._closed:
+            return "the hook of this model is closed; attach one again"
+        if self._exchanged:
+            return (
+                f"backward() did not reach {missing[0]}, and every module in fully_shard must take part in every step; "
+                "shard it together with one that always does"
+            )
+        return (
+            "no gradient was exchanged since the last step_ok(); call it once per step, after a backward() without "
+            f"{self._skips_sending}"
+        )
+
+
+class ShardHook(FsdpHook):
+    """Exchange gradient shards between replicas as the all-reduce hook of FSDP2; `attach_fsdp` creates it.
+
+    `layers` are this rank's piece of every trainable parameter, and the reducer keeps the residuals of these pieces.
+    """
+
+    _skips_sending = "hook.set_requires_all_reduce(False)"
+
+    def __init__(self, units: Sequence[Unit], reducer: Reducer, collective: Collective, settings: FsdpSettings) -> None:
+        super().__init__(units, [layer for unit in units for layer in unit.layers], reducer, collective, settings)
+        self._requires_all_reduce = True
+        self._sums: dict[str, torch.Tensor] = {}  # by unit: gradient shards of micro-steps that were not exchanged
+        for unit in units:
+            # The sum, because gloo's average is silently a sum; `_exchange` divides.
+            unit.module.set_gradient_divide_factor(1.0)
+            unit.module.set_force_sum_reduction_for_comms(True)
+            unit.module.set_all_reduce_hook(functools.partial(self._exchange, unit))
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool) -> None:
+        """Set whether the next `backward` exchanges gradients between replicas, as FSDP2's method does for native HSDP.
+
+        With False, gradients are still reduced among the shards; they add up in the hook, and every `.grad` is 0. The
+        next `backward` with True exchanges the sum. Call `step_ok` after that one only.
+
+        FSDP2's own `set_requires_gradient_sync(False)` sends nothing at all, and keeps whole gradients on every rank.
+        """
+        self._requires_all_reduce = requires_all_reduce
+
     @torch.no_grad()
     def _exchange(self, unit: Unit, shard: torch.Tensor) -> None:
         """Replace this rank's shard of a unit's gradients, summed over shards, with the mean over all ranks.
@@ -256,7 +327,7 @@ class ShardHook(CompressedCommunicator):
             unit: the unit.
             shard: floating [unit.numel].
         """
-        self._check_call(unit, shard)
+        self._check_call(unit, shard.numel())
         if shard.is_cuda:
             shard.record_stream(torch.cuda.current_stream())  # FSDP2 allocated it in another stream
         if (earlier := self._sums.pop(unit.name, None)) is not None:
@@ -265,9 +336,7 @@ class ShardHook(CompressedCommunicator):
             self._sums[unit.name] = shard.clone()
             shard.zero_()
             return
-        if not self._exchanged:
-            self._begin()
-        self._exchanged.add(unit.name)
+        self._begin_unit(unit)
         parts = list(shard.div_(self._settings.mesh.size()).split([layer.numel for layer in unit.layers]))
         with self.exchanging() as report:
             bucket = Bucket(
@@ -276,127 +345,12 @@ class ShardHook(CompressedCommunicator):
             self.reducer.reduce(bucket, self.collective.sum, self.transport)
             report.encoded, report.encode_s = bucket.encoded, bucket.encode_s
 
-    def _check_call(self, unit: Unit, shard: torch.Tensor) -> None:
-        if self._closed:
-            raise RuntimeError("the hook of this model is closed; call attach_fsdp again")
-        if shard.numel() != unit.numel:
-            raise RuntimeError(
-                f"FSDP2 reduced {shard.numel()} elements of {unit.name} instead of {unit.numel}, because a parameter "
-                "got no gradient, or was frozen or unfrozen after attach_fsdp; call "
-                "model.set_reduce_scatter_unused_params(True), and freeze first"
-            )
-        if unit.name in self._exchanged:
-            raise RuntimeError(
-                f"{unit.name} was reduced twice since the last step_ok(); call step_ok() once per step, and "
-                "hook.set_requires_all_reduce(False) before the backward of all micro-steps but the last"
-            )
-
-    def _begin(self) -> None:
-        super().start_step(self.step_of(self._index, self._epoch, self._settings.seed))
-        self._saw_nonfinite = False
-
-    def _screen(self, shard: torch.Tensor) -> bool:
-        # NaN and infinity must not reach residuals; `bucket.gradients` stay views of the shard
-        self._saw_nonfinite |= zero_nonfinite_(shard, self._settings.nonfinite)
-        return False
-
+    @override
     def _is_nonfinite_anywhere(self) -> bool:
-        among_replicas = self.start_on_any_rank(self._saw_nonfinite)()
+        among_replicas = super()._is_nonfinite_anywhere()
         flag = torch.tensor([among_replicas], dtype=torch.float32, device=self.transport.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._settings.mesh.get_group())
         return bool(flag)
-
-    def _why_missing(self, missing: Sequence[str]) -> str:
-        if self._closed:
-            return "the hook of this model is closed; call attach_fsdp again"
-        if self._exchanged:
-            return (
-                f"backward() did not reach {missing[0]}, and every module in fully_shard must take part in every step; "
-                "shard it together with one that always does"
-            )
-        return (
-            "no gradient was exchanged since the last step_ok(); call it once per step, after a backward() with "
-            "set_requires_gradient_sync(True) and set_requires_all_reduce(True)"
-        )
-
-
-def _units(model: nn.Module) -> tuple[list[Unit], DeviceMesh]:
-    """Return the units into which `fully_shard` divided a model, and their mesh of shards.
-
-    Raises:
-        ValueError: the model is not in FSDP2, or its gradients are not reduced by FSDP2 over one mesh of shards.
-    """
-    of_state: dict[int, list[tuple[str, FSDPModule]]] = {}  # modules that were given to fully_shard together share one
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            state = fully_shard.state(module)  # type: ignore[attr-defined]
-            of_state.setdefault(id(state), []).append((name, module))
-    if not of_state:
-        if isinstance(model, DistributedDataParallel):
-            raise ValueError("attach_fsdp needs a model in fully_shard and got one in DDP; use attach")
-        wrapper = "one in FSDP1" if isinstance(model, FullyShardedDataParallel) else f"a bare {type(model).__name__}"
-        raise ValueError(
-            f"attach_fsdp needs a model in fully_shard and got {wrapper}; call fully_shard on its blocks, then on it"
-        )
-    for modules in of_state.values():
-        for _, module in modules:
-            module.reshard()  # otherwise parameters may be whole after a forward
-    mesh = _mesh(model)
-    layer_of = {id(layer.weight): layer for layer in layers_of(model)}
-    units = []
-    for modules in of_state.values():
-        own = dict.fromkeys(map(id, _own_parameters([module for _, module in modules])))
-        layers = [_piece(layer_of[key], mesh.size()) for key in own if key in layer_of]
-        name, module = modules[0]
-        numel = sum(layer.numel for layer in layers)
-        units.append(Unit(name=name or "the model", module=module, layers=layers, numel=numel))
-    return units, mesh
-
-
-def _mesh(model: nn.Module) -> DeviceMesh:
-    """Return the mesh over which all trainable parameters are sharded.
-
-    Raises:
-        ValueError: a parameter is not sharded, or there is no single mesh of shards.
-    """
-    meshes: dict[DeviceMesh, str] = {}
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor):
-            meshes.setdefault(parameter.device_mesh, name)
-        elif parameter.requires_grad:
-            raise ValueError(
-                f"{name} is not sharded, so FSDP2 does not reduce its gradient; call fully_shard on the whole model "
-                "after its blocks, without ignored_params"
-            )
-        if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device; call model.to_empty, and initialise it, before")
-    for mesh, name in meshes.items():
-        if mesh.ndim > 1:
-            raise ValueError(
-                f"{name} is sharded over a mesh of {mesh.ndim} dimensions, as in native HSDP, where FSDP2 exchanges "
-                "gradients between replicas itself; give fully_shard mesh['shard'] only"
-            )
-    if len(meshes) > 1:
-        first, second = list(meshes.values())[:2]
-        raise ValueError(f"{first} and {second} are sharded over different meshes; give fully_shard the same one")
-    return next(iter(meshes))
-
-
-def _own_parameters(modules: Sequence[Any]) -> Iterator[nn.Parameter]:
-    # without nested units, and children first, as FSDP2 orders its buffer
-    for module in modules:
-        yield from _own_parameters([child for child in module.children() if not isinstance(child, FSDPModule)])
-        yield from module.parameters(recurse=False)
-
-
-def _piece(layer: Layer, num_shards: int) -> Layer:
-    """Return the layer that stands for one rank's piece of a parameter, with FSDP2's padding."""
-    assert isinstance(layer.weight, DTensor)
-    (placement,) = layer.weight.placements
-    assert isinstance(placement, Shard)
-    shape = list(layer.shape)
-    shape[placement.dim] = -(-shape[placement.dim] // num_shards)
-    return dataclasses.replace(layer, shape=tuple(shape), numel=torch.Size(shape).numel(), weight=None)
 
 
 def _check_replicas(units: Sequence[Unit], mesh: DeviceMesh, replicas: dist.ProcessGroup) -> None:

@@ -460,7 +460,7 @@ def test_layers_lie_where_fsdp_puts_them(failures: Results) -> None:
 
 def test_refusals_say_what_to_do(failures: Results) -> None:
     said = failures[0]["refusals"]
-    needs = "ValueError: attach_fsdp needs a model in fully_shard and got "
+    needs = "ValueError: compression in FSDP2 needs a model in fully_shard and got "
     for name, begin in {
         "bare": needs + "a bare Network; call fully_shard on its blocks",
         "ddp": needs + "one in DDP; use attach",
@@ -485,7 +485,7 @@ def test_misuse_raises(failures: Results) -> None:
         said = result["misuse"]
         assert said["no backward"].startswith("RuntimeError: no gradient was exchanged since the last step_ok()")
         assert said["twice"].startswith("RuntimeError: blocks.1 was reduced twice since the last step_ok(); call")
-        assert said["closed"] == "RuntimeError: the hook of this model is closed; call attach_fsdp again"
+        assert said["closed"] == "RuntimeError: the hook of this model is closed; attach one again"
         assert said["unused"].startswith("RuntimeError: FSDP2 reduced 96 elements of the model instead of 99, because")
         assert said["zeros"] == "True"
         assert "shard 0 of 4, and this rank holds shard 0 of 2" in said["other shards"].replace("shard 1", "shard 0")

@@ -151,7 +151,7 @@ def to_dict(answer: StudyResult) -> dict[str, Any]:
 
 def rows_of(answer: StudyResult) -> list[dict[str, Any]]:
     """Return one row per method and seed, with both parts of a composed time: steps, and the mean step time."""
-    accuracies = {(e.method, each.seed): each.accuracy for e in answer.evidence for each in e.trajectories}
+    trained = {(e.method, each.seed): each for e in answer.evidence for each in e.trajectories}
     return [
         {
             "method": evidence.method,
@@ -162,7 +162,8 @@ def rows_of(answer: StudyResult) -> list[dict[str, Any]]:
             "mean_step_time_s": each.seconds / each.num_steps,
             "time_to_target_s": each.seconds if each.reached else None,
             "train_time_s": each.seconds,
-            "test_accuracy": accuracies.get((evidence.method, each.seed)),
+            "test_accuracy": trained[evidence.method, each.seed].accuracy,
+            "held_bytes": trained[evidence.method, each.seed].run["held_bytes"],
         }
         for evidence in answer.evidence
         for each in evidence.times

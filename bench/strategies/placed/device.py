@@ -410,6 +410,7 @@ class DeviceProcess(CommandedRank):
             "weights": weights_hash(self._parameters),
             "cpu_s_per_step": statistics.fmean(self._cpu_s) if self._cpu_s else None,
             "peak_rss_bytes": peak_rss_bytes(),
+            "held_bytes": sum(self._channel.nbytes.values()),
         }
         tell(self._transport, HOST_RANK, figures)
         self._cpu_s.clear()

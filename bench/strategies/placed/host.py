@@ -209,6 +209,7 @@ class HostTraining(BoundStrategy):
                     "weights": "".join(report["weights"] for report in reports),
                     "cpu_s_per_step": (sum(cpu_s) + part * of_host) / (len(cpu_s) + part) if is_timed else None,
                     "peak_rss_bytes": max(own["peak_rss_bytes"], *(report["peak_rss_bytes"] for report in reports)),
+                    "held_bytes": max(report["held_bytes"] for report in reports),
                 }
             )
         return replicas

@@ -27,7 +27,7 @@ GROUPS = {
     "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "
     "effective_density support_overlap measured_bandwidth_bps measured_rtt_s measured_loss_ratio "
     "forwarder_cpu_share",
-    "health": "replicas_in_sync skipped_steps staleness_mean staleness_max peak_rss_bytes",
+    "health": "replicas_in_sync skipped_steps staleness_mean staleness_max peak_rss_bytes held_bytes",
     "origin": "host cpu torch_version kernels git_sha git_dirty started_at",
 }
 VALUES: dict[type, st.SearchStrategy[Any]] = {
