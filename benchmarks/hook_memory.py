@@ -1,8 +1,9 @@
 """Measure the memory that each compressor adds to a training step: two ranks on this machine, ResNet-18 in DDP.
 
 Every method trains for a few steps in fresh processes. The peak is the largest resident memory of a rank while it
-trains (VmHWM, reset before training where the kernel allows it). What a method adds is its peak minus that of DDP
-without a hook, in units of the gradient's bytes. `held` is the sum of `hook.nbytes` between two steps:
+trains (VmHWM, reset before training where the kernel allows it). What a method adds is its peak minus that of `none`,
+or of DDP without a hook, in units of the gradient's bytes. Between two steps, `hook.nbytes` says what a hook holds, and
+the C library's allocator how much more memory is in use than without a hook (`mallinfo2`, Linux only):
 
     python benchmarks/hook_memory.py [--steps 6] [--batch-size 8] [--csv results/reference/hook-memory.csv]
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import ctypes
+import gc
 import json
 import os
 import statistics
@@ -48,8 +51,32 @@ WAYS = (
 )
 
 
+class _Allocated(ctypes.Structure):
+    """The result of `mallinfo2` (glibc 2.33): bytes and counts."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def bytes_in_use() -> int:
+    """Return the bytes that this process has allocated with the C library and not freed.
+
+    MKL keeps buffers of its own for matrix products (half a gradient with PowerSGD); they are freed first.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # torch without MKL
+        ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so")).mkl_serv_free_buffers()
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Allocated
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
+
+
 def train(rank: int, store: str, compressor: str, collective: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Train for some steps; return the gradient's bytes, the peak and what the hook holds at the end, in bytes."""
+    """Train for some steps; return the gradient's bytes, the peak, and what is held at the end, all in bytes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(1)
@@ -72,10 +99,13 @@ def train(rank: int, store: str, compressor: str, collective: str, options: argp
         optimizer.zero_grad()
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     held = {} if hook is None else hook.nbytes
+    gc.collect()
     dist.barrier()
+    in_use = bytes_in_use()
     if hook is not None:
         hook.close()
-    return {"gradient_bytes": gradient_nbytes, "peak_bytes": 1024 * int(status["VmHWM"].split()[0]), "held": held}
+    peak = 1024 * int(status["VmHWM"].split()[0])
+    return {"gradient_bytes": gradient_nbytes, "peak_bytes": peak, "in_use_bytes": in_use, "held": held}
 
 
 def measure(compressor: str, collective: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -108,25 +138,38 @@ def main() -> int:
         print(json.dumps(train(options.rank, *options.work, options)))
         return 0
     found = [[measure(*way, options) for way in WAYS] for _ in range(options.repeats)]
+    unit = found[0][0]["gradient_bytes"]
+
+    def above(column: str, number: int, other: int) -> str:
+        """Return by how much method `number` exceeds another one, in gradients, median over the repetitions."""
+        return f"{statistics.median(each[number][column] - each[other][column] for each in found) / unit:.2f}"
+
     rows = []
     for number, (compressor, collective) in enumerate(WAYS):
-        own = [each[number] for each in found]
-        over = [(each[number]["peak_bytes"] - each[0]["peak_bytes"]) / own[0]["gradient_bytes"] for each in found]
-        row = {
-            "compressor": compressor,
-            "collective": collective,
-            "peak_bytes": int(statistics.median(each["peak_bytes"] for each in own)),
-            "gradients_above_ddp": f"{statistics.median(over):.2f}",
-            "held_gradients": f"{sum(own[-1]['held'].values()) / own[0]['gradient_bytes']:.2f}",
-            "held": " ".join(f"{name}={nbytes}" for name, nbytes in own[-1]["held"].items() if nbytes),
-            "repeats": options.repeats,
-        }
-        rows.append(row | origin_columns())
-    table = Table("compressor", "collective", "peak MB", "gradients above DDP", "held by the hook")
+        held = found[-1][number]["held"]
+        rows.append(
+            {
+                "compressor": compressor,
+                "collective": collective,
+                "peak_bytes": int(statistics.median(each[number]["peak_bytes"] for each in found)),
+                "peak_above_ddp": above("peak_bytes", number, 0),
+                "peak_above_none": above("peak_bytes", number, 1),
+                "in_use_above_ddp": above("in_use_bytes", number, 0),
+                "nbytes": f"{sum(held.values()) / unit:.2f}",
+                "held": " ".join(f"{name}={nbytes}" for name, nbytes in held.items() if nbytes),
+                "repeats": options.repeats,
+            }
+            | origin_columns()
+        )
+    headings = {
+        "compressor": "compressor", "collective": "collective", "peak_bytes": "peak, bytes",
+        "peak_above_ddp": "above DDP", "peak_above_none": "above none", "in_use_above_ddp": "in use above DDP",
+        "nbytes": "hook.nbytes",
+    }  # fmt: skip
+    table = Table(*headings.values(), caption="in gradients, except for the peak")
     for row in rows:
-        peak = f"{row['peak_bytes'] / 1e6:.0f}"
-        table.add_row(row["compressor"], row["collective"], peak, row["gradients_above_ddp"], row["held_gradients"])
-    Console(width=120).print(table)
+        table.add_row(*(str(row[name]) for name in headings))
+    Console(width=140).print(table)
     if options.csv:
         with options.csv.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -291,8 +291,8 @@ class AsyncWorker:
                 )
 
     @property
-    @override
     def nbytes(self) -> Mapping[str, int]:
+        """Return the bytes of the tensors that this rank's reducer keeps from step to step, by purpose."""
         return self.reducer.nbytes
 
     @property

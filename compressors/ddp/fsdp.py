@@ -11,6 +11,7 @@ rank's shard of one unit's gradients, which the hook replaces with the mean over
 import dataclasses
 import functools
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
@@ -97,6 +99,8 @@ def checked_units(model: nn.Module, compressor: Compressor, collective: Collecti
     if isinstance(compressor, TorchHook | OwnHook):
         raise ValueError(f"{name} works through DDP's communication hook, which FSDP2 lacks; use another compressor")
     units, mesh = units_of(model)
+    if any(unit.module in _ATTACHED for unit in units):
+        raise ValueError("this model has a hook already; close it before you attach another one")
     if compressor.traits.one_bucket and len(units) > 1:
         raise ValueError(
             f"{name} wants the whole model as one bucket with these options, and fully_shard made {len(units)} units; "
@@ -124,6 +128,9 @@ class FsdpSettings:
     seed: int
     nonfinite: Nonfinite
     timeout_s: float
+
+
+_ATTACHED: weakref.WeakSet[FSDPModule] = weakref.WeakSet()  # modules in fully_shard whose hook is open
 
 
 class FsdpHook(CompressedCommunicator):
@@ -165,6 +172,7 @@ class FsdpHook(CompressedCommunicator):
         self._epoch_is_missing = reducer.compressor.traits.denser_epochs > 0
         self._exchanged: set[str] = set()  # names of units, since the last `finish_step`
         self._saw_nonfinite = self._closed = False
+        _ATTACHED.update(unit.module for unit in units)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of finished epochs, which controls the density during the warm-up epochs.
@@ -210,15 +218,17 @@ class FsdpHook(CompressedCommunicator):
 
         Gradients of micro-steps that were not exchanged yet are not part of it.
         """
-        return {"step": self._index, "shard": self._shard, **super().state_dict()}
+        return {"step": self._index, "hook": type(self).__name__, "shard": self._shard, **super().state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the whole state with one that `state_dict` returned; load the model's weights first.
 
         Raises:
-            ValueError: the state belongs to another shard.
+            ValueError: the state belongs to another shard, or another kind of hook.
         """
+        if state["hook"] != type(self).__name__:
+            raise ValueError(f"this state is that of a {state['hook']}, and this hook is a {type(self).__name__}")
         if [*state["shard"]] != self._shard:
             (of, n), (own, now) = state["shard"], self._shard
             raise ValueError(
@@ -237,6 +247,7 @@ class FsdpHook(CompressedCommunicator):
         """
         if not self._closed:
             self._closed = True
+            _ATTACHED.difference_update(unit.module for unit in self._units)
             super().close()
 
     @property
@@ -284,8 +295,7 @@ class FsdpHook(CompressedCommunicator):
                 "shard it together with one that always does"
             )
         return (
-            "no gradient was exchanged since the last step_ok(); call it once per step, after a backward() without "
-            f"{self._skips_sending}"
+            "no gradient was exchanged since the last step_ok(); call it once per step, after a backward() that sends"
         )
 
 

@@ -1,10 +1,10 @@
 """`attach_reduce_scatter`: compress the reduce-scatter of a model that FSDP2 (`fully_shard`) shards.
 
 FSDP2 cuts a unit's gradients into one row per rank, and rank j needs the mean of all ranks' rows j. Each rank encodes
-each row separately and sends row j to rank j, which decodes and averages what it gets.
+each row separately and sends row j to rank j (an all-to-all), which decodes and averages what it gets.
 
-Bytes: a rank sends all rows but its own, once. A training step also gathers the parameters twice, uncompressed, so that
-at equal dtypes at most a third of its bytes can be saved.
+Bytes: a rank sends all rows but its own, once. A training step also gathers the parameters, uncompressed: with two
+gathers in the gradients' dtype, at most a third of its bytes can be saved.
 """
 
 import dataclasses
@@ -14,8 +14,6 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
-from typing_extensions import override
 
 from collectives.allgather import Allgather
 from collectives.options import build
@@ -24,7 +22,7 @@ from collectives.payloads.bundle import UnreducedSum
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import Transport
 from collectives.transport.messages import bound_nbytes, pack
-from compressors.base import Compressor, PerLayer
+from compressors.base import Compressor, MultiRound, PerLayer
 from compressors.ddp.attach import check_momentum
 from compressors.ddp.communicator import Nonfinite
 from compressors.ddp.fsdp import FsdpHook, FsdpSettings, checked_units
@@ -44,10 +42,10 @@ def attach_reduce_scatter(
     nonfinite: Nonfinite = "skip",
     timeout_s: float = 300.0,
 ) -> "ReduceScatterHook":
-    """Compress the gradients that the shards of `model` send each other, from the next `backward` on.
+    """Compress the gradients that the ranks of a model in FSDP2 send each other, from the next `backward` on.
 
-    Every rank must call this function. Every `.grad` becomes the mean over the ranks that share the model. A residual
-    has the size of the whole model on every rank.
+    Every rank must call this function. It takes the place of FSDP2's reduce-scatter. With error feedback the residual,
+    and the memory for its successor, each have the size of the whole model in fp32 on every rank.
 
     The compressor treats each rank's piece of each parameter as a layer, as `attach_fsdp` does.
 
@@ -68,13 +66,14 @@ def attach_reduce_scatter(
     """
     if isinstance(compressor, str):
         compressor = build("compressors", Compressor, compressor)
-    if not isinstance(compressor, PerLayer):
+    if isinstance(compressor, MultiRound) or compressor.traits.needs_all_ranks:
         raise ValueError(
-            f"{compressor.component_name} exchanges several messages per bucket, which a reduce-scatter cannot; use "
-            "another compressor"
+            f"{compressor.component_name} needs all ranks while it encodes, and in a reduce-scatter each row has "
+            "another receiver; use another compressor, or leave out its shared scale"
         )
-    collective = Allgather()  # as there, a rank decodes the payloads of all ranks
+    collective = Allgather()  # only to check what the compressor can send: a rank decodes the payloads of all ranks
     units, mesh = checked_units(getattr(model, "_orig_mod", model), compressor, collective)
+    assert isinstance(compressor, PerLayer)
     if mesh.size() == 1:
         raise ValueError("the model is not divided among several ranks, so FSDP2 reduces nothing; shard it over more")
     check_momentum(compressor, momentum, nesterov=nesterov)
@@ -104,22 +103,22 @@ class ReduceScatterHook(FsdpHook):
         layers = [layer for rows in self._rows.values() for row in rows for layer in row]
         super().__init__(units, layers, reducer, collective, settings)
         for unit in units:
-            unit.module.set_force_sum_reduction_for_comms(True)  # gloo's average is silently a sum
-            unit.module.set_custom_reduce_scatter(_CompressedReduceScatter(self, unit))
+            unit.module.set_custom_reduce_scatter(_CompressedReduceScatter(self, unit))  # type: ignore[arg-type]
 
-    @torch.no_grad()
     def reduce(self, unit: Unit, shard: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Write the sum over ranks of this rank's row of a unit's gradients; FSDP2 divides it by the ranks.
+        """Write the mean over ranks of this rank's row of a unit's gradients.
 
         Args:
             unit: the unit.
             shard: floating [unit.numel], written.
             gradients: this rank's gradients, floating [ranks * unit.numel], one row per rank; may be overwritten.
+
+        Raises:
+            RuntimeError: the hook is closed, or FSDP2's buffer is not the one that is expected now.
+            TransportError: a rank was lost or did not answer in time.
         """
         self._check_call(unit, shard.numel())
         self._begin_unit(unit)
-        if gradients.is_cuda:
-            gradients.record_stream(torch.cuda.current_stream())  # FSDP2 allocated it in another stream
         self._screen(gradients)
         own, sizes = self.transport.rank, [layer.numel for layer in unit.layers]
         with self.exchanging() as report:
@@ -130,30 +129,28 @@ class ReduceScatterHook(FsdpHook):
                 report.encode_s = (report.encode_s or 0.0) + bucket.encode_s
                 report.encoded += bucket.encoded if rank != own else []
             arriving = Bucket(layers=self._rows[unit.name][own], gradients=list(shard.split(sizes)), step=self._step)
-            self.reducer.finish_bucket(UnreducedSum(_exchanged(messages, self.transport)), arriving)
-        shard.mul_(self.transport.world_size)
+            self.reducer.finish_bucket(UnreducedSum(_all_to_all(messages, self.transport)), arriving)
+            self.reducer.free_buffers()
+            report.encode_s = (report.encode_s or 0.0) + arriving.encode_s
 
 
-class _CompressedReduceScatter(ReduceScatter):
-    """The reduce-scatter of one unit, as FSDP2 calls it."""
+class _CompressedReduceScatter:
+    """The reduce-scatter of one unit, as FSDP2 calls it (its `ReduceScatter` is a private class)."""
 
     def __init__(self, hook: ReduceScatterHook, unit: Unit) -> None:
         self._hook, self._unit = hook, unit
 
-    @override
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    @override
     def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: object,
-        async_op: bool = False,
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: object
     ) -> None:
         self._hook.reduce(self._unit, output_tensor, input_tensor)
+        if op == dist.ReduceOp.SUM:  # FSDP2 divides then
+            output_tensor.mul_(group.size())
+        elif op != dist.ReduceOp.AVG:
+            raise RuntimeError(f"FSDP2 asks for {op}; leave out set_reduce_scatter_divide_factor")
 
 
 def _of_rank(layer: Layer, rank: int, num_ids: int) -> Layer:
@@ -161,11 +158,12 @@ def _of_rank(layer: Layer, rank: int, num_ids: int) -> Layer:
     return dataclasses.replace(layer, id=layer.id + rank * num_ids, name=f"{layer.name}, shard {rank}")
 
 
-def _exchanged(messages: Sequence[Payload], transport: Transport) -> list[Payload]:
-    """Send message j to rank j; return what all ranks sent to this rank, in rank order."""
-    others = [(transport.rank + distance) % transport.world_size for distance in range(1, transport.world_size)]
-    bounds = [bound_nbytes(message.numel, len(leaves(message))) for message in messages]
-    sends = [(pack(messages[rank], transport, bounds[rank]), rank) for rank in others]
-    receives = [(bounds[transport.rank], rank) for rank in reversed(others)]
-    received = dict(zip(reversed(others), map(unpack, transport.send_receive(sends, receives)()), strict=True))
+def _all_to_all(messages: Sequence[Payload], transport: Transport) -> list[Payload]:
+    """Send message j to rank j; return what all ranks sent to this rank, in rank order. All messages have one size."""
+    to = [(transport.rank + distance) % transport.world_size for distance in range(1, transport.world_size)]
+    sources = to[::-1]
+    bound = bound_nbytes(messages[0].numel, len(leaves(messages[0])))
+    sends = [(pack(messages[rank], transport, bound), rank) for rank in to]
+    wait = transport.send_receive(sends, [(bound, rank) for rank in sources])
+    received = dict(zip(sources, map(unpack, wait()), strict=True))
     return [received.get(rank, messages[rank]) for rank in range(transport.world_size)]

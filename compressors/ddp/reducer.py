@@ -280,6 +280,10 @@ class PerLayerReducer(Reducer):
             bucket.encoded += self._layers(group, payload, seconds, bucket.step)
         return _message(encoded)
 
+    def free_buffers(self) -> None:
+        """Free the memory of messages that `message` returned; call it once they were sent."""
+        self._buffers.end_step()
+
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""
         self._finish(self._groups(bucket), total, bucket)

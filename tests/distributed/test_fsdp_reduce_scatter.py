@@ -9,16 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from bench.core import registry
 from collectives.allgather import Allgather
 from collectives.options import incompatibility
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.fsdp import attach_fsdp
 from compressors.ddp.fsdp_reduce_scatter import ReduceScatterHook, attach_reduce_scatter
-from tests.distributed.test_fsdp import RANKS, Results, alone, loss_of, mesh, network, sharded, whole
+from tests.distributed.test_fsdp import RANKS, Results, alone, loss_of, network, whole
 from tests.testing.ddp_scenes import LR, Scene, loaded, message_of, saved, weights
 from tests.testing.ranks import run_ranks
 
@@ -62,19 +61,25 @@ def sent_bytes(rank: int) -> list[int]:
     return [trained(rank, name, steps=1, width=400)[1] for name in ("none", TOPK)]
 
 
-def with_replicas(rank: int) -> torch.Tensor:
-    """Return the weights after training with two hooks: inside each replica, and between the replicas."""
-    model = sharded()
-    inside = attach_reduce_scatter(model, "none")
-    between = attach_fsdp(model, "none", "ring", replicas=mesh()["replica"].get_group())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    for step in range(3):
-        loss_of(model, rank, step).backward()
-        assert inside.step_ok() & between.step_ok()
-        optimizer.step()
-        optimizer.zero_grad()
-    inside.close()
-    between.close()
+def mixed_precision(rank: int) -> torch.Tensor:
+    model = network()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)), mp_policy=policy)
+    hook = attach_reduce_scatter(model, "none")
+    train(model, hook, rank, range(1))
+    hook.close()
+    return whole(model)
+
+
+def with_sums(rank: int) -> torch.Tensor:
+    """Return the weights if FSDP2 asks for sums and divides them itself."""
+    model: Any = over_all_ranks()
+    hook = attach_reduce_scatter(model, "none")
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+    train(model, hook, rank, range(3))
+    hook.close()
     return whole(model)
 
 
@@ -95,7 +100,7 @@ def accumulated(rank: int) -> tuple[torch.Tensor, list[int]]:
 def telescoped(rank: int) -> float:
     """Return the relative error of: gradients of all ranks = what arrived + residuals."""
     model, dense = over_all_ranks(), over_all_ranks()
-    hook, reference = attach_reduce_scatter(model, "topk:ratio=0.05,value_dtype=fp32,warmup_epochs=0"), None
+    hook = attach_reduce_scatter(model, "topk:ratio=0.05,value_dtype=fp32,warmup_epochs=0")
     reference = attach_reduce_scatter(dense, "none")
     arrived = expected = torch.zeros(())
     for step in range(3):
@@ -150,10 +155,14 @@ def every_compressor(rank: int) -> dict[str, float]:
     losses = {}
     for name in registry.entries("compressors"):
         made: Compressor = registry.load("compressors", name)()
-        if not isinstance(made, PerLayer) or incompatibility(made.check_compatible, Allgather()) is not None:
+        if (
+            not isinstance(made, PerLayer)
+            or made.traits.needs_all_ranks
+            or incompatibility(made.check_compatible, Allgather()) is not None
+        ):
             continue
         model = over_all_ranks()
-        hook = attach_reduce_scatter(model, made, momentum=0.0 if made.traits.owns_momentum else None)
+        hook = attach_reduce_scatter(model, made, momentum=0.5 if made.traits.owns_momentum else None)
         hook.set_epoch(100)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         for _ in range(10):
@@ -188,7 +197,12 @@ def refusals(rank: int) -> dict[str, str]:
     twice = over_all_ranks()
     hook = attach_reduce_scatter(twice, "none")
     loss_of(twice, rank, 0).backward()
+    state = hook.state_dict()
     found = {
+        "other hook": message_of(lambda: hook.load_state_dict({**state, "hook": "ShardHook"})),
+        "attached": message_of(lambda: attach_reduce_scatter(twice, "none")),
+        "torch_fp16": message_of(lambda: attach_reduce_scatter(over_all_ranks(), "torch_fp16")),
+        "shared scale": message_of(lambda: attach_reduce_scatter(over_all_ranks(), "terngrad:shared_scale=true")),
         "powersgd": message_of(lambda: attach_reduce_scatter(over_all_ranks(), "powersgd")),
         "bare": message_of(lambda: attach_reduce_scatter(network(), "none")),
         "one shard": message_of(
@@ -204,7 +218,8 @@ def refusals(rank: int) -> dict[str, str]:
 SCENES: list[Scene] = [
     uncompressed,
     sent_bytes,
-    with_replicas,
+    mixed_precision,
+    with_sums,
     accumulated,
     telescoped,
     resumed,
@@ -226,8 +241,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def test_dense_training_equals_one_process(results: Results) -> None:
     expected = alone([(rank, step) for rank in range(RANKS)] for step in range(3))
     for result in results:
-        for after in (*result["uncompressed"].values(), result["with_replicas"]):
+        for after in (*result["uncompressed"].values(), result["with_sums"]):
             torch.testing.assert_close(after, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_bf16_gradients_give_about_the_same_step(results: Results) -> None:
+    expected = alone([[(rank, 0) for rank in range(RANKS)]])
+    for result in results:
+        torch.testing.assert_close(result["mixed_precision"], expected, rtol=0, atol=2e-3)
 
 
 def test_topk_sends_50_times_fewer_bytes(results: Results) -> None:
@@ -271,7 +292,11 @@ def test_nan_on_one_rank_skips_the_step_on_all(results: Results) -> None:
 def test_refusals_say_what_to_do(results: Results) -> None:
     for result in results:
         said = result["refusals"]
-        assert said["powersgd"].startswith("ValueError: powersgd exchanges several messages per bucket")
+        assert said["powersgd"].startswith("ValueError: powersgd needs all ranks while it encodes")
+        assert said["shared scale"].startswith("ValueError: terngrad needs all ranks while it encodes")
+        assert said["torch_fp16"].startswith("ValueError: torch_fp16 works through DDP's communication hook")
+        assert said["attached"].startswith("ValueError: this model has a hook already; close it")
+        assert said["other hook"].startswith("ValueError: this state is that of a ShardHook, and this hook is a Reduce")
         assert said["bare"].startswith(
             "ValueError: compression in FSDP2 needs a model in fully_shard and got a bare Network"
         )
