@@ -44,3 +44,4 @@ def test_compressed_means_and_whole_maxima_share_a_row(tmp_path: Path) -> None:
     assert 4 * numel < float(layer["payload_bytes"]) < 5 * numel
     assert (float(layer["density_max"]), float(layer["density_of_wanted_max"])) == (1.0, pytest.approx(1.0, rel=0.1))
     assert float(layer["residual_norm"]) > 0
+    assert int(row["held_bytes"]) >= 8 * numel  # the residual and the memory for its successor, in fp32
