@@ -52,6 +52,7 @@ class RunOptions(TypedDict, total=False):
     cluster: str | None
     seed: int
     target_accuracy: float | None
+    target_bits_per_byte: float | None
     stop_at_target: bool
     eval_every: float | None
     warmup_steps: int

@@ -230,10 +230,12 @@ def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; 
         "sent/step": _cell(row.get("payload_bytes_per_step"), format_bytes),
         "ratio": _cell(row.get("compression_ratio"), "{:.4g}x".format),
         "trained": _cell(row.get("train_time_s"), format_seconds),
-        "to target": _cell(
-            row.get("time_to_target_s"), format_seconds, "" if row.get("target_accuracy") is None else "missed"
-        ),
+        "to target": _cell(row.get("time_to_target_s"), format_seconds, _missed(row)),
     }
+
+
+def _missed(row: dict[str, Any]) -> str:
+    return "" if row.get("target_accuracy") is None and row.get("target_bits_per_byte") is None else "missed"
 
 
 def _cell(value: float | None, text: Callable[[float], str], otherwise: str = "") -> str:

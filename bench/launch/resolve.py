@@ -91,11 +91,22 @@ def check(options: RunConfig) -> RunConfig:
         lr_scaling=parts.compressor.traits.default_lr_scaling,
     )
     _check_together(config, parts)
-    if config.stop_at_target and config.target_accuracy is None:
-        raise UsageError("--stop-at-target needs a target; add --target-accuracy, such as 0.95")
+    _check_target(config, parts.dataset)
     if config.steps and not isinstance(config.eval_every, int):
         raise UsageError(f"--eval-every {config.eval_every} is no number of steps; with --steps, give a whole number")
     return config
+
+
+def _check_target(config: RunConfig, dataset: Dataset) -> None:
+    if config.target_bits_per_byte is not None and dataset.task.metric != "test_bits_per_byte":
+        raise UsageError(
+            f"{dataset.component_name} is not a text and has no bits per byte; use --target-accuracy instead of "
+            "--target-bits-per-byte"
+        )
+    if config.target_accuracy is not None and config.target_bits_per_byte is not None:
+        raise UsageError("--target-accuracy and --target-bits-per-byte are two targets; leave out one")
+    if config.stop_at_target and not config.has_target:
+        raise UsageError("--stop-at-target needs a target; add --target-accuracy, such as 0.95")
 
 
 def resolve(options: RunConfig) -> RunConfig:
@@ -377,11 +388,8 @@ def _length_notes(config: RunConfig) -> list[str]:
             f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it "
             "to be able to resume the run"
         )
-    if config.target_accuracy is not None and not config.eval_every:
-        notes.append(
-            "--target-accuracy with a single evaluation at the end does not measure the time to the target; add "
-            "--eval-every"
-        )
+    if config.has_target and not config.eval_every:
+        notes.append("a single evaluation at the end does not measure the time to the target; add --eval-every")
     if config.profile and config.steps and config.steps <= config.untimed_steps:
         notes.append(f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps")
     if config.steps and "warmup_epochs=" in config.filled["compressor"]:

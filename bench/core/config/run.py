@@ -276,9 +276,16 @@ class RunConfig(RanksConfig):
         Doc("test accuracy, 0 to 1, whose training time is recorded in time_to_target_s"),
         Flag(MEASUREMENT),
     ] = None
+    target_bits_per_byte: Annotated[
+        float | None,
+        Ge(0),
+        Le(8),
+        Doc("like target_accuracy for a text: bits per byte of the held-out text"),
+        Flag(MEASUREMENT),
+    ] = None
     stop_at_target: Annotated[
         bool,
-        Doc("end the run at the first evaluation that reaches --target-accuracy"),
+        Doc("end the run at the first evaluation that reaches the target"),
         Flag(MEASUREMENT, name="--stop-at-target"),
         Recorded(absent=False),
     ] = False
@@ -356,9 +363,26 @@ class RunConfig(RanksConfig):
             del identity["accumulate"]
         if not self.stop_at_target:
             del identity["stop_at_target"]
-        if self.link_trace is None:
-            del identity["link_trace"]
+        for name in ("link_trace", "target_bits_per_byte"):
+            if identity[name] is None:
+                del identity[name]
         return identity
+
+    @property
+    def has_target(self) -> bool:
+        """Return True if the run measures the time to a target accuracy or to a target of bits per byte."""
+        return self.target_accuracy is not None or self.target_bits_per_byte is not None
+
+    def reaches_target(self, accuracy: float | None, bits_per_byte: float | None) -> bool:
+        """Return True if these values of an evaluation reach the run's target; False if it has none.
+
+        Args:
+            accuracy: the test accuracy, 0 to 1; None if it was not measured.
+            bits_per_byte: bits per byte of the held-out text; None for other data.
+        """
+        if self.target_bits_per_byte is not None:
+            return bits_per_byte is not None and bits_per_byte <= self.target_bits_per_byte
+        return self.target_accuracy is not None and accuracy is not None and accuracy >= self.target_accuracy
 
     @property
     def untimed_steps(self) -> int:
