@@ -38,8 +38,14 @@ class Task(Protocol):
 
     metric: ClassVar[Literal["test_accuracy", "test_bits_per_byte"]]
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss over all predictions, a scalar for backward."""
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        """Return the mean loss over all predictions, a scalar for backward.
+
+        Args:
+            outputs: what the network returned.
+            targets: what it should predict.
+            label_smoothing: share of each target that is spread evenly over all classes, as in torch's cross-entropy.
+        """
 
     def sum_loss_and_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (sum of the losses in nats, number of right predictions), scalars."""
@@ -54,8 +60,8 @@ class Classification(Task):
     metric = "test_accuracy"
 
     @override
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs, targets)
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
 
     @override
     def sum_loss_and_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ WORKLOAD = (
     "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
 )  # fmt: skip
 
-_NO_SETTING = {"run_id", "digest", "config_id", "name", "seed", "rates_tried"}
+_NO_SETTING = {"run_id", "digest", "config_id", "name", "recipe", "seed", "rates_tried"}
 # Columns that say how a run was set up, except the seed and labels.
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
 

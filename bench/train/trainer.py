@@ -23,8 +23,11 @@ from compressors.layer import Step
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
     """Return the learning rate of an optimizer step, which counts from 0, after scaling, warm-up and schedule."""
-    peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.replicas)
+    scaling = LrScaling.parse(config.lr_scaling)
+    peak = config.lr * scaling.factor(config.replicas)
     warmup_steps = config.warmup_epochs * steps_per_epoch
+    if step < warmup_steps and scaling.gradual:
+        return config.lr + (peak - config.lr) * step / warmup_steps
     if step < warmup_steps:
         return peak * (step + 1) / math.ceil(warmup_steps)
     done = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
@@ -250,6 +253,8 @@ class Trainer:
             task=self.dataset.task,
             num_parts=config.accumulate,
             amp=config.amp == "bf16",
+            label_smoothing=config.label_smoothing,
+            clip_norm=config.clip_norm,
             on_loss=self._remember_loss,
         )
         report = self.strategy.train_step(batch)
