@@ -7,25 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from bench.core import registry, spec
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
-from bench.extensions.decide.study import Study
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.recipes import Recipe, names, recipe, with_recipe
 from bench.launch.resolve import check, resolve
 from bench.launch.sweep_file import plan_runs, read_sweep
 from tests.testing.invoke import invoke
-
-
-class Here(ForkServer):
-    """A fork server that calls functions in this process."""
-
-    @override
-    def warm_up(self, threads: int) -> None:
-        pass
 
 
 def named(**given: Any) -> RunConfig:
@@ -121,6 +111,7 @@ def test_a_measured_result_is_called_so() -> None:
     assert Recipe(**parts).result == "no published result, not measured"
 
 
+@pytest.mark.usefixtures("planned_here")
 def test_a_sweep_takes_recipes_in_its_base_and_its_matrix(tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text(
@@ -128,20 +119,11 @@ def test_a_sweep_takes_recipes_in_its_base_and_its_matrix(tmp_path: Path) -> Non
         "world_size = [1, 4]\n",
         encoding="utf-8",
     )
-    configs = [run.config for run in plan_runs(read_sweep(file), Here(TRAIN))]
+    configs = [run.config for run in plan_runs(read_sweep(file), ForkServer(TRAIN))]
     assert {(each.world_size, each.batch_size) for each in configs} == {(1, 128), (4, 32)}
     assert {(each.model, each.epochs, each.schedule) for each in configs} == {("resnet20", 3, "step")}
     file.write_text('[matrix]\nrecipe = ["resnet20-cifar10", "resnet18-cifar10"]\n', encoding="utf-8")
-    assert {run.config.model for run in plan_runs(read_sweep(file), Here(TRAIN))} == {"resnet18", "resnet20"}
-
-
-def test_a_decision_takes_a_recipe_and_shares_its_samples_by_the_hosts_of_the_link() -> None:
-    base = {"recipe": "resnet20-cifar10", "hosts": 4, "bandwidth": "50mbit", "target_accuracy": 0.9}
-    study = Study(base=base, methods=[{"compressor": "bf16"}, {"compressor": "topk"}], rule={})
-    study.check()
-    for method in study.plan(Here(TRAIN)):
-        assert (method.trajectory.world_size, method.trajectory.batch_size) == (4, 32)
-        assert (method.on_link.model, method.on_link.batch_size, method.on_link.epochs) == ("resnet20", 32, 164)
+    assert {run.config.model for run in plan_runs(read_sweep(file), ForkServer(TRAIN))} == {"resnet18", "resnet20"}
 
 
 @pytest.mark.usefixtures("planned_here")

@@ -59,11 +59,6 @@ TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP, "optimizer": "max_adabelief:mode=gradient"},
     {"strategy": ASP, "optimizer": "adabelief"},
     {"strategy": ASP, "clip_norm": 1.0},
-    {"clip_norm": 1.0, "compressor": "dgc:momentum_correction=false"},
-    {"clip_norm": 1.0, "optimizer": "max_adabelief:mode=gradient"},
-    {"clip_norm": 1.0, "optimizer": "kfac"},
-    {"clip_norm": 1.0, "compressor": "torch_powersgd"},
-    {"lr_scaling": "linear:gradual=true", "warmup_epochs": 5.0},
     {"strategy": "ddp", "collective": "server", "trigger": "sync", "bucket_mb": 1.0, "compressor": "powersgd"},
 ]
 
@@ -80,6 +75,20 @@ def test_refusal(choice: dict[str, Any], sentence: str) -> None:
 def test_taken(choice: dict[str, Any]) -> None:
     config = resolve(RunConfig(**choice))
     assert (config.strategy, config.collective) == (choice["strategy"], "server")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"clip_norm": 1.0, "compressor": "dgc:momentum_correction=false"},
+        {"clip_norm": 1.0, "compressor": "torch_powersgd"},
+        {"clip_norm": 1.0, "optimizer": "max_adabelief:mode=gradient"},
+        {"clip_norm": 1.0, "optimizer": "kfac"},
+        {"lr_scaling": "linear:gradual=true", "warmup_epochs": 5.0},
+    ],
+)
+def test_clipping_and_gradual_scaling_are_taken_where_they_have_a_meaning(choice: dict[str, Any]) -> None:
+    resolve(RunConfig(**choice))
 
 
 def test_a_pool_finds_the_largest_variance() -> None:
