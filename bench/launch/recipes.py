@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from bench.core import spec
 from bench.core.config.run import DEFAULT_BATCH_SIZE, RunConfig
 from bench.core.errors import UsageError
 from collectives.options import did_you_mean
@@ -52,11 +53,17 @@ class Recipe:
 
     def note(self, config: RunConfig) -> str:
         """Return a sentence that tells the user the published result, and in which options a run differs."""
-        differing = [name for name, value in self.options.items() if getattr(config, name) != value]
+        differing = [name for name, value in self.options.items() if getattr(config, name) != _normalised(name, value)]
         if config.samples_per_step * config.replicas != self.samples_per_step:
             differing.append("samples per step")
         change = f"; this run has other {', '.join(differing)}" if differing else ""
         return f"recipe {self.name}: {self.result}; source: {self.source}{change}"
+
+
+def _normalised(name: str, value: Any) -> Any:
+    """Return the value of an option as a complete configuration has it: a component's spec with what it fills in."""
+    kind = next((each.flag.kind for each in RunConfig.options() if each.name == name and each.flag), "")
+    return spec.short_text(spec.build(kind, value)) if kind else value
 
 
 def names() -> list[str]:

@@ -100,6 +100,8 @@ def test_a_note_tells_the_published_result_and_what_differs() -> None:
     (same,) = resolve(named(recipe="resnet20-cifar10")).notes
     assert same.startswith("recipe resnet20-cifar10: test accuracy 91.25% (published, not measured); source: He, ")
     assert "other" not in same
+    (written,) = resolve(named(recipe="resnet20-cifar10", optimizer="sgd:weight_decay=1e-4,momentum=0.9")).notes
+    assert written == same
     (changed,) = resolve(named(recipe="resnet20-cifar10", epochs=2, batch_size=32)).notes
     assert changed.endswith("; this run has other epochs, samples per step")
 
