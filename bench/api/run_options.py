@@ -6,10 +6,11 @@ from typing import Literal, TypedDict
 class RunOptions(TypedDict, total=False):
     """Options of `bench run`, except the compressor, which can be several."""
 
+    recipe: str | None
     model: str
     dataset: str
     optimizer: str
-    batch_size: int
+    batch_size: int | None
     accumulate: int
     epochs: int | None
     steps: int | None
@@ -17,6 +18,8 @@ class RunOptions(TypedDict, total=False):
     schedule: Literal["constant", "cosine", "step"]
     warmup_epochs: float
     lr_scaling: str | None
+    clip_norm: float | None
+    label_smoothing: float
     augment: bool
     amp: Literal["none", "bf16"]
     train_size: int | None
@@ -52,6 +55,7 @@ class RunOptions(TypedDict, total=False):
     cluster: str | None
     seed: int
     target_accuracy: float | None
+    target_bits_per_byte: float | None
     stop_at_target: bool
     eval_every: float | None
     warmup_steps: int

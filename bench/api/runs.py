@@ -26,6 +26,7 @@ from bench.core.config.run import RunConfig
 from bench.core.run_folder import RUNS_FOLDER
 from bench.launch.jobs.failure import clear_away
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
+from bench.launch.recipes import with_recipe
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +88,7 @@ def run(
     else:
         if compressor is not None:
             given["compressor"] = compressor if isinstance(compressor, str) else ",".join(compressor)
-        config = RunConfig(**given)
+        config = RunConfig(**with_recipe(given))
         text = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
         numbers = seeds_to_run(config, text, has_seed="seed" in given)
         with ForkServer(TRAIN) as server:

@@ -1,7 +1,9 @@
 """`bench list`, which shows components and their options, which compressors work with which collectives, and runs."""
 
+import dataclasses
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,16 +21,20 @@ from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.files import locked
 from bench.core.run_folder import RUNS_FOLDER, RunFolder, read_json
+from bench.launch.recipes import names, recipe
 from bench.launch.run import last_step
+from bench.launch.sweep_file import run_arguments
 from collectives.options import Options, did_you_mean, incompatibility, options_of
 
 if TYPE_CHECKING:
     from compressors.base import Compressor
 
 PAIRS = "pairs"
+RECIPES = "recipes"
 RUNS = "runs"
 SHOWN = {kind.name: kind.meaning for kind in registry.KINDS.values()} | {
     PAIRS: "Which compressors work with which collectives",
+    RECIPES: "Published options to start from, for --recipe",
     RUNS: "Which runs exist, and which of them can be resumed",
 }
 EXAMPLES = """[bold]Examples[/bold]
@@ -38,6 +44,8 @@ EXAMPLES = """[bold]Examples[/bold]
   bench list compressors --long
 
   bench list pairs --json
+
+  bench list recipes
 
   bench list runs --out results/runs"""
 
@@ -56,8 +64,8 @@ def list_components(
         typer.Option(
             "--long",
             "-l",
-            help="Show every option with type, default, range and meaning, or why a compressor does not work with a "
-            "collective.",
+            help="Show every option with type, default, range and meaning, why a compressor does not work with a "
+            "collective, or what a recipe stands for.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
@@ -74,6 +82,8 @@ def list_components(
         _list_runs(out or RUNS_FOLDER, as_json=as_json)
     elif kind == PAIRS:
         _list_pairs(long=long, as_json=as_json)
+    elif kind == RECIPES:
+        _list_recipes(long=long, as_json=as_json)
     else:
         _list_components([kind] if kind else list(registry.KINDS), long=long, as_json=as_json)
 
@@ -226,6 +236,21 @@ def _list_pairs(*, long: bool, as_json: bool) -> None:
             "[dim]with default options; `bench list pairs --long` says why a compressor does not work with a "
             "collective[/dim]"
         )
+
+
+# Recipes.
+
+
+def _list_recipes(*, long: bool, as_json: bool) -> None:
+    found = [recipe(name) for name in names()]
+    if as_json:
+        print_json({RECIPES: [dataclasses.asdict(each) for each in found]})
+        return
+    for each in found:
+        stdout_console().print(f"[cyan]{each.name}[/]  {escape(each.title)}\n  {each.result}")
+        if long:
+            print(f"  source: {each.source}\n  {each.samples_per_step} samples per step, all ranks together")
+            print(f"  {shlex.join(run_arguments(each.options))}")
 
 
 # Runs.

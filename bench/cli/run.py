@@ -38,6 +38,7 @@ from bench.hosts.cluster import Cluster
 from bench.launch.jobs import torchrun
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.layer_plan import LayerPlan, plan_layers
+from bench.launch.recipes import with_recipe
 from bench.launch.run import Result
 from bench.launch.sweep_file import run_arguments
 from bench.launch.sweep_state import past_runs
@@ -99,6 +100,7 @@ def run(
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    chosen = {name: value for name, value in options.flag_values().items() if name in given}
     flags = {option.name: option.flag_name for option in RunConfig.options()}
     others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]
     check_resuming(others, resume_residuals, is_resumed=resume_folder is not None)
@@ -106,6 +108,7 @@ def run(
         timeout_s = options.timeout_s if "timeout_s" in given else None
         batch = resume_run(resume_folder, options.world_size, resume_residuals, timeout_s)
     else:
+        options = RunConfig(**with_recipe(chosen))
         numbers = seeds_to_run(options, seeds or None, has_seed="seed" in given)
         with ForkServer(TRAIN) as server:  # also for a dry run, because it refuses kernels that are not available
             configs = plan(options, numbers, server)
@@ -116,7 +119,7 @@ def run(
             batch = execute_all(configs, out, server)
     _print_results(batch, as_json)
     if not (as_json or resume_folder) and all(result.status == "ok" for result in batch.results):  # else the error says
-        print(f"next: {shlex.join(_next_command(options, batch, out))}", file=sys.stderr)
+        print(f"next: {shlex.join(_next_command(chosen, batch, out))}", file=sys.stderr)
     batch.raise_failures()
 
 
@@ -141,7 +144,7 @@ def _print_results(batch: Batch, as_json: bool) -> None:
         warn_of_other_work(batch.results)
 
 
-def _next_command(options: RunConfig, batch: Batch, out: Path) -> list[str]:
+def _next_command(chosen: dict[str, Any], batch: Batch, out: Path) -> list[str]:
     # A report of the methods, a comparison with other runs, or runs to compare with.
     place = [] if out == RUNS_FOLDER else [str(out)]
     has_others = len(past_runs(out)) > len(batch.results)
@@ -149,8 +152,8 @@ def _next_command(options: RunConfig, batch: Batch, out: Path) -> list[str]:
         return ["bench", "report", *([str(result.folder.path) for result in batch.results] if has_others else place)]
     if has_others:
         return ["bench", "compare", *place]
-    given = {name: value for name, value in options.flag_values().items() if value != getattr(RunConfig, name)}
-    given["compressor"] = "none,bf16,powersgd" if options.compressor == "none" else f"none,{options.compressor}"
+    compressor = chosen.get("compressor", "none")
+    given = chosen | {"compressor": "none,bf16,powersgd" if compressor == "none" else f"none,{compressor}"}
     seeds = {"seeds": ",".join(str(config.seed) for config in batch.configs)} if len(batch.configs) > 1 else {}
     return ["bench", "run", *run_arguments(given | seeds | ({"out": out} if place else {}))]
 
@@ -173,9 +176,9 @@ def _print_plans(configs: list[RunConfig], out: Path, as_json: bool, server: For
 
 
 _PLAN_ROWS = (
-    "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs", "steps",
-    "compressor", "collective", "strategy", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads", "amp",
-    "digest",
+    "recipe", "model", "dataset", "train_size", "test_size", "optimizer", "lr", "schedule", "batch_size", "epochs",
+    "steps", "compressor", "collective", "strategy", "trigger", "bucket_mb", "world_size", "hosts", "device", "threads",
+    "amp", "digest",
 )  # fmt: skip
 
 
@@ -230,10 +233,12 @@ def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; 
         "sent/step": _cell(row.get("payload_bytes_per_step"), format_bytes),
         "ratio": _cell(row.get("compression_ratio"), "{:.4g}x".format),
         "trained": _cell(row.get("train_time_s"), format_seconds),
-        "to target": _cell(
-            row.get("time_to_target_s"), format_seconds, "" if row.get("target_accuracy") is None else "missed"
-        ),
+        "to target": _cell(row.get("time_to_target_s"), format_seconds, _missed(row)),
     }
+
+
+def _missed(row: dict[str, Any]) -> str:
+    return "" if row.get("target_accuracy") is None and row.get("target_bits_per_byte") is None else "missed"
 
 
 def _cell(value: float | None, text: Callable[[float], str], otherwise: str = "") -> str:

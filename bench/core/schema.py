@@ -162,11 +162,28 @@ QUALITY = (
         better="higher",
     ),
     _quality("test_loss", float, "mean loss over the test set", better="lower"),
-    _quality("test_accuracy", float, "share of the test set classified right, 0 to 1", better="higher"),
+    _quality(
+        "test_accuracy", float, "share of the test set predicted right, 0 to 1; of a text, the bytes", better="higher"
+    ),
+    _quality(
+        "test_bits_per_byte",
+        float,
+        "mean bits per byte of the held-out text, test_loss / ln 2 (empty: not a text)",
+        better="lower",
+    ),
+    *(
+        _quality(
+            f"{name}_bits_per_byte",
+            float,
+            f"bits per byte of the same held-out text after {name}, a yardstick (empty: not a text)",
+            better="lower",
+        )
+        for name in ("gzip", "bz2", "xz")
+    ),
     seconds(
         "quality",
         "time_to_target_s",
-        "train_time_s of the first evaluation at or above the target accuracy (empty: not reached)",
+        "train_time_s of the first evaluation that reached the target (empty: not reached)",
     ),
 )
 

@@ -28,27 +28,43 @@ class DatasetError(UsageError):
 
 
 class Task(Protocol):
-    """A task, such as classification: the loss to train with, and the metric to evaluate with."""
+    """A task, such as classification: the loss to train with, and what is measured in an evaluation.
 
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss over the samples, a scalar for backward."""
+    Every element of `targets` is predicted; classification has one target per sample, a language model one per byte.
 
-    def sum_loss_and_score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (sum of the samples' losses, sum of their scores), scalars; a score is from 0 to 1."""
+    Attributes:
+        metric: the column that says how good a network is: test_accuracy or test_bits_per_byte.
+    """
+
+    metric: ClassVar[Literal["test_accuracy", "test_bits_per_byte"]]
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        """Return the mean loss over all predictions, a scalar for backward.
+
+        Args:
+            outputs: what the network returned.
+            targets: what it should predict.
+            label_smoothing: share of each target that is spread evenly over all classes, as in torch's cross-entropy.
+        """
+
+    def sum_loss_and_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (sum of the losses in nats, number of right predictions), scalars."""
 
     def output_error(self, outputs: object, num_samples: int, num_classes: int) -> str:
         """Return what is wrong with a network's outputs for `num_samples` samples, in words; empty if nothing is."""
 
 
 class Classification(Task):
-    """Classification: cross-entropy of logits [n, num_classes] against labels, int64 [n]; the score is the accuracy."""
+    """Classification: cross-entropy of logits [n, num_classes] against labels, int64 [n]."""
+
+    metric = "test_accuracy"
 
     @override
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs, targets)
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
 
     @override
-    def sum_loss_and_score(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def sum_loss_and_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         losses = functional.cross_entropy(outputs, targets, reduction="sum")
         return losses.double(), (outputs.argmax(1) == targets).sum()
 
@@ -84,7 +100,8 @@ class Samples:
     Attributes:
         inputs: what the network gets, before it is normalised: [num_samples, ...]; images are uint8 [num_samples, 3,
             height, width].
-        targets: what the network has to predict; class labels are int64 [num_samples].
+        targets: what the network has to predict, int64 [num_samples, ...]: class labels [num_samples], or the next byte
+            at each position of a text, [num_samples, context].
     """
 
     inputs: torch.Tensor | LazyInputs
@@ -168,6 +185,10 @@ class Dataset(Options, abc.ABC):
     def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return a batch of stored or augmented inputs as the network gets it."""
         return inputs
+
+    def yardsticks(self, test: Samples) -> dict[str, float]:
+        """Return values of columns that describe the samples to evaluate on, by name, to compare the network's with."""
+        return {}
 
     @abc.abstractmethod
     def sizes(self) -> tuple[int, int]:

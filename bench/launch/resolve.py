@@ -22,6 +22,7 @@ from bench.core.errors import UsageError
 from bench.core.topology import Topology
 from bench.hosts.cluster_options import cluster_from_options
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.recipes import recipe, with_batch_size
 from bench.launch.refusals import outcomes_without_torch, result_or_refusal
 from bench.strategies.placed.catalog import SHM, check_kinds, folders, read_tables
 from collectives.options import Incompatible, incompatibility
@@ -69,7 +70,7 @@ def check(options: RunConfig) -> RunConfig:
     _check_alone(options)
     parts = build_components(options)
     config = place(parts.strategy.complete(options))
-    config = config.choose(replicas=config.world_size)
+    config = with_batch_size(config.choose(replicas=config.world_size))
     if config.devices is not None:
         check_kinds(Topology.from_dict(config.devices), *read_tables(folders()), SHM)
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
@@ -91,11 +92,24 @@ def check(options: RunConfig) -> RunConfig:
         lr_scaling=parts.compressor.traits.default_lr_scaling,
     )
     _check_together(config, parts)
-    if config.stop_at_target and config.target_accuracy is None:
-        raise UsageError("--stop-at-target needs a target; add --target-accuracy, such as 0.95")
+    _check_target(config, parts.dataset)
+    if LrScaling.parse(config.lr_scaling).gradual and not config.warmup_epochs:
+        raise UsageError(f"--lr-scaling {config.lr_scaling} rises during warm-up; add --warmup-epochs, such as 5")
     if config.steps and not isinstance(config.eval_every, int):
         raise UsageError(f"--eval-every {config.eval_every} is no number of steps; with --steps, give a whole number")
     return config
+
+
+def _check_target(config: RunConfig, dataset: Dataset) -> None:
+    if config.target_bits_per_byte is not None and dataset.task.metric != "test_bits_per_byte":
+        raise UsageError(
+            f"{dataset.component_name} is not a text and has no bits per byte; use --target-accuracy instead of "
+            "--target-bits-per-byte"
+        )
+    if config.target_accuracy is not None and config.target_bits_per_byte is not None:
+        raise UsageError("--target-accuracy and --target-bits-per-byte are two targets; leave out one")
+    if config.stop_at_target and not config.has_target:
+        raise UsageError("--stop-at-target needs a target; add --target-accuracy, such as 0.95")
 
 
 def resolve(options: RunConfig) -> RunConfig:
@@ -130,8 +144,9 @@ def resolve(options: RunConfig) -> RunConfig:
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
-    notes = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy, *_length_notes(config)]
-    return dataclasses.replace(config, notes=tuple(notes))
+    of_recipe = [recipe(config.recipe).note(config)] if config.recipe else []
+    of_parts = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy]
+    return dataclasses.replace(config, notes=(*of_recipe, *of_parts, *_length_notes(config)))
 
 
 def _check_network(config: RunConfig, parts: Components) -> None:
@@ -239,6 +254,22 @@ def _check_together(config: RunConfig, parts: Components) -> None:
         parts.collective.check_ranks(config.replicas)
         if parts.compressor.traits.owns_momentum:
             parts.optimizer.hand_over_momentum()
+    if config.clip_norm is not None:
+        _check_clipping(config, parts)
+
+
+def _check_clipping(config: RunConfig, parts: Components) -> None:
+    method, stepping = parts.compressor.component_name, parts.optimizer.component_name
+    if parts.compressor.traits.owns_momentum:
+        raise UsageError(
+            f"{method} applies momentum before it sends, so no rank has the mean gradient that --clip-norm limits; add "
+            f"momentum_correction=false to {method}, or use dgc:clip_norm={config.clip_norm:g}, which clips before it"
+        )
+    if parts.optimizer.keeps_gradients:
+        raise UsageError(
+            f"{stepping} exchanges moments, so no rank has the mean gradient that --clip-norm limits; leave out "
+            f"--clip-norm {config.clip_norm:g}, or use another optimizer"
+        )
 
 
 # Ranks and devices.
@@ -377,11 +408,8 @@ def _length_notes(config: RunConfig) -> list[str]:
             f"--checkpoint-every {config.checkpoint_every} makes no checkpoint in a run of {length} {unit}; lower it "
             "to be able to resume the run"
         )
-    if config.target_accuracy is not None and not config.eval_every:
-        notes.append(
-            "--target-accuracy with a single evaluation at the end does not measure the time to the target; add "
-            "--eval-every"
-        )
+    if config.has_target and not config.eval_every:
+        notes.append("a single evaluation at the end does not measure the time to the target; add --eval-every")
     if config.profile and config.steps and config.steps <= config.untimed_steps:
         notes.append(f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps")
     if config.steps and "warmup_epochs=" in config.filled["compressor"]:

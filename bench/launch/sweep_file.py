@@ -20,6 +20,7 @@ from bench.core.config.syntax import parse_seeds
 from bench.core.errors import UsageError
 from bench.core.files import read_toml, refuse_unknown, tables
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.recipes import with_recipe
 from bench.launch.refusals import result_or_refusal
 from bench.launch.resolve import resolve_each
 
@@ -219,7 +220,7 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
         UsageError: some configurations are impossible; the message lists them with the reasons.
     """
     settings = sweep.configurations()
-    given = [result_or_refusal(RunConfig, **sweep.base | each) for each in settings]
+    given = [result_or_refusal(_options, sweep.base | each) for each in settings]
     resolved = iter(resolve_each([each for each in given if isinstance(each, RunConfig)], server))
     outcomes = [next(resolved) if isinstance(each, RunConfig) else each for each in given]
     configs = [outcome for outcome in outcomes if isinstance(outcome, RunConfig)]
@@ -238,6 +239,10 @@ def plan_runs(sweep: SweepFile, server: ForkServer) -> list[PlannedRun]:
             config = dataclasses.replace(first[digest].config, seed=seed)
             ordered.setdefault(config.digest, dataclasses.replace(first[digest], config=config))
     return list(ordered.values())
+
+
+def _options(settings: Settings) -> RunConfig:
+    return RunConfig(**with_recipe(settings))
 
 
 def _refusals(where: str, settings: list[Settings], outcomes: Sequence[RunConfig | UsageError]) -> str:

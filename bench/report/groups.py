@@ -20,7 +20,7 @@ WORKLOAD = (
     "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
 )  # fmt: skip
 
-_NO_SETTING = {"run_id", "digest", "config_id", "name", "seed", "rates_tried"}
+_NO_SETTING = {"run_id", "digest", "config_id", "name", "recipe", "seed", "rates_tried"}
 # Columns that say how a run was set up, except the seed and labels.
 SETTINGS = [column.name for column in METRICS if column.group == "identity" and column.name not in _NO_SETTING]
 
@@ -189,7 +189,7 @@ def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 # Names of columns that are also options of some component.
-ALSO_OPTIONS = {"collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
+ALSO_OPTIONS = {"clip_norm", "collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
 
 
 # A column and the value that it must have; None: the cell is empty. A component's name alone matches any options.

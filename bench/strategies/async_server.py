@@ -157,6 +157,7 @@ class ServerParameters:
         lr: the learning rate before any schedule.
         world_size: number of workers.
         seed: the run's seed.
+        clip_norm: largest L2 norm of an update's gradient; None: no limit.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class ServerParameters:
         lr: float,
         world_size: int,
         seed: int,
+        clip_norm: float | None = None,
     ) -> None:
         self._weights = [
             nn.Parameter(cast(torch.Tensor, layer.weight).detach().float().contiguous().clone()) for layer in layers
@@ -180,6 +182,7 @@ class ServerParameters:
         self._optimizer = optimizer.build(self._weights, lr)
         self._world_size = world_size
         self._seed = seed
+        self._clip_norm = clip_norm
 
     def apply(self, pushes: Sequence[Push], num_terms: int) -> None:
         """Make one optimizer step with the sum of the pushed gradients / `num_terms`.
@@ -202,6 +205,8 @@ class ServerParameters:
                 self._reducer.finish_bucket(total, Bucket(layers=[layer], gradients=[gradient.view(-1)], step=step))
         for group in self._optimizer.param_groups:
             group["lr"] = end.lr * (num_terms / self._world_size)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._weights, self._clip_norm)
         self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -394,7 +399,13 @@ class AsyncTraining(BoundStrategy):
         self._server_threads: list[threading.Thread] = []
         if dist.get_rank() == options.root:
             self._parameters = ServerParameters(
-                layers, setup.compressor, optimizer, lr=config.lr, world_size=config.world_size, seed=config.seed
+                layers,
+                setup.compressor,
+                optimizer,
+                lr=config.lr,
+                world_size=config.world_size,
+                seed=config.seed,
+                clip_norm=config.clip_norm,
             )
             self._server = options.server(self._parameters, config.world_size, config.timeout_s)
             sessions = {rank: self._server.join(rank) for rank in range(config.world_size)}

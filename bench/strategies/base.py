@@ -175,6 +175,8 @@ class Batch:
         task: has the loss.
         num_parts: number of mini-batches into which the batch is split; their gradients are averaged.
         amp: compute forward in bf16 (autocast).
+        label_smoothing: share of each target that is spread evenly over all classes, 0 to below 1.
+        clip_norm: largest L2 norm of the mean gradient, which the strategy clips before the update; None: no limit.
         on_loss: called with the mean loss, detached, before its gradient is used; raises if training has diverged.
     """
 
@@ -185,6 +187,8 @@ class Batch:
     task: Task = CLASSIFICATION
     num_parts: int = 1
     amp: bool = False
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
     on_loss: Callable[[torch.Tensor], object] = lambda _: None
 
     def backward(
@@ -210,7 +214,7 @@ class Batch:
 
     def _loss(self, network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.amp):
-            return self.task.loss(network(x), y)
+            return self.task.loss(network(x), y, self.label_smoothing)
 
 
 class Exchange(Protocol):

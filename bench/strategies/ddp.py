@@ -247,6 +247,8 @@ class Replicas(BoundStrategy):
         report = self._compute_gradients(batch)
         started = time.perf_counter()
         if not report.skipped:
+            if batch.clip_norm is not None:  # gradients are equal on all ranks by now
+                nn.utils.clip_grad_norm_(self.model.parameters(), batch.clip_norm)
             self.optimizer.step()
             if self._channel is not None:
                 own = self._channel.finish_step()

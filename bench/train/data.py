@@ -122,7 +122,7 @@ TRAIN_SAMPLES = 1000
 
 
 class Quality(NamedTuple):
-    """A model's mean loss and accuracy (0 to 1) on some samples."""
+    """A model's mean loss per prediction, in nats, and the share of right predictions, 0 to 1, on some samples."""
 
     loss: float
     accuracy: float
@@ -178,16 +178,16 @@ def evaluate(
     model.eval()
     for samples in parts:
         part = evaluation_part(len(samples), dist.get_rank(group), dist.get_world_size(group))
-        totals = torch.zeros(2, dtype=torch.float64)  # sums of losses and of scores
+        totals = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of right predictions
         for start in range(part.start, part.stop, size):
             chosen = slice(start, min(start + size, part.stop))
             inputs, targets = samples.inputs[chosen].to(device), samples.targets[chosen].to(device)
-            loss, score = dataset.task.sum_loss_and_score(model(dataset.normalise(inputs)), targets)
-            totals += torch.stack([loss.cpu(), score.double().cpu()])
+            loss, correct = dataset.task.sum_loss_and_correct(model(dataset.normalise(inputs)), targets)
+            totals += torch.stack([loss.cpu(), correct.double().cpu()])
             on_batch()
         totals = totals.to(device)
         dist.all_reduce(totals, group=group)
-        loss, accuracy = (totals / len(samples)).tolist()
+        loss, accuracy = (totals / samples.targets.numel()).tolist()
         qualities.append(Quality(loss=loss, accuracy=accuracy))
     model.train()
     return qualities

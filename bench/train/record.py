@@ -272,8 +272,8 @@ class Recorder:
         others = self.strategy if isinstance(self.strategy, ReportsForOthers) else None
         of_rank = [own] if others is None else others.replica_figures(own)
         everyone = [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
-        target = self.config.target_accuracy
-        if target is not None and self._so_far["time_to_target_s"] is None and columns["test_accuracy"] >= target:
+        reached = self.config.reaches_target(columns["test_accuracy"], columns["test_bits_per_byte"])
+        if reached and self._so_far["time_to_target_s"] is None:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
         if self.is_writer:
             row = self._fixed | self._so_far | columns | self._joint_columns(everyone)

@@ -23,8 +23,11 @@ from compressors.layer import Step
 
 def learning_rate(config: RunConfig, step: int, total_steps: int, steps_per_epoch: int) -> float:
     """Return the learning rate of an optimizer step, which counts from 0, after scaling, warm-up and schedule."""
-    peak = config.lr * LrScaling.parse(config.lr_scaling).factor(config.replicas)
+    scaling = LrScaling.parse(config.lr_scaling)
+    peak = config.lr * scaling.factor(config.replicas)
     warmup_steps = config.warmup_epochs * steps_per_epoch
+    if step < warmup_steps and scaling.gradual:
+        return config.lr + (peak - config.lr) * step / warmup_steps
     if step < warmup_steps:
         return peak * (step + 1) / math.ceil(warmup_steps)
     done = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
@@ -125,6 +128,7 @@ class Trainer:
         config = self.config
         self.steps_per_epoch = data.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
         self._train_sample = train_sample(self.train)
+        self._yardsticks = self.dataset.yardsticks(self.test) if self.recorder.is_writer else {}
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
         # A process that feeds all replicas loads all their shards.
         shards = [dist.get_rank()] if config.replicas == config.world_size else range(config.replicas)
@@ -249,6 +253,8 @@ class Trainer:
             task=self.dataset.task,
             num_parts=config.accumulate,
             amp=config.amp == "bf16",
+            label_smoothing=config.label_smoothing,
+            clip_norm=config.clip_norm,
             on_loss=self._remember_loss,
         )
         report = self.strategy.train_step(batch)
@@ -323,8 +329,10 @@ class Trainer:
         # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
         is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
         test, *train = self._qualities([self.test] if is_within_epoch else [self.test, self._train_sample])
-        target = self.config.target_accuracy if self.config.stop_at_target else None
-        is_last = self.step >= self.total_steps or (target is not None and test.accuracy >= target)
+        is_text = self.dataset.task.metric == "test_bits_per_byte"
+        bits_per_byte = test.loss / math.log(2) if is_text else None
+        has_reached = self.config.stop_at_target and self.config.reaches_target(test.accuracy, bits_per_byte)
+        is_last = self.step >= self.total_steps or has_reached
         if is_last and not train:
             train = self._qualities([self._train_sample])
         status = "ok" if is_last else "running"
@@ -337,6 +345,8 @@ class Trainer:
                 "train_accuracy": train[0].accuracy if train else None,
                 "test_loss": test.loss,
                 "test_accuracy": test.accuracy,
+                "test_bits_per_byte": bits_per_byte,
+                **self._yardsticks,
                 **speed_columns(times),
             },
             figures={

@@ -105,6 +105,7 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(epoch=3), "bench.run has no option 'epoch' (did you mean 'epochs'?)"),  # type: ignore[call-arg]
         (lambda: bench.run(quite=True), "bench.run has no option 'quite' (did you mean 'quiet'?)"),  # type: ignore[call-arg]
         (lambda: bench.run(batch_size=0), "--batch-size 0 is not possible"),
+        (lambda: bench.run(recipe="resnet20"), "there is no recipe 'resnet20' (did you mean 'resnet20-cifar10'?)"),
         (lambda: bench.run(compressor="topk:ratoi=1"), "topk has no option 'ratoi'"),
         (lambda: bench.run(compressor=["topk", "topk"]), "names one compressor twice"),
         (lambda: bench.run(seed=1, seeds="1-2"), "--seed and --seeds contradict each other"),

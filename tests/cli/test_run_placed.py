@@ -171,6 +171,7 @@ def has_open(process: psutil.Process, part: str) -> bool:
         ([f"placed:devices={CXL},merge=host", "--collective", "ring"], "leave out --collective ring"),
         ([f"placed:devices={CXL},merge=host"], "leave out merge=host"),
         ([f"placed:by=data,activations=dpu,devices={CXL}"], "leave out activations=dpu"),
+        ([f"placed:devices={CXL}", "--clip-norm", "1"], "every device updates its own layers and knows no norm"),
     ],
 )
 def test_what_placed_refuses_is_one_sentence(options: list[str], sentence: str, tmp_path: Path) -> None:

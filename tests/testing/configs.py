@@ -22,6 +22,7 @@ def make_config(**changes: Any) -> RunConfig:
         "name": "test",
         **COMPONENTS,
         "filled": COMPONENTS,
+        "batch_size": 32,
         "epochs": 1,
         "eval_every": 1,
         "lr": 0.1,

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator
 from typing_extensions import Doc
 
@@ -33,6 +33,7 @@ VIRTUAL_HOSTS = "Virtual hosts"
 OUTPUT = "Output"
 
 DEFAULT_EPOCHS = 20
+DEFAULT_BATCH_SIZE = 32
 DEFAULT_WORLD_SIZE = 2
 MAX_RANKS = 4096
 # Random number generators take a seed of 32 bits.
@@ -175,10 +176,20 @@ class RunConfig(RanksConfig):
         OUTPUT,
     )
 
+    recipe: Annotated[
+        str | None,
+        Doc("published options to start from; options that you give win; bench list recipes shows all"),
+        Flag(WHAT),
+        Recorded(identity=False),  # the options that it stands for are the identity
+    ] = None
     model: Annotated[str, Doc("network to train"), Flag(WHAT, kind="models")] = "small_cnn"
     dataset: Annotated[str, Doc("data set to train on"), Flag(WHAT, kind="datasets")] = "digits"
     optimizer: Annotated[str, Doc("optimizer"), Flag(WHAT, kind="optimizers")] = "sgd"
-    batch_size: Annotated[Count, Doc("samples per rank and step"), Flag(WHAT)] = 32
+    batch_size: Annotated[
+        Count,
+        Doc("samples per rank and step"),
+        Flag(WHAT, chosen=f"{DEFAULT_BATCH_SIZE}, or the recipe's samples per step / ranks"),
+    ] = NOT_GIVEN
     accumulate: Annotated[
         Count,
         Doc("batches whose gradients each rank adds up before it exchanges them and makes a step"),
@@ -210,10 +221,28 @@ class RunConfig(RanksConfig):
     )
     lr_scaling: Annotated[
         str,
-        Doc("factor of lr; none: 1, linear: the number of ranks, linear:base=N: ranks / N, if lr was chosen for N"),
+        Doc(
+            "factor of lr; none: 1, linear: the number of ranks, linear:base=N: ranks / N, if lr was chosen for N; "
+            "with gradual=true, the warm-up rises from lr instead of zero"
+        ),
         Flag(WHAT, chosen="the compressor's default: linear for group_topk:preset=patent, else none"),
         syntax(LrScaling.parse),
     ] = NOT_GIVEN
+    clip_norm: Annotated[
+        float | None,
+        Gt(0),
+        Le(1e12),
+        Doc("largest L2 norm of the mean gradient, which is scaled down to it after the exchange"),
+        Flag(WHAT),
+    ] = None
+    label_smoothing: Annotated[
+        float,
+        Ge(0),
+        Lt(1),
+        Doc("share of each training target that is spread evenly over all classes; test_loss has none"),
+        Flag(WHAT),
+        Recorded(absent=0.0),
+    ] = 0.0
     augment: Annotated[bool, Doc("crop and flip training images at random"), Flag(WHAT)] = True
     amp: Annotated[Literal["none", "bf16"], Doc("mixed precision with torch's autocast: none or bf16"), Flag(WHAT)] = (
         "none"
@@ -276,9 +305,16 @@ class RunConfig(RanksConfig):
         Doc("test accuracy, 0 to 1, whose training time is recorded in time_to_target_s"),
         Flag(MEASUREMENT),
     ] = None
+    target_bits_per_byte: Annotated[
+        float | None,
+        Ge(0),
+        Le(8),
+        Doc("like target_accuracy for a text: bits per byte of the held-out text"),
+        Flag(MEASUREMENT),
+    ] = None
     stop_at_target: Annotated[
         bool,
-        Doc("end the run at the first evaluation that reaches --target-accuracy"),
+        Doc("end the run at the first evaluation that reaches the target"),
         Flag(MEASUREMENT, name="--stop-at-target"),
         Recorded(absent=False),
     ] = False
@@ -354,11 +390,29 @@ class RunConfig(RanksConfig):
         # Keep the digests of runs from before these options existed.
         if self.accumulate == 1:
             del identity["accumulate"]
-        if not self.stop_at_target:
-            del identity["stop_at_target"]
-        if self.link_trace is None:
-            del identity["link_trace"]
+        for name in ("stop_at_target", "label_smoothing"):
+            if not identity[name]:
+                del identity[name]
+        for name in ("link_trace", "target_bits_per_byte", "clip_norm"):
+            if identity[name] is None:
+                del identity[name]
         return identity
+
+    @property
+    def has_target(self) -> bool:
+        """Return True if the run measures the time to a target accuracy or to a target of bits per byte."""
+        return self.target_accuracy is not None or self.target_bits_per_byte is not None
+
+    def reaches_target(self, accuracy: float | None, bits_per_byte: float | None) -> bool:
+        """Return True if these values of an evaluation reach the run's target; False if it has none.
+
+        Args:
+            accuracy: the test accuracy, 0 to 1; None if it was not measured.
+            bits_per_byte: bits per byte of the held-out text; None for other data.
+        """
+        if self.target_bits_per_byte is not None:
+            return bits_per_byte is not None and bits_per_byte <= self.target_bits_per_byte
+        return self.target_accuracy is not None and accuracy is not None and accuracy >= self.target_accuracy
 
     @property
     def untimed_steps(self) -> int:

@@ -84,45 +84,50 @@ class Straggler:
         return f"rank={self.rank},slowdown={self.slowdown:g}"
 
 
-_LINEAR = re.compile(r"\s*linear\s*(?::\s*base\s*=\s*([0-9]{1,9})\s*)?")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LrScaling:
     """Linear scaling of the learning rate with the number of ranks, or no scaling.
 
-    Source: linear scaling as in Goyal et al. 2017 (arXiv:1706.02677); part of the Group-TopK ring-sharing patent.
+    Source: linear scaling as in Goyal et al. 2017 (arXiv:1706.02677), gradual as in its section 2.2; part of the
+    Group-TopK ring-sharing patent.
 
     Attributes:
         base: number of ranks that the learning rate was chosen for; None if it is not scaled.
+        gradual: True if the rate rises from the unscaled to the scaled one during warm-up, instead of from zero.
     """
 
     base: int | None = None
+    gradual: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``none``, ``linear`` or ``linear:base=4``.
+        """Parse ``none``, ``linear``, ``linear:base=4``, ``linear:gradual=true`` or ``linear:base=4,gradual=true``.
 
         Raises:
             UsageError: the text has another form, or the base is 0.
         """
         if text.strip() == "none":
             return cls()
-        match = _LINEAR.fullmatch(text)
-        base = int(match[1] or 1) if match else 0
-        if base < 1:
+        name, colon, rest = "".join(text.split()).partition(":")
+        given = dict(item.partition("=")[::2] for item in rest.split(",")) if colon else {}
+        base, gradual = given.pop("base", "1"), given.pop("gradual", "false")
+        is_known = name == "linear" and not given and gradual in ("true", "false")
+        if not (is_known and re.fullmatch("[0-9]{1,9}", base) and int(base)):
             raise UsageError(
                 f"--lr-scaling {text} is not possible; write none, linear or linear:base=N, where N is the number of "
-                "ranks that --lr was chosen for"
+                "ranks that --lr was chosen for, and add gradual=true to rise from --lr during warm-up"
             )
-        return cls(base=base)
+        return cls(base=int(base), gradual=gradual == "true")
 
     def factor(self, world_size: int) -> float:
         """Return the factor by which the learning rate is multiplied with `world_size` ranks."""
         return 1.0 if self.base is None else world_size / self.base
 
     def __str__(self) -> str:
-        return "none" if self.base is None else "linear" if self.base == 1 else f"linear:base={self.base}"
+        if self.base is None:
+            return "none"
+        options = [f"base={self.base}"] * (self.base != 1) + ["gradual=true"] * self.gradual
+        return ":".join(["linear", *filter(None, [",".join(options)])])
 
 
 MOST_SEEDS = 1000

@@ -10,6 +10,7 @@ from bench.core.config.run import MACHINES, VIRTUAL_HOSTS, RunConfig
 from bench.core.errors import Interrupted, UsageError
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch.jobs.fork_server import ForkServer
+from bench.launch.recipes import with_recipe
 from bench.launch.resolve import place
 from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
@@ -93,7 +94,7 @@ class Study:
                     "bench decide starts all ranks itself, so it cannot use several machines; measure step times there "
                     "with bench run, or describe the link with --hosts and --bandwidth"
                 )
-        if self.base.get("target_accuracy") is None:
+        if with_recipe(self.base).get("target_accuracy") is None:
             raise UsageError("a decision needs a target; add --target-accuracy, such as 0.95")
         for settings in self.methods:
             if shared := settings.keys() & (LINK_OPTIONS | {"seed", "target_accuracy"}):

@@ -63,7 +63,10 @@ from compressors.base import Compressor
 # Columns in which measured runs must agree with the calibration.
 _CALIBRATED = ("model", "dataset", "optimizer", "batch_size")
 # Columns in which runs with the same number of ranks must not differ.
-_SAME_SETTINGS = ("lr", "lr_scaling", "schedule", "warmup_epochs", "augment", "amp", "train_size", "holdout_size")
+_SAME_SETTINGS = (
+    "lr", "lr_scaling", "schedule", "warmup_epochs", "clip_norm", "label_smoothing", "augment", "amp", "train_size",
+    "holdout_size",
+)  # fmt: skip
 # Times as long with losses as without, from which on training practically never ends.
 _HOPELESS = 1e4
 SECONDS_PER_HOUR = 3600.0

@@ -16,6 +16,7 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.errors import RunFailed, UsageError
+from bench.launch.recipes import with_recipe
 from bench.launch.refusals import without_torch
 from bench.launch.sweep_file import (
     Lists,
@@ -95,7 +96,8 @@ def with_defaults(sweep: SweepFile) -> SweepFile:
         matrix["compressor"] = list(METHODS)
         said.append(f"--compressors {','.join(METHODS)}")
     if not tune or not base.get("holdout_size"):
-        lr, train_size = without_torch(_lr_and_size, base) or _lr_and_size(base)
+        whole = with_recipe(base)
+        lr, train_size = without_torch(_lr_and_size, whole) or _lr_and_size(whole)
         if not tune:
             base.pop("lr", None)
             tune["lr"] = [float(f"{factor * lr:.3g}") for factor in FACTORS]

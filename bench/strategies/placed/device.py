@@ -361,7 +361,8 @@ class DeviceProcess(CommandedRank):
         y = receive_tensor(self._transport, HOST_RANK, device)[0] if self._stage.makes_result else None
 
         started, waited_before = time.perf_counter(), self._transport.traffic["activation"].seconds
-        loss = self._stage.forward(x, lambda outputs: self._task.loss(outputs, cast(torch.Tensor, y)))
+        smoothing = self._config.label_smoothing
+        loss = self._stage.forward(x, lambda outputs: self._task.loss(outputs, cast(torch.Tensor, y), smoothing))
         if loss is not None:
             tell(self._transport, HOST_RANK, {"loss": float(loss)})
         self._stage.backward()

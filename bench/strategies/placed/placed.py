@@ -113,6 +113,11 @@ class Placed(Strategy):
                 config.accumulate > 1,
                 f"{name} makes one step per batch; leave out --accumulate, or use --strategy ddp",
             ),
+            (
+                config.clip_norm is not None,
+                f"with {name} every device updates its own layers and knows no norm of the whole gradient; leave out "
+                f"--clip-norm {config.clip_norm}, or use --strategy ddp",
+            ),
             (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
             (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),
             (

@@ -9,6 +9,7 @@ import pytest
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.extensions.decide.study import Study, parse_method, read_methods, short_names, train_missing
+from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
 from bench.launch.sweep_file import Settings
 
@@ -60,6 +61,18 @@ def test_the_link_does_not_change_the_digest_of_a_study(tmp_path: Path) -> None:
 def test_options_that_allow_no_decision_are_refused(base: Settings, method: Settings, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         Study(base=base, methods=[{}, method], rule={}).check()
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_the_hosts_of_the_link_share_the_samples_of_a_recipe() -> None:
+    base = {"recipe": "resnet20-cifar10", "hosts": 4, "bandwidth": "50mbit", "target_accuracy": 0.9}
+    study = Study(base=base, methods=[{"compressor": "bf16"}, {"compressor": "topk"}], rule={})
+    study.check()
+    with ForkServer(TRAIN) as server:
+        methods = study.plan(server)
+    for method in methods:
+        assert (method.trajectory.world_size, method.trajectory.batch_size) == (4, 32)
+        assert (method.on_link.model, method.on_link.batch_size, method.on_link.epochs) == ("resnet20", 32, 164)
 
 
 def test_strategies_whose_numbers_depend_on_time_are_known() -> None:

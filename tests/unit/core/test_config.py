@@ -20,6 +20,7 @@ from tests.testing.configs import COMPONENTS, make_config
 # Labels, paths, options that only observe a run, and texts whose numbers other fields hold.
 NO_IDENTITY = {
     "name",
+    "recipe",
     "rates_tried",
     "data_dir",
     "nnodes",
@@ -52,6 +53,7 @@ VALUES = {
     "notes": ("something",),
     "straggler": "rank=1,slowdown=3",
     "lr_scaling": "linear:base=2",
+    "label_smoothing": 0.1,
     "rdzv_endpoint": "host0:29500",
 }
 
@@ -95,6 +97,11 @@ def test_a_components_defaults_count_though_its_short_text_hides_them() -> None:
 
 def test_a_short_text_alone_changes_nothing() -> None:
     assert make_config(optimizer="sgd:momentum=0.9").digest == make_config().digest
+
+
+def test_options_that_older_runs_lack_do_not_change_their_digest() -> None:
+    later = {"accumulate", "clip_norm", "label_smoothing", "link_trace", "stop_at_target", "target_bits_per_byte"}
+    assert not later & make_config().identity().keys()
 
 
 def test_seeds_share_a_config_id_but_no_digest() -> None:
@@ -164,6 +171,11 @@ def test_options_are_complete() -> None:
         ({"name": "a/b"}, "--name 'a/b' cannot be part"),
         ({"lr_scaling": "linear:base=0"}, "--lr-scaling linear:base=0 is not possible"),
         ({"lr_scaling": "square"}, "--lr-scaling square is not possible"),
+        ({"lr_scaling": "linear:"}, "--lr-scaling linear: is not possible"),
+        ({"lr_scaling": "linear:gradual=maybe"}, "--lr-scaling linear:gradual=maybe is not possible"),
+        ({"lr_scaling": "none:gradual=true"}, "--lr-scaling none:gradual=true is not possible"),
+        ({"clip_norm": 0.0}, "--clip-norm 0.0 is not possible: Input should be greater than 0"),
+        ({"label_smoothing": 1.0}, "--label-smoothing 1.0 is not possible: Input should be less than 1"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_its_flag(options: dict[str, Any], sentence: str) -> None:
@@ -175,6 +187,13 @@ def test_texts_are_written_in_one_way() -> None:
     config = make_config(lr_scaling=" linear : base = 1 ", straggler="rank=1, slowdown=3.0")
     assert (config.lr_scaling, config.straggler) == ("linear", "rank=1,slowdown=3")
     assert config.digest == make_config(lr_scaling="linear", straggler="rank=1,slowdown=3").digest
+
+
+def test_a_scaling_of_the_rate_is_written_in_one_way() -> None:
+    texts = ("linear:gradual=true", "linear:base=1,gradual=true", " linear: gradual = true, base=1")
+    assert {make_config(lr_scaling=text).lr_scaling for text in texts} == {"linear:gradual=true"}
+    assert make_config(lr_scaling="linear:gradual=true,base=4").lr_scaling == "linear:base=4,gradual=true"
+    assert make_config(lr_scaling="linear:gradual=false").lr_scaling == "linear"
 
 
 def test_only_what_was_not_given_is_chosen() -> None:

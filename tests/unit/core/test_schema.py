@@ -19,9 +19,11 @@ GROUPS = {
     "identity": "run_id digest config_id name seed model dataset train_size test_size optimizer compressor collective "
     "strategy trigger world_size batch_size epochs lr schedule lr_scaling partition bucket_mb amp augment "
     "hosts ranks_per_host uplink_bps downlink_bps latency_s device threads "
-    "link_trace jitter_s loss_ratio cpu_share cluster_digest eval_every warmup_steps target_accuracy",
+    "link_trace jitter_s loss_ratio cpu_share cluster_digest eval_every warmup_steps "
+    "target_accuracy target_bits_per_byte",
     "progress": "status error epoch step samples train_time_s wall_time_s",
-    "quality": "train_loss train_accuracy test_loss test_accuracy time_to_target_s",
+    "quality": "train_loss train_accuracy test_loss test_accuracy test_bits_per_byte gzip_bits_per_byte "
+    "bz2_bits_per_byte xz_bits_per_byte time_to_target_s",
     "speed": "samples_per_s step_time_s step_time_p95_s forward_backward_s encode_s exchange_s exposed_s",
     "wire": "payload_bytes_per_step payload_bytes_max_per_step payload_bytes_source control_bytes_per_step "
     "dense_bytes_per_step compression_ratio wire_bytes_per_step wire_bytes_received_per_step messages_per_step "

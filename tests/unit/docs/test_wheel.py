@@ -31,3 +31,4 @@ def test_the_wheel_holds_three_packages_and_is_for_many_linuxes(tmp_path: Path) 
     assert tops == {"bench", "compressors", "collectives", "gradwire.py"}
     assert f"-py3-none-manylinux_{build.GLIBC.replace('.', '_')}_" in wheel.name
     assert any(name.endswith(".so") for name in names)
+    assert "bench/recipes/resnet20-cifar10.toml" in names

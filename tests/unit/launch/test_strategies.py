@@ -39,6 +39,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"compressor": "torch_fp16", "optimizer": "max_adabelief"}, "exchanges something in their place; use another"),
     ({"bucket_mb": 1.0, "optimizer": "max_adabelief"}, "--bucket-mb has no meaning with max_adabelief, which sends no"),
     ({"compressor": "dgc", "optimizer": "max_adabelief"}, "max_adabelief has no momentum to hand over"),
+    ({"clip_norm": 1.0, "compressor": "dgc"}, "dgc applies momentum before it sends, so no rank has the mean gradient"),
+    ({"clip_norm": 1.0, "compressor": "topk:momentum_correction=true"}, "add momentum_correction=false to topk"),
+    ({"clip_norm": 1.0, "optimizer": "max_adabelief"}, "max_adabelief exchanges moments, so no rank has the mean"),
+    ({"clip_norm": 1.0, "optimizer": "kfac:inner=max_adabelief"}, "kfac exchanges moments, so no rank has the mean"),
+    ({"lr_scaling": "linear:gradual=true"}, "rises during warm-up; add --warmup-epochs, such as 5"),
     ({"collective": "allgather", "optimizer": "max_adabelief:reduce=s_max"}, "use collective ring or reduce=mean"),
     (
         {"collective": "hierarchical:inter=allgather", "optimizer": "max_adabelief:reduce=s_max"},
@@ -53,6 +58,7 @@ TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP, "compressor": "hylo"},
     {"strategy": ASP, "optimizer": "max_adabelief:mode=gradient"},
     {"strategy": ASP, "optimizer": "adabelief"},
+    {"strategy": ASP, "clip_norm": 1.0},
     {"strategy": "ddp", "collective": "server", "trigger": "sync", "bucket_mb": 1.0, "compressor": "powersgd"},
 ]
 
@@ -69,6 +75,20 @@ def test_refusal(choice: dict[str, Any], sentence: str) -> None:
 def test_taken(choice: dict[str, Any]) -> None:
     config = resolve(RunConfig(**choice))
     assert (config.strategy, config.collective) == (choice["strategy"], "server")
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"clip_norm": 1.0, "compressor": "dgc:momentum_correction=false"},
+        {"clip_norm": 1.0, "compressor": "torch_powersgd"},
+        {"clip_norm": 1.0, "optimizer": "max_adabelief:mode=gradient"},
+        {"clip_norm": 1.0, "optimizer": "kfac"},
+        {"lr_scaling": "linear:gradual=true", "warmup_epochs": 5.0},
+    ],
+)
+def test_clipping_and_gradual_scaling_are_taken_where_they_have_a_meaning(choice: dict[str, Any]) -> None:
+    resolve(RunConfig(**choice))
 
 
 def test_a_pool_finds_the_largest_variance() -> None:

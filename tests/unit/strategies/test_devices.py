@@ -90,7 +90,7 @@ def one_step(host: HostTraining, index: int, *, spoilt: bool = False) -> bool:
     return host.train_step(Batch(x=x, y=y, step=step, lr=0.1)).skipped
 
 
-def expected_after(steps: list[int]) -> nn.Module:
+def expected_after(steps: list[int], label_smoothing: float = 0.0) -> nn.Module:
     """Return the model after one process trained on both mini-batches of these steps."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -98,7 +98,7 @@ def expected_after(steps: list[int]) -> nn.Module:
         generator = torch.Generator().manual_seed(index)
         x = torch.randn(2 * BATCH, 3, 32, 32, generator=generator)
         y = torch.randint(0, 10, (2 * BATCH,), generator=generator)
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y, label_smoothing=label_smoothing).backward()
         optimizer.step()
         optimizer.zero_grad()
     return model
@@ -126,6 +126,13 @@ def test_a_gradient_that_is_not_finite_on_one_device_leaves_the_step_out_on_all(
     skipped, model = train(config, plan, spoilt_once, NoCompression(), "devices")
     assert skipped == steps
     for ours, theirs in zip(model.parameters(), expected_after([0, 2]).parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_loss_may_be_smoothed(plan: Plan) -> None:
+    config = make_config(batch_size=BATCH, label_smoothing=0.3)
+    _, model = train(config, plan, lambda host: [one_step(host, 0)], NoCompression(), "devices")
+    for ours, theirs in zip(model.parameters(), expected_after([0], label_smoothing=0.3).parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

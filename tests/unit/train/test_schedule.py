@@ -44,3 +44,20 @@ def test_linear_scaling_is_linear_in_the_number_of_ranks() -> None:
     assert learning_rate(based, 0, 10, 10) == pytest.approx(0.05)
     rates = [learning_rate(dataclasses.replace(config, replicas=n), 0, 100, 10) for n in (1, 2, 4)]
     assert rates == pytest.approx([0.1, 0.2, 0.4])
+
+
+def test_gradual_scaling_rises_from_the_rate_of_one_rank() -> None:
+    """Goyal et al. 2017, section 2.2: the rate grows by a constant amount per step, from lr to lr x ranks."""
+    config = make_config(
+        schedule="constant", lr=0.1, lr_scaling="linear:gradual=true", warmup_epochs=0.4, replicas=8, world_size=8
+    )
+    rates = [learning_rate(config, step, 100, 10) for step in range(6)]
+    assert rates == pytest.approx([0.1, 0.275, 0.45, 0.625, 0.8, 0.8])
+    based = dataclasses.replace(config, lr_scaling="linear:base=4,gradual=true", schedule="cosine")
+    rates = [learning_rate(based, step, 100, 10) for step in (0, 1, 2, 4, 52, 100)]
+    assert rates == pytest.approx([0.1, 0.125, 0.15, 0.2, 0.1, 0.0])
+
+
+def test_gradual_scaling_of_one_rank_is_no_warmup() -> None:
+    config = make_config(schedule="constant", lr_scaling="linear:gradual=true", warmup_epochs=2.0, replicas=1)
+    assert {learning_rate(config, step, 100, 10) for step in range(30)} == {0.1}

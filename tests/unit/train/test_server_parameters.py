@@ -16,7 +16,9 @@ from compressors.layer import layers_of
 LR = 0.4
 
 
-def parameters_of(model: nn.Module, optimizer: str, world_size: int, compressor: str = "none") -> ServerParameters:
+def parameters_of(
+    model: nn.Module, optimizer: str, world_size: int, compressor: str = "none", clip_norm: float | None = None
+) -> ServerParameters:
     return ServerParameters(
         layers_of(model),
         spec.build("compressors", compressor),
@@ -24,6 +26,7 @@ def parameters_of(model: nn.Module, optimizer: str, world_size: int, compressor:
         lr=1.0,
         world_size=world_size,
         seed=1,
+        clip_norm=clip_norm,
     )
 
 
@@ -82,3 +85,15 @@ def test_the_model_itself_is_not_touched() -> None:
     parameters = parameters_of(model, "sgd", world_size=1)
     parameters.apply([push(0, {0: Dense(torch.ones(3)), 1: Dense(torch.ones(3))})], 1)
     assert all(bool((parameter == 1).all()) for parameter in model.parameters())
+
+
+def test_the_gradient_of_an_update_is_clipped_to_a_norm_over_all_layers() -> None:
+    parameters = parameters_of(pair(), "sgd:momentum=0", world_size=2, clip_norm=1.0)
+    gradients = [(0, 3.0, 0.0), (1, 5.0, 6.0)]  # their mean is 4 and 3: the norm is 5 sqrt(3)
+    parameters.apply(
+        [push(rank, {0: Dense(torch.full((3,), a)), 1: Dense(torch.full((3,), b))}) for rank, a, b in gradients], 2
+    )
+    scale = 1 / (5 * 3**0.5)
+    first, second = values(parameters)
+    torch.testing.assert_close(first, torch.full((3,), 1 - LR * 4 * scale))
+    torch.testing.assert_close(second, torch.full((3,), 1 - LR * 3 * scale))

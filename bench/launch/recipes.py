@@ -1,0 +1,119 @@
+"""Recipes: options of `bench run` from a publication, with the result that it reports.
+
+Each recipe is a TOML file in `bench/recipes/`. Its options stand beneath those that the user gives. The samples per
+step are those of all ranks together, so that a recipe trains alike on any number of ranks.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from bench.core import spec
+from bench.core.config.run import DEFAULT_BATCH_SIZE, RunConfig
+from bench.core.errors import UsageError
+from collectives.options import did_you_mean
+
+_FILES = importlib.resources.files("bench") / "recipes"
+# Options that replace each other: if the user gives one, the recipe's other one is left out.
+_ALTERNATIVES = ({"epochs", "steps"}, {"target_accuracy", "target_bits_per_byte"})
+_RESULTS = {"test_accuracy": "test accuracy {:.2%}", "test_bits_per_byte": "{:.3f} bits per byte"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A published training.
+
+    Attributes:
+        name: name of the recipe, and of its file.
+        title: what is trained, in one line.
+        source: where the options and the result were published.
+        samples_per_step: training samples in an optimizer step, all ranks together.
+        options: values of options of `bench run`, by name.
+        published: {name of a column: the reported value, "measured": True if this project has reached it}; empty if
+            there is no published result.
+    """
+
+    name: str
+    title: str
+    source: str
+    samples_per_step: int
+    options: dict[str, Any]
+    published: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def result(self) -> str:
+        """The published result, such as "test accuracy 91.25% (published, not measured)"."""
+        values = [text.format(self.published[name]) for name, text in _RESULTS.items() if name in self.published]
+        if not values:
+            return "no published result, not measured"
+        return f"{values[0]} (published, {'measured' if self.published['measured'] else 'not measured'})"
+
+    def note(self, config: RunConfig) -> str:
+        """Return a sentence that tells the user the published result, and in which options a run differs."""
+        differing = [name for name, value in self.options.items() if getattr(config, name) != _normalised(name, value)]
+        if config.samples_per_step * config.replicas != self.samples_per_step:
+            differing.append("samples per step")
+        change = f"; this run has other {', '.join(differing)}" if differing else ""
+        return f"recipe {self.name}: {self.result}; source: {self.source}{change}"
+
+
+def _normalised(name: str, value: Any) -> Any:
+    """Return the value of an option as a complete configuration has it: a component's spec with what it fills in."""
+    kind = next((each.flag.kind for each in RunConfig.options() if each.name == name and each.flag), "")
+    return spec.short_text(spec.build(kind, value)) if kind else value
+
+
+def names() -> list[str]:
+    """Return the names of all recipes, sorted."""
+    return sorted(file.name.removesuffix(".toml") for file in _FILES.iterdir() if file.name.endswith(".toml"))
+
+
+@functools.cache
+def recipe(name: str) -> Recipe:
+    """Return the recipe of this name.
+
+    Raises:
+        UsageError: there is none; the message names the most similar one.
+    """
+    if name not in (known := names()):
+        raise UsageError(f"there is no recipe '{name}'{did_you_mean(name, known)}; `bench list recipes` shows them all")
+    return Recipe(name=name, **tomllib.loads((_FILES / f"{name}.toml").read_text(encoding="utf-8")))
+
+
+def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the user gave, by name, and those of their recipe that the user did not give.
+
+    An option that is None counts as not given.
+
+    Raises:
+        UsageError: there is no such recipe.
+    """
+    if given.get("recipe") is None:
+        return dict(given)
+    kept = {name for name, value in given.items() if value is not None}
+    kept |= {name for alternatives in _ALTERNATIVES if alternatives & kept for name in alternatives}
+    return dict(given) | {n: value for n, value in recipe(given["recipe"]).options.items() if n not in kept}
+
+
+def with_batch_size(config: RunConfig) -> RunConfig:
+    """Return the configuration with a batch size per rank: the recipe's samples per step, shared by all ranks.
+
+    Args:
+        config: a configuration with its number of replicas.
+
+    Raises:
+        UsageError: the ranks cannot share the recipe's samples equally.
+    """
+    if config.batch_size or config.recipe is None:
+        return config.choose(batch_size=DEFAULT_BATCH_SIZE)
+    total, parts = recipe(config.recipe).samples_per_step, config.replicas * config.accumulate
+    if total % parts:
+        times = f" x --accumulate {config.accumulate}" if config.accumulate > 1 else ""
+        raise UsageError(
+            f"--recipe {config.recipe} has {total} samples per step, which {config.replicas} ranks{times} cannot share "
+            f"equally; choose numbers that divide {total}, or give --batch-size"
+        )
+    return dataclasses.replace(config, batch_size=total // parts)
