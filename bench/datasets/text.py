@@ -11,7 +11,7 @@ import importlib
 import os
 import stat
 import sysconfig
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -70,15 +70,25 @@ class TextDataset(Dataset, abc.ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         with contextlib.suppress(_Absent):  # `resolve_sizes` refuses it
-            self.hash = self._corpus().check_hash(self.hash)
+            self.corpus.check_hash(self.hash)
+            self.hash = self.corpus.hash
 
     @abc.abstractmethod
-    def _corpus(self) -> Corpus:
-        """Return the text's files.
+    def _files(self) -> tuple[Path, Listing]:
+        """Return the folder that holds the text, and its files."""
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """Return the text's files, which are read once per process.
 
         Raises:
-            _Absent: there are none; the message is one sentence that says why and what to do.
+            DatasetError: there are none, or one cannot be read; the message is one sentence for the user.
         """
+        folder, listing = self._files()
+        corpus = _scanned(folder, listing)
+        if not corpus.names:
+            raise _Absent(f"{folder} has no file of UTF-8 text; give another --dataset or folder")
+        return corpus
 
     @override
     def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
@@ -98,7 +108,7 @@ class TextDataset(Dataset, abc.ABC):
 
     @override
     def warnings(self) -> list[str]:
-        left_out = self._corpus().left_out
+        left_out = self.corpus.left_out
         names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         files = "a file that is" if len(left_out) == 1 else f"{len(left_out)} files that are"
         return [f"{self.component_name} leaves out {files} not UTF-8 text: {names}"] if left_out else []
@@ -107,15 +117,15 @@ class TextDataset(Dataset, abc.ABC):
     def sizes(self) -> tuple[int, int]:
         if not self.is_present(Path()):
             return 0, 0
-        train, test = (max(0, nbytes - 1) // self.context for nbytes in self._corpus().nbytes)
+        train, test = (max(0, nbytes - 1) // self.context for nbytes in self.corpus.nbytes)
         return train, test
 
     @override
     def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
-        for kind, nbytes in zip(("training", "held-out"), self._corpus().nbytes, strict=True):
+        for kind, nbytes in zip(("training", "held-out"), self.corpus.nbytes, strict=True):
             if nbytes <= self.context:
                 raise DatasetError(
-                    f"the {kind} text of {self._corpus().folder} has {nbytes} bytes, which are not enough for a window "
+                    f"the {kind} text of {self.corpus.folder} has {nbytes} bytes, which are not enough for a window "
                     f"of context={self.context} and the byte after it; give more text, or a smaller context"
                 )
         return super().resolve_sizes(train_size, test_size)
@@ -123,13 +133,13 @@ class TextDataset(Dataset, abc.ABC):
     @override
     def is_present(self, data_dir: Path) -> bool:
         with contextlib.suppress(_Absent):
-            return bool(self._corpus())
+            return bool(self.corpus)
         return False
 
     @override
     def status(self, data_dir: Path) -> str:
         try:
-            corpus = self._corpus()
+            corpus = self.corpus
         except _Absent as reason:
             return str(reason)
         left_out = f", {len(corpus.left_out)} left out" if corpus.left_out else ""
@@ -137,7 +147,7 @@ class TextDataset(Dataset, abc.ABC):
 
     @override
     def prepare(self, data_dir: Path) -> None:
-        self._corpus()  # raises an error that says what is missing
+        _ = self.corpus  # raises an error that says what is missing
 
     @override
     def load(
@@ -146,7 +156,7 @@ class TextDataset(Dataset, abc.ABC):
         sizes = self.resolve_sizes(train_size, test_size)
         train, test = (
             self._windows(torch.frombuffer(text, dtype=torch.uint8)).subset(size)
-            for text, size in zip(self._corpus().read(), sizes, strict=True)
+            for text, size in zip(self.corpus.read(), sizes, strict=True)
         )
         return train, test
 
@@ -165,14 +175,11 @@ class Text(TextDataset):
     path: Annotated[str, Doc("the folder of the files, which may be in folders of their own")] = "text"
 
     @override
-    def _corpus(self) -> Corpus:
-        folder = Path(self.path)
+    def _files(self) -> tuple[Path, Listing]:
+        folder = Path(self.path).absolute()
         if not folder.is_dir():
-            raise _Absent(f"there is no folder {folder.absolute()}; give a folder of text files with text:path=FOLDER")
-        corpus = _scanned(folder, _listing(folder))
-        if not corpus.names:
-            raise _Absent(f"{folder.absolute()} has no file with UTF-8 text; give another folder with text:path=FOLDER")
-        return corpus
+            raise _Absent(f"there is no folder {folder}; give a folder of text files with text:path=FOLDER")
+        return folder, _listing(folder)
 
 
 # Tests, other projects' packages, and files that differ between machines with the same version of Python.
@@ -188,12 +195,9 @@ class Stdlib(TextDataset, name="stdlib"):
     """
 
     @override
-    def _corpus(self) -> Corpus:
+    def _files(self) -> tuple[Path, Listing]:
         folder = Path(sysconfig.get_path("stdlib"))
-        corpus = _scanned(folder, _listing(folder, suffix=".py", skipped=_NOT_LIBRARY))
-        if not corpus.names:
-            raise _Absent(f"{folder} has no Python source; install Python with its standard library as source files")
-        return corpus
+        return folder, _listing(folder, suffix=".py", skipped=_NOT_LIBRARY)
 
 
 class _Absent(DatasetError):
@@ -218,18 +222,13 @@ class Corpus:
     hash: str
     nbytes: tuple[int, int]
 
-    def check_hash(self, expected: str) -> str:
-        """Return the hash.
-
-        Raises:
-            DatasetError: another one was expected.
-        """
+    def check_hash(self, expected: str) -> None:
+        """Raise DatasetError if the text has another hash; an empty one stands for any."""
         if expected not in ("", self.hash):
             raise DatasetError(
                 f"the text in {self.folder} has the hash {self.hash} instead of {expected}, so it has changed; restore "
                 "it, or leave out hash and start a new run"
             )
-        return self.hash
 
     def read(self) -> tuple[bytearray, bytearray]:
         """Return the training text and the held-out text.
@@ -263,7 +262,7 @@ Listing = tuple[tuple[str, int, int], ...]
 
 
 def _listing(folder: Path, suffix: str = "", skipped: Collection[str] = ()) -> Listing:
-    """Return name relative to the folder, size and time of change of all regular files below a folder, sorted.
+    """Return name relative to the folder, size and time of change of all non-empty regular files in a folder, sorted.
 
     Args:
         folder: the folder.
@@ -277,7 +276,7 @@ def _listing(folder: Path, suffix: str = "", skipped: Collection[str] = ()) -> L
             if name.endswith(suffix) and not any(fnmatch(name, pattern) for pattern in skipped):
                 path = Path(parent, name)
                 facts = path.lstat()
-                if stat.S_ISREG(facts.st_mode):
+                if stat.S_ISREG(facts.st_mode) and facts.st_size:
                     found.append((path.relative_to(folder).as_posix(), facts.st_size, facts.st_mtime_ns))
     return tuple(sorted(found))
 
@@ -329,14 +328,19 @@ def _is_text(content: bytes) -> bool:
     return b"\0" not in content
 
 
-_COMPRESSORS = (("gzip", "gzip", {"compresslevel": 9}), ("bz2", "bz2", {"compresslevel": 9}), ("xz", "lzma", {}))
+# Module and options by the name in the column.
+_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "gzip": ("gzip", {"compresslevel": 9}),
+    "bz2": ("bz2", {"compresslevel": 9}),
+    "xz": ("lzma", {}),
+}
 
 
 @functools.lru_cache(maxsize=1)
 def _compressed(text: bytes) -> dict[str, float]:
     """Return bits per byte of a text after each of Python's compressors, by column; some installations lack one."""
     found = {}
-    for name, module, options in _COMPRESSORS:
+    for name, (module, options) in _COMPRESSORS.items():
         with contextlib.suppress(ImportError):
             size = len(importlib.import_module(module).compress(text, **options))
             found[f"{name}_bits_per_byte"] = 8 * size / len(text)

@@ -29,7 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(kw_only=True)
 class Gpt(TextModel):
-    """A transformer that predicts the next byte of a text: 836 352 parameters with the default options.
+    """A transformer that predicts the next byte of a text: 836 736 parameters with the default options.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=nanogpt is 10.8
     million parameters; preset=small trains within 3 minutes on two cores.
@@ -123,7 +123,8 @@ class Block(nn.Module):
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x)))
-        return x + self.dropout(self.out(self.gelu(self.hidden(self.mlp_norm(x)))))
+        added: torch.Tensor = self.dropout(self.out(self.gelu(self.hidden(self.mlp_norm(x)))))
+        return x + added
 
 
 class CausalSelfAttention(nn.Module):
@@ -139,4 +140,5 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).transpose(1, 3)  # [n, heads, 3, context, width / heads]
         mixed = functional.scaled_dot_product_attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        out: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out

@@ -50,17 +50,19 @@ class Ngrams(nn.Module):
 
     def __init__(self, num_classes: int, rows: list[int], width: int, hidden: int) -> None:
         super().__init__()
+        self.rows = rows
         self.tables = nn.ModuleList(nn.Embedding(each, width) for each in rows)
         self.hidden = nn.Linear(width, hidden)
         self.out = nn.Linear(hidden, num_classes)
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        key, rows = torch.zeros_like(x), []
-        for back, table in enumerate(self.tables):
+        key, found = torch.zeros_like(x), []
+        for back, (table, rows) in enumerate(zip(self.tables, self.rows, strict=True)):
             key = key + functional.pad(x, (back, -back)) * 256**back  # zeros stand before the window
-            rows.append(table(_row(key, table.num_embeddings, back + 1)))
-        return self.out(functional.gelu(self.hidden(sum(rows[1:], start=rows[0]))))
+            found.append(table(_row(key, rows, back + 1)))
+        logits: torch.Tensor = self.out(functional.gelu(self.hidden(sum(found[1:], start=found[0]))))
+        return logits
 
 
 def _row(key: torch.Tensor, rows: int, length: int) -> torch.Tensor:
