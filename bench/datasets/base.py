@@ -21,6 +21,7 @@ from collectives.options import Options
 
 # Side of an image in pixels, unless a data set overrides it.
 IMAGE_SIZE = 32
+GOLDEN_RATIO = (1 + 5**0.5) / 2
 
 
 class DatasetError(UsageError):
@@ -100,8 +101,8 @@ class Samples:
     Attributes:
         inputs: what the network gets, before it is normalised: [num_samples, ...]; images are uint8 [num_samples, 3,
             height, width].
-        targets: what the network has to predict, int64 [num_samples, ...]: class labels [num_samples], or the next byte
-            at each position of a text, [num_samples, context].
+        targets: what the network has to predict, whole numbers [num_samples, ...]: class labels, int64 [num_samples],
+            or the next byte at each position of a text, uint8 [num_samples, context].
     """
 
     inputs: torch.Tensor | LazyInputs
@@ -118,7 +119,8 @@ class Samples:
     def subset(self, size: int) -> Samples:
         """Return `size` of the samples in their original order; each class keeps its share, exact to one sample.
 
-        The choice depends only on the labels, and a smaller subset is contained in every larger subset.
+        The choice depends only on the labels, and a smaller subset is contained in every larger subset. Windows of a
+        text have no classes, so they are spread evenly over the text.
 
         Args:
             size: 1 to `len(self)`.
@@ -139,6 +141,8 @@ class Samples:
 
         In any prefix, each class has the same share as in the whole set, exact to one sample.
         """
+        if self.targets.dim() > 1:  # multiples of the golden ratio: any prefix is spread evenly
+            return (torch.arange(len(self), dtype=torch.float64) * GOLDEN_RATIO % 1).argsort(stable=True)
         # A class's i-th of n samples stands at (i + 1/2) / n: any prefix of that order holds an equal share of each.
         place = torch.empty(len(self), dtype=torch.float64)
         for label in range(int(self.targets.max()) + 1):
@@ -173,6 +177,10 @@ class Dataset(Options, abc.ABC):
     def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
         """Return zeros [num_samples, ...] with the shape and dtype of what the network gets."""
 
+    def dummy_targets(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        """Return zeros [num_samples, ...] with the shape of the targets of as many samples, int64."""
+        return torch.zeros(num_samples, dtype=torch.int64, device=device)
+
     def augment(self, inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return a batch of training inputs, changed at random; unchanged if the data set has no augmentation.
 
@@ -189,6 +197,10 @@ class Dataset(Options, abc.ABC):
     def yardsticks(self, test: Samples) -> dict[str, float]:
         """Return values of columns that describe the samples to evaluate on, by name, to compare the network's with."""
         return {}
+
+    def warnings(self) -> list[str]:
+        """Return notes for the user about the data, one sentence each."""
+        return []
 
     @abc.abstractmethod
     def sizes(self) -> tuple[int, int]:

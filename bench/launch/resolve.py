@@ -145,7 +145,7 @@ def resolve(options: RunConfig) -> RunConfig:
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
     of_recipe = [recipe(config.recipe).note(config)] if config.recipe else []
-    of_parts = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy]
+    of_parts = [*parts.dataset.warnings(), *parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy]
     return dataclasses.replace(config, notes=(*of_recipe, *of_parts, *_length_notes(config)))
 
 
@@ -158,6 +158,8 @@ def _check_network(config: RunConfig, parts: Components) -> None:
     from bench.models.base import try_forward
 
     inputs, num_classes = parts.dataset.dummy_batch(2, "cpu"), parts.dataset.num_classes
+    with spec.usage_errors():
+        parts.model.check_inputs(inputs)
     are_images = inputs.dim() == 4 and inputs.shape[1] == 3
     name = spec.parse(config.model)
     if not name.is_function and are_images and inputs.shape[2:] == (IMAGE_SIZE, IMAGE_SIZE):
@@ -165,8 +167,12 @@ def _check_network(config: RunConfig, parts: Components) -> None:
     try:
         outputs = try_forward(parts.model.build(num_classes), name.name, inputs)
     except Incompatible as reason:
-        advice = "use --model resnet50:stem=imagenet, or leave size out of --dataset"
-        raise UsageError(f"{reason}; {advice if are_images else 'change the model or the data'}") from None
+        advice = "change the model or the data"
+        if are_images:
+            advice = "use --model resnet50:stem=imagenet, or leave size out of --dataset"
+        elif parts.dataset.task.metric == "test_bits_per_byte":
+            advice = "use a model that predicts bytes, such as --model gpt"
+        raise UsageError(f"{reason}; {advice}") from None
     if problem := parts.dataset.task.output_error(outputs, len(inputs), num_classes):
         raise UsageError(f"{name.name} {problem}")
 

@@ -8,13 +8,14 @@ from typing import cast
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from collectives.options import Incompatible, Options
 
 
 @dataclasses.dataclass(kw_only=True)
 class Model(Options, abc.ABC):
-    """Base of all models; the built-in ones classify 3x32x32 images, and some also take other sizes.
+    """Base of all models; most built-in ones classify 3x32x32 images, and some also take other sizes.
 
     On the command line, a subclass has the name of its file, unless the class statement gives another name.
     """
@@ -30,6 +31,33 @@ class Model(Options, abc.ABC):
         Args:
             num_classes: number of outputs.
         """
+
+    def check_inputs(self, inputs: torch.Tensor) -> None:
+        """Raise Incompatible, with one sentence, if the network cannot process such inputs, as far as is known."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class TextModel(Model, abc.ABC):
+    """Base of models that predict the next byte at each position of a text from the bytes up to there.
+
+    The network maps bytes, int64 [num_samples, context], to logits, float [num_samples, context, num_classes].
+    """
+
+    @property
+    def longest(self) -> int | None:
+        """Return the most bytes that the network can process at once; None: any number."""
+        return None
+
+    @override
+    def check_inputs(self, inputs: torch.Tensor) -> None:
+        name, given = self.component_name, inputs.shape[-1]
+        if inputs.dim() != 2 or inputs.is_floating_point():
+            raise Incompatible(f"{name} predicts the bytes of a text, which this data set is not; use --dataset stdlib")
+        if self.longest is not None and given > self.longest:
+            raise Incompatible(
+                f"{name} has context={self.longest}, and the data set's context={given} is longer; give "
+                f"{name}:context={given}, or give the data set context={self.longest}"
+            )
 
 
 def try_forward(network: nn.Module, name: str, inputs: torch.Tensor) -> object:

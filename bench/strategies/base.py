@@ -169,7 +169,7 @@ class Batch:
 
     Attributes:
         x: what the network gets: [samples, ...].
-        y: targets: [samples].
+        y: targets: [samples, ...].
         step: index and epoch of the step, for compressors.
         lr: learning rate of the step's update.
         task: has the loss.

@@ -329,7 +329,7 @@ class SharedGradients(Replicas):
         self._compute_gradients(
             Batch(
                 x=dataset.dummy_batch(config.batch_size, device),
-                y=torch.zeros(config.batch_size, dtype=torch.int64, device=device),
+                y=dataset.dummy_targets(config.batch_size, device),
                 step=step,
                 lr=config.lr,
                 task=dataset.task,

@@ -25,6 +25,8 @@ PARAMETERS = {
     "resnet34": 21_282_122,
     "resnet50": 23_520_842,
     "vgg11": 28_146_762,
+    "gpt": 805_248,
+    "ngram_embedding": 6_310_666,
 }
 
 

@@ -1,0 +1,348 @@
+"""Text: files of your own as bytes, of which each is predicted from those before it: `text:path=FOLDER`."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib
+import os
+import stat
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Ge, Le
+from torch.nn import functional
+from typing_extensions import Doc, override
+
+from bench.core.functions import HASH_DIGITS
+from bench.datasets.base import Dataset, DatasetError, Samples, Task
+
+
+class LanguageModelling(Task):
+    """Prediction of the next byte: cross-entropy of logits [n, context, 256] against bytes, integers [n, context]."""
+
+    metric = "test_bits_per_byte"
+
+    @override
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+        logits, following = outputs.flatten(0, 1), targets.flatten().long()
+        return functional.cross_entropy(logits, following, label_smoothing=label_smoothing)
+
+    @override
+    def sum_loss_and_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        losses = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten().long(), reduction="none")
+        return losses.double().sum(), (outputs.argmax(2) == targets).sum()
+
+    @override
+    def output_error(self, outputs: object, num_samples: int, num_classes: int) -> str:
+        if not isinstance(outputs, torch.Tensor):
+            return f"returns {type(outputs).__name__} instead of a tensor of logits"
+        if outputs.dim() != 3 or (outputs.shape[0], outputs.shape[2]) != (num_samples, num_classes):
+            shape = "x".join(map(str, outputs.shape))
+            return (
+                f"returns {shape} for {num_samples} samples instead of {num_samples} x context x {num_classes} logits"
+            )
+        return ""
+
+
+@dataclasses.dataclass(kw_only=True)
+class TextDataset(Dataset, abc.ABC):
+    """Base of texts, whose samples are windows of bytes that do not overlap, and whose targets are the next bytes.
+
+    The files are split into training and held-out text, and joined in the order of their names. A text stays bytes in
+    memory: the inputs and the targets of all windows are two views of one tensor, which the ranks of a machine share.
+    """
+
+    task: ClassVar[Task] = LanguageModelling()
+    num_classes: ClassVar[int] = 256
+
+    context: Annotated[int, Ge(8), Le(65_536), Doc("bytes in a window; each is predicted from those before it")] = 128
+    hash: Annotated[
+        str, Doc("SHA-256 of the files' names and contents, the first 12 digits; if it is given, the text must have it")
+    ] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with contextlib.suppress(_Absent):  # `resolve_sizes` refuses it
+            self.corpus.check_hash(self.hash)
+            self.hash = self.corpus.hash
+
+    @abc.abstractmethod
+    def _files(self) -> tuple[Path, Listing]:
+        """Return the folder that holds the text, and its files."""
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """Return the text's files, which are read once per process.
+
+        Raises:
+            DatasetError: there are none, or one cannot be read; the message is one sentence for the user.
+        """
+        folder, listing = self._files()
+        corpus = _scanned(folder, listing)
+        if not corpus.names:
+            raise _Absent(f"{folder} has no file of UTF-8 text; give another --dataset or folder")
+        return corpus
+
+    @override
+    def dummy_batch(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        return torch.zeros(num_samples, self.context, dtype=torch.int64, device=device)
+
+    @override
+    def dummy_targets(self, num_samples: int, device: torch.device | str) -> torch.Tensor:
+        return self.dummy_batch(num_samples, device)
+
+    @override
+    def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.long()
+
+    @override
+    def yardsticks(self, test: Samples) -> dict[str, float]:
+        return _compressed(test.targets.to(torch.uint8).contiguous().numpy().tobytes())
+
+    @override
+    def warnings(self) -> list[str]:
+        left_out = self.corpus.left_out
+        names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
+        files = "a file that is" if len(left_out) == 1 else f"{len(left_out)} files that are"
+        return [f"{self.component_name} leaves out {files} not UTF-8 text: {names}"] if left_out else []
+
+    @override
+    def sizes(self) -> tuple[int, int]:
+        if not self.is_present(Path()):
+            return 0, 0
+        train, test = (max(0, nbytes - 1) // self.context for nbytes in self.corpus.nbytes)
+        return train, test
+
+    @override
+    def resolve_sizes(self, train_size: int | None, test_size: int | None) -> tuple[int, int]:
+        for kind, nbytes in zip(("training", "held-out"), self.corpus.nbytes, strict=True):
+            if nbytes <= self.context:
+                raise DatasetError(
+                    f"the {kind} text of {self.corpus.folder} has {nbytes} bytes, which are not enough for a window "
+                    f"of context={self.context} and the byte after it; give more text, or a smaller context"
+                )
+        return super().resolve_sizes(train_size, test_size)
+
+    @override
+    def is_present(self, data_dir: Path) -> bool:
+        with contextlib.suppress(_Absent):
+            return bool(self.corpus)
+        return False
+
+    @override
+    def status(self, data_dir: Path) -> str:
+        try:
+            corpus = self.corpus
+        except _Absent as reason:
+            return str(reason)
+        left_out = f", {len(corpus.left_out)} left out" if corpus.left_out else ""
+        return f"{len(corpus.names)} files{left_out}, {sum(corpus.nbytes):,} bytes, hash {corpus.hash}"
+
+    @override
+    def prepare(self, data_dir: Path) -> None:
+        _ = self.corpus  # raises an error that says what is missing
+
+    @override
+    def load(
+        self, data_dir: Path, *, seed: int, train_size: int | None = None, test_size: int | None = None
+    ) -> tuple[Samples, Samples]:
+        sizes = self.resolve_sizes(train_size, test_size)
+        train, test = (
+            self._windows(torch.frombuffer(text, dtype=torch.uint8)).subset(size)
+            for text, size in zip(self.corpus.read(), sizes, strict=True)
+        )
+        return train, test
+
+    def _windows(self, text: torch.Tensor) -> Samples:
+        end = (len(text) - 1) // self.context * self.context
+        return Samples(inputs=text[:end].view(-1, self.context), targets=text[1 : end + 1].view(-1, self.context))
+
+
+@dataclasses.dataclass(kw_only=True)
+class Text(TextDataset):
+    """Every regular file below a folder whose content is UTF-8 text; other files are left out.
+
+    About one file in 14 is held out, chosen by a hash of its name. If there is only one file, its last tenth is.
+    """
+
+    path: Annotated[str, Doc("the folder of the files, which may be in folders of their own")] = "text"
+
+    @override
+    def _files(self) -> tuple[Path, Listing]:
+        folder = Path(self.path).absolute()
+        if not folder.is_dir():
+            raise _Absent(f"there is no folder {folder}; give a folder of text files with text:path=FOLDER")
+        return folder, _listing(folder)
+
+
+# Tests, other projects' packages, and files that differ between machines with the same version of Python.
+_NOT_LIBRARY = ("test", "tests", "idle_test", "site-packages", "__pycache__", "config-*", "_sysconfigdata*")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Stdlib(TextDataset, name="stdlib"):
+    """Stdlib: source text of the running Python's standard library without its tests, as bytes.
+
+    About one file in 14 is held out, chosen by a hash of its name. Versions of Python have different texts, so their
+    runs are different experiments.
+    """
+
+    @override
+    def _files(self) -> tuple[Path, Listing]:
+        folder = Path(sysconfig.get_path("stdlib"))
+        return folder, _listing(folder, suffix=".py", skipped=_NOT_LIBRARY)
+
+
+class _Absent(DatasetError):
+    """There is no text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The files of a text, as they were found.
+
+    Attributes:
+        folder: the folder that holds the files.
+        names: their names relative to it, sorted.
+        left_out: names of the files that are not UTF-8 text, sorted.
+        hash: hexadecimal digits of the SHA-256 of names and contents.
+        nbytes: bytes of the training text and of the held-out text.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    left_out: Sequence[str]
+    hash: str
+    nbytes: tuple[int, int]
+
+    def check_hash(self, expected: str) -> None:
+        """Raise DatasetError if the text has another hash; an empty one stands for any."""
+        if expected not in ("", self.hash):
+            raise DatasetError(
+                f"the text in {self.folder} has the hash {self.hash} instead of {expected}, so it has changed; restore "
+                "it, or leave out hash and start a new run"
+            )
+
+    def read(self) -> tuple[bytearray, bytearray]:
+        """Return the training text and the held-out text.
+
+        Raises:
+            DatasetError: a file has changed since it was found.
+        """
+        digest = hashlib.sha256()
+        texts = bytearray(), bytearray()
+        held_out = held_out_among(self.names)
+        for name, content in _contents(self.folder, self.names):
+            _add(digest, name, content)
+            texts[name in held_out].extend(content)
+        dataclasses.replace(self, hash=digest.hexdigest()[:HASH_DIGITS]).check_hash(self.hash)
+        if len(self.names) > 1:
+            return texts
+        return texts[0][: self.nbytes[0]], texts[0][self.nbytes[0] :]
+
+
+def held_out_among(names: Sequence[str]) -> set[str]:
+    """Return the names of the files that are held out: about one in 14, at least one, never all."""
+    # the salt: without it, the largest file of the library, which is no program, would be half of the held-out text
+    place_of = {
+        name: int.from_bytes(hashlib.sha256(b"held out " + _bytes(name)).digest()[:8]) / 2**64 for name in names
+    }
+    first, *others = sorted(names, key=place_of.__getitem__)
+    return {first, *(name for name in others[:-1] if place_of[name] < 1 / 14)} if others else set()
+
+
+Listing = tuple[tuple[str, int, int], ...]
+
+
+def _listing(folder: Path, suffix: str = "", skipped: Collection[str] = ()) -> Listing:
+    """Return name relative to the folder, size and time of change of all non-empty regular files in a folder, sorted.
+
+    Args:
+        folder: the folder.
+        suffix: the end of their names.
+        skipped: patterns of the names of files and folders to leave out.
+    """
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not any(fnmatch(name, pattern) for pattern in skipped)]
+        for name in files:
+            if name.endswith(suffix) and not any(fnmatch(name, pattern) for pattern in skipped):
+                path = Path(parent, name)
+                facts = path.lstat()
+                if stat.S_ISREG(facts.st_mode) and facts.st_size:
+                    found.append((path.relative_to(folder).as_posix(), facts.st_size, facts.st_mtime_ns))
+    return tuple(sorted(found))
+
+
+@functools.lru_cache(maxsize=4)  # reading again takes a tenth of a second; a changed file has another time
+def _scanned(folder: Path, listing: Listing) -> Corpus:
+    digest = hashlib.sha256()
+    sizes: dict[str, int] = {}
+    left_out = []
+    for name, content in _contents(folder, [name for name, _, _ in listing]):
+        if _is_text(content):
+            _add(digest, name, content)
+            sizes[name] = len(content)
+        else:
+            left_out.append(name)
+    total = sum(sizes.values())
+    held_out = sum(sizes[name] for name in held_out_among(list(sizes))) if len(sizes) > 1 else total // 10
+    return Corpus(
+        folder=folder,
+        names=tuple(sizes),
+        left_out=tuple(left_out),
+        hash=digest.hexdigest()[:HASH_DIGITS],
+        nbytes=(total - held_out, held_out),
+    )
+
+
+def _contents(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    for name in names:
+        try:
+            yield name, (folder / name).read_bytes()
+        except OSError as error:
+            raise DatasetError(f"{folder / name} cannot be read ({error.strerror}); repair or remove it") from None
+
+
+def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:
+    digest.update(b"%b\0%d\0" % (_bytes(name), len(content)))
+    digest.update(content)
+
+
+def _bytes(name: str) -> bytes:
+    return os.fsencode(name)
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in content
+
+
+# Module and options by the name in the column.
+_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "gzip": ("gzip", {"compresslevel": 9}),
+    "bz2": ("bz2", {"compresslevel": 9}),
+    "xz": ("lzma", {}),
+}
+
+
+@functools.lru_cache(maxsize=1)
+def _compressed(text: bytes) -> dict[str, float]:
+    """Return bits per byte of a text after each of Python's compressors, by column; some installations lack one."""
+    found = {}
+    for name, (module, options) in _COMPRESSORS.items():
+        with contextlib.suppress(ImportError):
+            size = len(importlib.import_module(module).compress(text, **options))
+            found[f"{name}_bits_per_byte"] = 8 * size / len(text)
+    return found

@@ -1,0 +1,209 @@
+"""Texts: windows of bytes, the split by file, the hash, the yardsticks, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch.nn import functional
+
+from bench.core import spec
+from bench.core.errors import UsageError
+from bench.datasets.text import LanguageModelling, TextDataset, held_out_among
+
+NOWHERE = Path(__file__) / "nowhere"  # a file has no children
+
+
+def build(text: str) -> TextDataset:
+    return cast(TextDataset, spec.build("datasets", text))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve files whose bytes say from which file they are; one is in a folder of its own, one is not UTF-8."""
+    text = tmp_path / "text"
+    (text / "sub").mkdir(parents=True)
+    for number in range(11):
+        (text / f"{number}.txt").write_text(chr(65 + number) * 100)
+    (text / "sub" / "last.md").write_text("Z" * 100)
+    (text / "empty.txt").touch()
+    (text / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    (text / "zeros.bin").write_bytes(bytes(10))
+    (text / "link.txt").symlink_to(text / "0.txt")
+    return text
+
+
+def test_windows_do_not_overlap_and_each_byte_but_the_first_is_predicted_once(tmp_path: Path) -> None:
+    whole = bytes(range(32, 127)) * 11
+    (tmp_path / "a.txt").write_bytes(whole)
+    train, test = build(f"text:path={tmp_path},context=8").load(NOWHERE, seed=1)
+    tenth = len(whole) // 10  # of one file, the last tenth is held out
+    for part, text in ((train, whole[:-tenth]), (test, whole[-tenth:])):
+        num_windows = (len(text) - 1) // 8
+        assert part.inputs.shape == part.targets.shape == (num_windows, 8)
+        assert bytes(part.inputs[:].flatten().tolist()) == text[: 8 * num_windows]
+        assert bytes(part.targets.flatten().tolist()) == text[1 : 8 * num_windows + 1]
+
+
+def test_a_text_is_held_once_as_bytes(folder: Path) -> None:
+    train, _ = build(f"text:path={folder},context=8").load(NOWHERE, seed=1)
+    assert isinstance(train.inputs, torch.Tensor)
+    assert train.inputs.dtype == train.targets.dtype == torch.uint8
+    assert train.inputs.untyped_storage().data_ptr() == train.targets.untyped_storage().data_ptr()
+
+
+def test_no_file_is_both_held_out_and_trained_on(folder: Path) -> None:
+    dataset = build(f"text:path={folder},context=8")
+    train, test = (set(part.inputs[:].flatten().tolist()) for part in dataset.load(NOWHERE, seed=1))
+    assert not train & test
+    assert len(train | test) == 12
+    (note,) = dataset.warnings()
+    assert note == "text leaves out 2 files that are not UTF-8 text: picture.png, zeros.bin"
+
+
+def test_held_out_files_follow_from_their_names_alone() -> None:
+    names = [f"package/{number}.py" for number in range(2000)]
+    held_out = held_out_among(names)
+    assert 0.05 < len(held_out) / len(names) < 0.1
+    for some in (names[::2], names[1:], [*names, "new.py"]):
+        assert held_out_among(some) - {"new.py"} == held_out & set(some)
+    for number in range(50):  # of few, one at least is in each part
+        assert 1 <= len(held_out_among([f"{number}-{each}" for each in range(3)])) <= 2
+
+
+def test_the_library_is_its_source_without_tests() -> None:
+    dataset = build("stdlib")
+    names = dataset.corpus.names
+    assert dataset.corpus.folder == Path(sysconfig.get_path("stdlib"))
+    assert {"argparse.py", "json/decoder.py"} <= set(names)
+    assert all(name.endswith(".py") and not {"test", "tests", "site-packages"} & set(name.split("/")) for name in names)
+    held_out = held_out_among(names)
+    train, test = dataset.load(NOWHERE, seed=1)
+    assert (len(train), len(test)) == dataset.sizes()
+    assert 0.04 < len(test) / (len(train) + len(test)) < 0.12
+    read = b"".join((dataset.corpus.folder / name).read_bytes() for name in names if name in held_out)
+    assert bytes(test.inputs[:].flatten().tolist()) == read[: test.inputs[:].numel()]
+
+
+def test_the_hash_is_part_of_the_text_and_follows_names_and_contents(folder: Path) -> None:
+    dataset = build(f"text:path={folder}")
+    assert len(dataset.hash) == 12
+    assert f"hash={dataset.hash}" in spec.short_text(dataset)
+    assert spec.full_text(build(spec.full_text(dataset))) == spec.full_text(dataset)
+    first = folder / "0.txt"
+    first.write_text("B" * 100)
+    changed = build(f"text:path={folder}").hash
+    first.rename(folder / "new.txt")
+    assert len({dataset.hash, changed, build(f"text:path={folder}").hash}) == 3
+    with pytest.raises(
+        UsageError, match=rf"^the text in {folder} has the hash \w+ instead of {changed}, so it has cha"
+    ):
+        build(f"text:path={folder},hash={changed}")
+
+
+def test_a_text_that_changes_after_it_was_found_is_not_loaded(folder: Path) -> None:
+    dataset = build(f"text:path={folder},context=8")
+    (folder / "0.txt").write_text("B" * 99)
+    with pytest.raises(UsageError, match="so it has changed"):
+        dataset.load(NOWHERE, seed=1)
+
+
+def test_a_subset_is_spread_evenly_and_lies_inside_larger_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"".join(b"%07d\n" % number for number in range(2000)))
+    dataset = build(f"text:path={tmp_path},context=8")
+    whole, _ = dataset.load(NOWHERE, seed=1)
+    chosen = {}
+    for size in (3, 50, 500):
+        part, _ = dataset.load(NOWHERE, seed=1, train_size=size)
+        chosen[size] = [int(bytes(window)) for window in part.inputs[:].tolist()]
+        gaps = torch.tensor([0, *chosen[size], len(whole)]).diff()
+        assert len(part) == size
+        assert int(gaps.max()) < 2.7 * len(whole) / size
+        assert torch.equal(part.targets[:, :-1], part.inputs[:, 1:])
+    assert set(chosen[3]) < set(chosen[50]) < set(chosen[500])
+    rest, held_out = whole.split(50)
+    assert bytes(held_out.inputs[:].flatten().tolist()) == b"".join(b"%07d\n" % number for number in chosen[50])
+    assert len(rest) + 50 == len(whole)
+
+
+@pytest.mark.parametrize("test_size", [None, 20])
+def test_yardsticks_are_those_of_the_bytes_that_are_predicted(test_size: int | None) -> None:
+    dataset = build("text:path=" + str(Path(sysconfig.get_path("stdlib")) / "json"))
+    _, test = dataset.load(NOWHERE, seed=1, test_size=test_size)
+    text = bytes(test.targets.flatten().tolist())
+    sizes = {"gzip": len(gzip.compress(text, 9)), "bz2": len(bz2.compress(text, 9)), "xz": len(lzma.compress(text))}
+    expected = {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
+    assert dataset.yardsticks(test) == pytest.approx(expected)
+
+
+def test_the_loss_is_the_mean_over_all_bytes() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(3, 5, 256, generator=generator, dtype=torch.float64)
+    targets = torch.randint(256, (3, 5), generator=generator, dtype=torch.uint8)
+    right = logits.argmax(2)
+    targets[0] = right[0]
+    each = [-functional.log_softmax(logits[i, j], 0)[int(targets[i, j])] for i in range(3) for j in range(5)]
+    task = LanguageModelling()
+    torch.testing.assert_close(task.loss(logits, targets), torch.stack(each).mean())
+    total, correct = task.sum_loss_and_correct(logits, targets)
+    torch.testing.assert_close(total, torch.stack(each).sum())
+    assert int(correct) == int((right == targets).sum()) >= 5
+
+
+@pytest.mark.parametrize(
+    ("outputs", "problem"),
+    [
+        (torch.zeros(2, 7, 256), ""),
+        (torch.zeros(2, 256), "returns 2x256 for 2 samples instead of 2 x context x 256 logits"),
+        (torch.zeros(2, 7, 255), "returns 2x7x255 for 2 samples instead of 2 x context x 256 logits"),
+        ((1, 2), "returns tuple instead of a tensor of logits"),
+    ],
+)
+def test_outputs_of_a_wrong_shape_are_named(outputs: object, problem: str) -> None:
+    assert LanguageModelling().output_error(outputs, 2, 256) == problem
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        (None, "", r"there is no folder .*gone; give a folder of text files with text:path=FOLDER$"),
+        ({}, "", r".*gone has no file of UTF-8 text; give another --dataset or folder$"),
+        ({"a.bin": b"\xff"}, "", "has no file of UTF-8 text"),
+        (
+            {"a.txt": b"x" * 999},
+            "",
+            "the held-out text of .* has 99 bytes, which are not enough for a window of contex",
+        ),
+        ({"a.txt": b"x" * 999}, ",context=4", "context=4 is not possible"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_refused(
+    files: dict[str, bytes] | None, options: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "gone"
+    if files is not None:
+        path.mkdir()
+        for name, content in files.items():
+            (path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        build(f"text:path={path}{options}").resolve_sizes(None, None)
+    if not options:
+        assert build(f"text:path={path}").is_present(NOWHERE) == (files is not None and "a.txt" in files)
+
+
+def test_sizes_and_hash_are_known_without_torch() -> None:
+    code = (
+        "from bench.core import spec\nfrom bench.launch.refusals import without_torch\n"
+        "print(without_torch(lambda: (lambda d: (d.hash, d.resolve_sizes(None, 5)))(spec.build('datasets', 'stdlib'))))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    dataset = build("stdlib")
+    assert told == f"{(dataset.hash, dataset.resolve_sizes(None, 5))}\n"
