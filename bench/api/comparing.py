@@ -13,6 +13,7 @@ from bench.core.schema import to_cell
 from bench.report import comparison, groups, store, verdict
 from bench.report.columns import find_numbers
 from bench.report.comparison_table import comparison_table, shared_settings
+from bench.report.quality import quality_of
 from bench.report.statistics import SeedRule
 from bench.report.tables import Table, records
 
@@ -40,7 +41,7 @@ def compare(
         paths: run folders, folders of runs, CSV files, or patterns of these.
         baseline: the row that the others are compared with: a compressor, ``COMPRESSOR+COLLECTIVE``, or a run's name.
         metric: column that the verdict is about; by default ``samples_per_s``, or ``time_to_target_s`` with `target`.
-        target: accuracies to reach, such as 0.9 or ``best-1``.
+        target: accuracies to reach, such as 0.9 or ``best-1``; or bits per byte of a text, such as 2.1.
         rule: "fixed" if the number of seeds was chosen before the first run, "anytime" if seeds were added until the
             result was clear.
         by: columns to group by; by default everything but the seed.
@@ -53,8 +54,9 @@ def compare(
     Returns:
         One row per configuration, the baseline first, with the columns of ``bench compare --format csv``: ``gain`` is
         the factor by which the row is better (above 1) in the metric, ``gain_low`` and ``gain_high`` its 95 % interval,
-        ``verdict`` what the seeds allow to conclude, ``accuracy_difference`` a share. ``attrs`` of the table holds the
-        ``verdict`` in sentences, the ``warnings``, and the metric, baseline and settings.
+        ``verdict`` what the seeds allow to conclude, ``accuracy_difference`` a share (of a text,
+        ``bits_per_byte_difference``, relative to the baseline). ``attrs`` of the table holds the ``verdict`` in
+        sentences, the ``warnings``, and the metric, baseline and settings.
 
     Raises:
         UsageError: a column or the baseline is unknown, or a target cannot be read.
@@ -96,13 +98,13 @@ def read_and_compare(
     Args:
         paths: the files and folders.
         metric: column that the verdict is about; None chooses one that the rows have.
-        targets: accuracies to reach.
+        targets: values to reach.
         keep_going: skip, with a warning, what cannot be read.
         options: further arguments of `comparison.compare`.
     """
     rows = store.read(paths, keep_going=keep_going, warn=warn)
     are_timed = any(row["samples_per_s"] is not None for row in rows)
-    metric = metric or ("time_to_target_s" if targets else "samples_per_s" if are_timed else "test_accuracy")
+    metric = metric or ("time_to_target_s" if targets else "samples_per_s" if are_timed else quality_of(rows).column)
     return rows, comparison.compare(rows, metric=metric, targets=targets, **options)
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from bench.core.config.run import RunConfig
 from bench.core.units import format_seconds
+from bench.report.quality import quality_of
 
 _WIDE = 100  # least columns of a terminal on which the bar is long
 _TITLE = 24  # least columns that are kept for the title
@@ -99,6 +100,7 @@ _PROGRESS: dict[str, Callable[[float], str]] = {
     "eta_s": lambda value: f"{format_seconds(value)} left",
     "epoch": "epoch {:.1f}".format,
     "accuracy": "accuracy {:.1%}".format,
+    "bits_per_byte": "bits per byte {:.2f}".format,  # in place of the accuracy
     "loss": "loss {:.3f}".format,
     "samples_per_s": "{:,.0f} samples/s".format,
     "waiting_share": "waiting {:.0%}".format,
@@ -112,12 +114,16 @@ class Display(LiveLine):
         """Show one report of rank 0: the results of an evaluation, or the progress of the training."""
         if "evaluated" in line:
             row = line["evaluated"]
+            quality = quality_of([row])
             self.say_of_title(
                 f"epoch {row['epoch']:.4g}  step {row['step']}  loss {row['train_loss']:.4f}  "
-                f"accuracy {row['test_accuracy']:.2%}"
+                f"{quality.noun} {quality.format(row[quality.column])}"
             )
         else:
-            known = [text(line[name]) for name, text in _PROGRESS.items() if line[name] is not None]
+            hidden = "accuracy" if line.get("bits_per_byte") is not None else ""
+            known = [
+                text(line[name]) for name, text in _PROGRESS.items() if line.get(name) is not None and name != hidden
+            ]
             self.update(known, total=line["total_steps"], completed=line["step"])
 
 

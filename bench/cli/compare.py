@@ -69,7 +69,7 @@ def compare(
         str | None,
         typer.Option(
             help="Column that the verdict is about, or bytes_to_target (default: samples_per_s; with --target, "
-            "time_to_target_s; for runs too short to be timed, test_accuracy).",
+            "time_to_target_s; for runs too short to be timed, test_accuracy or test_bits_per_byte).",
             metavar="COLUMN",
             show_default=False,
             autocompletion=_COMPLETE_METRIC,
@@ -80,7 +80,8 @@ def compare(
         list[str] | None,
         typer.Option(
             help="Accuracies to reach, separated by commas: 0.9, or best-1 for one point below the baseline's mean "
-            "final accuracy (default: the --target-accuracy of each run).",
+            "final accuracy; for a text bits per byte: 2.1, or best-1 for 1 % above the baseline's (default: the "
+            "target of each run).",
             metavar="TARGETS",
             show_default=False,
             rich_help_panel=MEANING,
@@ -171,9 +172,9 @@ def compare(
     fail_on: Annotated[
         list[str] | None,
         typer.Option(
-            help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric) "
-            "or accuracy:-0.5 (percentage points), both significantly, or bytes:+1% (payload per step). May be "
-            "repeated, or separated by commas.",
+            help="Exit with code 5 if a row is worse than the baseline by more than this: slower:5% (of the metric), "
+            "accuracy:-0.5 (percentage points) or bits_per_byte:+1% (of a text), all three significantly, or bytes:+1% "
+            "(payload per step). May be repeated, or separated by commas.",
             metavar="GATE",
             rich_help_panel=GATES,
         ),
@@ -181,8 +182,8 @@ def compare(
     reference: Annotated[
         Path | None,
         typer.Option(
-            help="Exit with code 5 if a run's bytes or accuracy differ from those of the run in this file with the "
-            "same name and seed.",
+            help="Exit with code 5 if a run's bytes, accuracy or bits per byte differ from those of the run in this "
+            "file with the same name and seed.",
             metavar="FILE",
             rich_help_panel=GATES,
         ),

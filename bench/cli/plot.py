@@ -86,6 +86,8 @@ def plot(
 
 
 def _drawn(kind: str, results: Results) -> Iterator[tuple[str, Picture]]:
+    for sentence in results.left_out:
+        warn(sentence)
     for name, each in kinds().items():
         try:
             if kind in (name, ALL):

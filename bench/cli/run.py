@@ -42,6 +42,7 @@ from bench.launch.recipes import with_recipe
 from bench.launch.run import Result
 from bench.launch.sweep_file import run_arguments
 from bench.launch.sweep_state import past_runs
+from bench.report.quality import quality_of, yardsticks
 from bench.report.store import grouped
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -139,7 +140,8 @@ def _print_results(batch: Batch, as_json: bool) -> None:
         from bench.cli.compare import compare  # takes 20 ms, so only if it is needed
 
         is_timed = any(result.summary.get("samples_per_s") for result in batch.results)
-        compare([result.folder.path for result in batch.results], metric=None if is_timed else "test_accuracy")
+        rows = [row for result in batch.results for row in rows_of(result)]
+        compare([result.folder.path for result in batch.results], metric=None if is_timed else quality_of(rows).column)
     if as_json or batch.num_methods == 1:  # the comparison prints this warning itself
         warn_of_other_work(batch.results)
 
@@ -207,7 +209,7 @@ def _print_plan(configs: list[RunConfig], layers: LayerPlan) -> None:
 
 
 def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
-    """Print one row per run, and then the folder of each run."""
+    """Print one row per run, the yardsticks of a text, and the folder of each run."""
     config = configs[0]
     what = (config.model, config.dataset, config.strategy, f"{config.world_size} ranks")
     rows = [_summary(config.seed, result) for config, result in zip(configs, results, strict=False)]
@@ -218,27 +220,28 @@ def print_summary(configs: list[RunConfig], results: list[Result]) -> None:
     console = Console()
     console.print(f"{config.compressor} on {config.collective}: {', '.join(what)}", highlight=False)
     console.print(table)
+    if compared := yardsticks(row for result in results for row in rows_of(result)):
+        console.print(compared, highlight=False)
     for result in results:
         print(result.folder.path)
 
 
 def _summary(seed: int, result: Result) -> dict[str, str]:  # cells by heading; empty without a value
     row: dict[str, Any] = next((row for row in reversed(rows_of(result)) if row.get("test_accuracy") is not None), {})
+    quality = quality_of([row])
     return {
         "seed": str(seed),
         "status": "" if result.status == "ok" else result.status,
-        "accuracy": _cell(row.get("test_accuracy"), "{:.2%}".format),
+        quality.noun: _cell(row.get(quality.column), quality.format),
         "samples/s": _cell(row.get("samples_per_s"), "{:,.0f}".format),
         "step": _cell(row.get("step_time_s"), format_seconds),
         "sent/step": _cell(row.get("payload_bytes_per_step"), format_bytes),
         "ratio": _cell(row.get("compression_ratio"), "{:.4g}x".format),
         "trained": _cell(row.get("train_time_s"), format_seconds),
-        "to target": _cell(row.get("time_to_target_s"), format_seconds, _missed(row)),
+        "to target": _cell(
+            row.get("time_to_target_s"), format_seconds, "" if row.get(quality.target_column) is None else "missed"
+        ),
     }
-
-
-def _missed(row: dict[str, Any]) -> str:
-    return "" if row.get("target_accuracy") is None and row.get("target_bits_per_byte") is None else "missed"
 
 
 def _cell(value: float | None, text: Callable[[float], str], otherwise: str = "") -> str:

@@ -20,6 +20,7 @@ from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.run import Result, execute, resume
 from bench.launch.sweep_file import plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import SweepState, expected_s, run_missing
+from bench.report.quality import quality_of
 from bench.report.store import grouped
 from collectives.options import MOST
 
@@ -229,7 +230,8 @@ def run_all(state: SweepState, configs: list[RunConfig], server: ForkServer) -> 
             ending = f"{result.status}: {result.error}"
             if result.status == "ok":
                 took = format_seconds(result.summary["wall_time_s"])
-                ending = f"accuracy {result.summary['test_accuracy']:.2%} in {took}"
+                quality = quality_of([result.summary])
+                ending = f"{quality.noun} {quality.format(result.summary[quality.column])} in {took}"
             display.say(f"{display.title}: {ending}{left}")
         if result.status in ("failed", "timeout"):
             errors[config.digest] = result.error

@@ -1,4 +1,4 @@
-"""Compare every configuration with one baseline, and give a verdict on the chosen metric and one on accuracy.
+"""Compare every configuration with one baseline, and give a verdict on the chosen metric and one on quality.
 
 The direction is always from baseline to candidate: a factor above 1 means that the candidate is better.
 """
@@ -12,7 +12,8 @@ from bench.core.schema import Column
 from bench.report.anytime import Conclusion
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
 from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
-from bench.report.statistics import Effect, SeedRule, difference, holm, improvement, judge
+from bench.report.quality import Quality, quality_of
+from bench.report.statistics import Effect, SeedRule, holm, improvement, judge
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.targets import (
     TO_TARGET,
@@ -27,7 +28,6 @@ from bench.report.targets import (
 )
 
 SAME_FACTOR = (1 / 1.05, 1.05)  # factors in this range make no practical difference
-SAME_ACCURACY = (-0.01, 0.01)  # differences of accuracy, as shares, in this range make no practical difference
 
 _FP32, _BF16 = ("none",), ("bf16", "torch_bf16")
 BASELINES = (*_FP32, *_BF16)  # the default baselines, the preferred one first
@@ -40,6 +40,7 @@ _SPEED_UNITS = ("s", "samples/s")
 ComparisonVerdict = Literal[
     "baseline", "faster", "slower", "better", "worse", "higher", "lower", "same", "unclear", "failed"
 ]
+BETTER, WORSE = ("faster", "better", "higher"), ("slower", "worse", "lower")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ class Finding:
     """The result of comparing a candidate with the baseline in one quantity, such as speed or accuracy.
 
     Attributes:
-        effect: the factor by which the candidate is better or, for accuracy, the candidate's mean minus the baseline's,
-            as a share; None if either side has no value.
+        effect: the factor by which the candidate is better or, for the quality of the models, the change from baseline
+            to candidate as `Quality` defines it; None if either side has no value.
         p: p-value of the effect, adjusted for the number of candidates and targets; None if it cannot be tested.
         verdict: the conclusion that the seeds allow.
         held_back: True if the verdict is "unclear" because seeds missed the target or diverged, so that more seeds
@@ -67,11 +68,11 @@ class ComparedRow:
 
     Attributes:
         group: the runs of this row.
-        gain: finding in the metric of the comparison; if the metric depends on a target accuracy, for the first target.
-        accuracy: finding in test accuracy.
+        gain: finding in the metric of the comparison; if the metric depends on a target, for the first target.
+        accuracy: finding in the quality of the models: in test accuracy or, for a text, in bits per byte.
         cpu: finding in CPU time per step, which other programs on the machine affect less than the wall clock. It has
             an effect only if the metric is the speed or the duration of a step.
-        further: findings in the metric for every target accuracy after the first.
+        further: findings in the metric for every target after the first.
     """
 
     group: RunGroup
@@ -93,7 +94,8 @@ class Comparison:
     Attributes:
         metric: the column that the verdict is about.
         by: the columns that runs are grouped by; empty if they are grouped by ``config_id``.
-        targets: accuracies to reach, at least one; the verdict is about the first.
+        targets: values to reach, at least one; the verdict is about the first.
+        quality: what measures the models: accuracy, or bits per byte. Rows of another quality have no finding in it.
         rows: the baseline first, then the candidates.
         unfinished: runs that were stopped or are still running, if no other run of their configuration and seed
             finished. No row contains them, unless no run finished at all.
@@ -106,6 +108,7 @@ class Comparison:
     metric: Column
     by: tuple[str, ...]
     targets: list[Target]
+    quality: Quality
     rows: list[ComparedRow]
     unfinished: list[Run]
     repeated: list[Run]
@@ -133,8 +136,13 @@ class Comparison:
         return self.metric.unit in _SPEED_UNITS
 
     @property
+    def is_about_quality(self) -> bool:
+        """True if the metric is the quality of the models, which is compared by its change, not by a factor."""
+        return self.metric.name == self.quality.column
+
+    @property
     def is_to_target(self) -> bool:
-        """True if the metric is the time or the number of bytes until the target accuracy."""
+        """True if the metric is the time or the number of bytes until the target."""
         return self.metric.name in TO_TARGET
 
 
@@ -158,8 +166,7 @@ def compare(
         metric: the column that the verdict is about.
         by: columns to group by instead of ``config_id``.
         where: conditions that the runs must meet.
-        targets: accuracies to reach, as ``targets.find_target`` reads them; if empty, each run's own
-            ``--target-accuracy``.
+        targets: values to reach, as ``targets.find_target`` reads them; if empty, each run's own target.
         sort: the column that orders the candidates, the best first; None keeps the order of appearance.
         rule: "fixed" if the number of seeds was chosen before the first run; "anytime" if seeds were added until the
             result was clear. "anytime" compares only seeds that both rows have.
@@ -181,7 +188,9 @@ def compare(
     chosen, ambiguity = choose_baseline(
         groups, baseline, BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
     )
-    to_reach = [find_target(text, chosen) for text in targets] or [Target()]
+    data = chosen.distinct("dataset")
+    quality = quality_of(run.last_known for run in runs if run["dataset"] in data or not data)
+    to_reach = [find_target(text, chosen, quality) for text in targets] or [Target()]
     finished = [group for group in groups if group.ok]
     if finished and not any(
         needs(group, metric, to_reach[0]) if metric in TO_TARGET else group.values(metric) for group in finished
@@ -194,10 +203,11 @@ def compare(
         metric=column,
         by=tuple(by),
         targets=to_reach,
+        quality=quality,
         unfinished=[run for run in selected if (run["config_id"], run["seed"]) not in seeds],
         rows=[
             ComparedRow(group=chosen, gain=itself, accuracy=itself, cpu=itself, further=further),
-            *_compared(chosen, candidates, column, to_reach, rule),
+            *_compared(chosen, candidates, column, quality, to_reach, rule),
         ],
         repeated=repeated,
         ambiguity=ambiguity,
@@ -277,7 +287,7 @@ def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target
     Args:
         name: name of the column; None keeps the order.
         candidates: groups of runs.
-        target: the accuracy to reach.
+        target: the value to reach.
 
     Raises:
         UsageError: there is no such column.
@@ -300,24 +310,30 @@ def in_order_of(name: str | None, candidates: Sequence[RunGroup], target: Target
 
 
 def _compared(
-    baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, to_reach: Sequence[Target], rule: SeedRule
+    baseline: RunGroup,
+    candidates: Sequence[RunGroup],
+    metric: Column,
+    quality: Quality,
+    to_reach: Sequence[Target],
+    rule: SeedRule,
 ) -> list[ComparedRow]:
     def divergence_forbids(verdict: ComparisonVerdict, number: int) -> bool:
-        # A verdict on accuracy must not ignore that the side that it favours diverged more often.
-        if verdict == "lower":
+        # A verdict on quality must not ignore that the side that it favours diverged more often.
+        if verdict in WORSE:
             return diverges_more_often(baseline, candidates[number])
-        return verdict in ("same", "higher") and diverges_more_often(candidates[number], baseline)
+        return verdict in ("same", *BETTER) and diverges_more_often(candidates[number], baseline)
 
     is_paired = rule == "anytime"
-    accuracies = [
-        difference(*_values(baseline, each, "test_accuracy", rule), paired=is_paired, rule=rule) for each in candidates
+    changes = [
+        quality.effect(*_values(baseline, each, quality.column, rule), paired=is_paired, rule=rule)
+        if each.quality is quality
+        else None
+        for each in candidates
     ]
-    accuracy = _findings(
-        candidates, accuracies, same=SAME_ACCURACY, words=("higher", "lower"), forbids=divergence_forbids
-    )
+    accuracy = _findings(candidates, changes, same=quality.same, words=quality.verdicts, forbids=divergence_forbids)
     first, *others = to_reach
     gains = (
-        accuracy if metric.name == "test_accuracy" else _gains(baseline, candidates, metric, first, len(to_reach), rule)
+        accuracy if metric.name == quality.column else _gains(baseline, candidates, metric, first, len(to_reach), rule)
     )
     further = [_gains(baseline, candidates, metric, target, len(to_reach), rule) for target in others]
     costs = [
@@ -359,7 +375,7 @@ def diverges_more_often(candidate: RunGroup, baseline: RunGroup) -> bool:
 def _gains(
     baseline: RunGroup, candidates: Sequence[RunGroup], metric: Column, target: Target, tables: int, rule: SeedRule
 ) -> list[Finding]:
-    # The metric is not accuracy. With several targets, ``tables`` is their number.
+    # The metric is not the quality. With several targets, ``tables`` is their number.
     words: tuple[ComparisonVerdict, ComparisonVerdict] = (
         ("faster", "slower") if metric.unit in _SPEED_UNITS else ("better", "worse")
     )
@@ -413,7 +429,7 @@ def _findings(
         candidates: groups of runs.
         effects: the effect of each candidate; None if it or the baseline has no value.
         same: lowest and highest effect that make no practical difference.
-        words: the verdict on a better candidate, and the verdict on a worse one.
+        words: the verdict on an effect above ``same``, and on one below.
         tables: number of targets for which the candidates are tested; p-values are adjusted for it.
         forbids: called with a verdict and the index of a candidate; True if this candidate must not get this verdict,
             which then is "unclear".

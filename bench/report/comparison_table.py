@@ -20,7 +20,8 @@ from bench.report.columns import (
 )
 from bench.report.comparison import ComparedRow, Comparison, ComparisonVerdict
 from bench.report.groups import COMPONENTS, name_of
-from bench.report.statistics import Effect
+from bench.report.quality import BITS_PER_BYTE, Quality, yardsticks
+from bench.report.statistics import Effect, MeanEstimate
 from bench.report.tables import Raw, Table, TableCell, TableColumn, table_of
 from bench.report.targets import Target
 from bench.report.verdict import in_lines
@@ -28,6 +29,7 @@ from bench.report.verdict import in_lines
 _HEADINGS = {
     "samples_per_s": "samples/s",
     "test_accuracy": "accuracy, %",
+    "test_bits_per_byte": "bits per byte",
     "payload_bytes_per_step": "payload\nper step",
     "compression_ratio": "compression\nvs fp32",
     "wire_bytes_per_step": "wire bytes\nper step",
@@ -74,25 +76,28 @@ def comparison_table(comparison: Comparison, *, extra: Sequence[str] = (), cauti
         extra: names of further columns, of which the means are shown.
         cautions: warnings to show above the table.
     """
-    metric, target = comparison.metric.name, comparison.targets[0]
+    metric, target, quality = comparison.metric.name, comparison.targets[0], comparison.quality
     gain = "{}\nvs {} [95% CI]".format(*_words(comparison))
     columns: list[Declared] = [
         *((TableColumn(name, "left", 0), partial(_label_cell, name)) for name in comparison.baseline.label),
         (TableColumn("seeds"), partial(_seeds_cell, "{}/{} ok")),
     ]
-    if metric != "test_accuracy":
+    if not comparison.is_about_quality:
         columns += [_mean(metric, target, 2, interval=True), (TableColumn(gain), _gain_cell)]
     columns += [
         (TableColumn("verdict", "left"), partial(_verdict_cell, comparison, with_reason=True)),
-        (TableColumn("accuracy\n% ± sd"), _accuracy_cell),
-        (TableColumn("accuracy vs baseline\npoints [95% CI]", priority=3), partial(_points_cell, with_verdict=True)),
+        (TableColumn(quality.headings[0]), partial(_quality_cell, quality)),
+        (
+            TableColumn(f"{quality.noun} vs baseline\n{quality.units[0]} [95% CI]", priority=3),
+            partial(_change_cell, quality, with_verdict=True),
+        ),
     ]
     for number, further in enumerate(comparison.targets[1:] if comparison.is_to_target else ()):
         cell = partial(_further_cell, number, further, interval=True)
         columns += [_mean(metric, further, 2), (TableColumn(f"{gain} to {further.title}", priority=2), cell)]
     if metric != "samples_per_s":
         columns.append(_mean("samples_per_s", target, 4, interval=True))
-    for name in dict.fromkeys([*_MEANS, *([targets.BYTES] if target.accuracy is not None else []), *extra]):
+    for name in dict.fromkeys([*_MEANS, *([targets.BYTES] if target.value is not None else []), *extra]):
         priority = 3 if name in (*_FIRST_MEANS, *extra) else 4
         to_reach = comparison.targets if name in targets.TO_TARGET else [target]
         columns += [_mean(name, each, priority) for each in to_reach if name not in (metric, "samples_per_s")]
@@ -110,7 +115,7 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         extra: names of further columns, of which the means are shown.
         cautions: warnings to show above the table.
     """
-    metric, target = comparison.metric.name, comparison.targets[0]
+    metric, target, quality = comparison.metric.name, comparison.targets[0], comparison.quality
     gain, baseline = _words(comparison)
     settings = _components_above(comparison)
     names = [name for name in comparison.baseline.named_by or () if name not in COMPONENTS] if settings else None
@@ -126,10 +131,13 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         columns.append((TableColumn("seeds"), partial(_seeds_cell, "{}/{}")))
     else:
         settings["seeds"] = f"{ok} each" if len(comparison.rows) > 1 else str(ok)
-    if metric == "test_accuracy":
+    if comparison.is_about_quality:
         columns += [
-            (TableColumn("accuracy\n% ± sd"), _accuracy_cell),
-            (TableColumn(f"points vs {baseline}\n[95% CI]"), partial(_points_cell, with_verdict=False)),
+            (TableColumn(quality.headings[0]), partial(_quality_cell, quality)),
+            (
+                TableColumn(f"{quality.units[0]} vs {baseline}\n[95% CI]"),
+                partial(_change_cell, quality, with_verdict=False),
+            ),
         ]
     else:
         columns += [_mean(metric, target), (TableColumn(f"{gain}\nvs {baseline} [95% CI]"), _gain_cell)]
@@ -142,10 +150,10 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
         )
         for number, each in enumerate(further)
     ]
-    if metric != "test_accuracy":
-        columns.append((TableColumn(f"accuracy %\n(vs {baseline})"), _short_accuracy_cell))
+    if not comparison.is_about_quality:
+        columns.append((TableColumn(quality.headings[1].format(baseline)), partial(_short_quality_cell, quality)))
     for name in dict.fromkeys(["payload_bytes_per_step", *extra]):
-        if name not in (metric, "test_accuracy") and (name in extra or not further):  # several targets take its place
+        if name not in (metric, quality.column) and (name in extra or not further):  # several targets take its place
             columns.append(_mean(name, target, heading="sent/\nstep" if name == "payload_bytes_per_step" else ""))
     return _table(comparison, columns, settings, cautions)
 
@@ -153,8 +161,8 @@ def answer_table(comparison: Comparison, *, extra: Sequence[str] = (), cautions:
 def _table(
     comparison: Comparison, columns: Sequence[Declared], settings: Mapping[str, str], cautions: Sequence[str]
 ) -> Table:
-    heading, above = "test accuracy", ""
-    if comparison.metric.name != "test_accuracy":
+    heading, above = comparison.quality.title, ""
+    if not comparison.is_about_quality:
         heading = _heading(comparison.metric.name, comparison.targets[0]).replace("\n", " ")
         above = f" (above 1x is {'faster' if comparison.is_about_speed else 'better'})"
     table = table_of(
@@ -183,6 +191,8 @@ def _notes(comparison: Comparison, texts: Sequence[str]) -> list[str]:
     )
     notes = ["; ".join(sign for sign, is_used in signs.items() if is_used)]
     notes += [at_least] if any(text.startswith("≥") for text in texts) else []
+    if comparison.quality is BITS_PER_BYTE:
+        notes.append(yardsticks(run.last_known for group in comparison.groups for run in group.runs))
     return list(filter(None, [*notes, *(target.meaning for target in comparison.targets)]))
 
 
@@ -254,7 +264,7 @@ def _mean_cell(name: str, target: Target, interval: bool, row: ComparedRow) -> T
 
 
 def _suffix(target: Target) -> str:
-    return "" if target.accuracy is None else f"_{target.accuracy:g}"
+    return "" if target.value is None else f"_{target.value:g}"
 
 
 def _label_cell(name: str, row: ComparedRow) -> TableCell:
@@ -311,27 +321,33 @@ def _verdict_cell(comparison: Comparison, row: ComparedRow, *, with_reason: bool
     return TableCell(text=f"{row.gain.verdict}{reason}", raw=raw, style=_STYLES.get(row.gain.verdict, ""))
 
 
-def _accuracy_cell(row: ComparedRow) -> TableCell:
-    known = row.group.estimate("test_accuracy")
+def _estimate(quality: Quality, row: ComparedRow) -> MeanEstimate | None:
+    return row.group.estimate(quality.column) if row.group.quality is quality else None
+
+
+def _quality_cell(quality: Quality, row: ComparedRow) -> TableCell:
+    known = _estimate(quality, row)
     mean, sd = (known.mean, known.sd) if known else (None, None)
-    texts = [] if mean is None else [f"{share * 100:.1f}" for share in (mean, sd) if share is not None]
-    return TableCell(text=" ± ".join(texts) or NOTHING, raw={"test_accuracy": mean, "test_accuracy_sd": sd})
+    texts = [] if mean is None else [quality.in_table(value) for value in (mean, sd) if value is not None]
+    return TableCell(text=" ± ".join(texts) or NOTHING, raw={quality.column: mean, f"{quality.column}_sd": sd})
 
 
-def _short_accuracy_cell(row: ComparedRow) -> TableCell:
-    # Show the mean, and its difference from the baseline in percentage points, such as ``97.2 (-1.0)``.
-    known, effect = row.group.estimate("test_accuracy"), row.accuracy.effect
+def _short_quality_cell(quality: Quality, row: ComparedRow) -> TableCell:
+    # Show the mean, and its change from the baseline in points or per cent, such as ``97.2 (-1.0)``.
+    known, effect = _estimate(quality, row), row.accuracy.effect
     if known is None:
         return TableCell()
     change = f" ({format_points(effect.value)})" if effect else ""
-    return dataclasses.replace(_points_cell(row, with_verdict=False), text=f"{known.mean * 100:.1f}{change}")
+    return dataclasses.replace(
+        _change_cell(quality, row, with_verdict=False), text=f"{quality.in_table(known.mean)}{change}"
+    )
 
 
-def _points_cell(row: ComparedRow, *, with_verdict: bool) -> TableCell:
-    # Show the difference from the baseline in percentage points, with its interval and, if wanted, the verdict.
+def _change_cell(quality: Quality, row: ComparedRow, *, with_verdict: bool) -> TableCell:
+    # Show the change from the baseline in points or per cent, with its interval and, if wanted, the verdict.
     effect, verdict = row.accuracy.effect, row.accuracy.verdict
-    raw = _effect_raw("accuracy_difference", effect)
-    raw |= {"accuracy_p_adjusted": row.accuracy.p, "accuracy_verdict": verdict}
+    raw = _effect_raw(f"{quality.name}_difference", effect)
+    raw |= {f"{quality.name}_p_adjusted": row.accuracy.p, f"{quality.name}_verdict": verdict}
     text = format_effect(effect, format_points)
     style = _STYLES.get(verdict, "") if effect else ""
     return TableCell(text=f"{text} {verdict}" if effect and with_verdict else text, raw=raw, style=style)

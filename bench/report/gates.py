@@ -6,17 +6,19 @@ The results decide the exit code of `bench compare`.
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 from bench.core.errors import UsageError
 from bench.report.columns import format_factor, format_points
 from bench.report.comparison import ComparedRow, Comparison, Finding, diverges_more_often
+from bench.report.quality import ACCURACY, BITS_PER_BYTE, quality_of
 from bench.report.statistics import CONFIDENCE, improvement
 from bench.report.store import Run
 
-GateKind = Literal["slower", "accuracy", "bytes"]
+GateKind = Literal["slower", "accuracy", "bits_per_byte", "bytes"]
 
-FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
+FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bits_per_byte|bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
+_OF_QUALITY = {quality.name: quality for quality in (ACCURACY, BITS_PER_BYTE)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,9 +27,9 @@ class Gate:
 
     Attributes:
         kind: the quantity that must not become worse. ``slower``: the metric of the comparison; ``accuracy``: the test
-            accuracy; ``bytes``: the payload bytes per step.
-        limit: the largest loss allowed. For speed and bytes it is a share of the baseline's value, such as 0.05 for 5%;
-            for accuracy it is a difference, such as 0.005 for 0.5 percentage points.
+            accuracy; ``bits_per_byte``: the bits per byte of a text; ``bytes``: the payload bytes per step.
+        limit: the largest loss allowed. For accuracy it is a difference, such as 0.005 for 0.5 percentage points; for
+            the others it is a share of the baseline's value, such as 0.05 for 5%.
         text: the limit as the user wrote it.
     """
 
@@ -40,7 +42,8 @@ class Gate:
         """Return the limit that the text describes.
 
         Args:
-            text: ``slower:5%`` or ``bytes:+1%`` (per cent), or ``accuracy:-0.5`` (percentage points).
+            text: ``slower:5%``, ``bytes:+1%`` or ``bits_per_byte:+1%`` (per cent), or ``accuracy:-0.5`` (percentage
+                points).
 
         Raises:
             UsageError: the text has none of these forms, or the limit of ``slower`` is 100 % or more.
@@ -48,11 +51,10 @@ class Gate:
         match = FORM.fullmatch(text.strip())
         if not match or (match[1] and float(match[4]) >= 100) or (match[2] and match[5]):
             raise UsageError(
-                f"'{text}' is not a limit for --fail-on; write slower:5% or bytes:+1% (per cent), or accuracy:-0.5 "
-                "(percentage points)"
+                f"'{text}' is not a limit for --fail-on; write slower:5%, bytes:+1% or bits_per_byte:+1% (per "
+                "cent), or accuracy:-0.5 (percentage points)"
             )
-        kind: GateKind = "slower" if match[1] else "accuracy" if match[2] else "bytes"
-        return cls(kind=kind, limit=float(match[4]) / 100.0, text=text)
+        return cls(kind=cast(GateKind, match[1] or match[2] or match[3]), limit=float(match[4]) / 100.0, text=text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,11 @@ class GateResult:
 def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     """Check every candidate against every limit.
 
-    A loss of speed or accuracy crosses a limit only if it is significant.
+    A loss of speed or quality crosses a limit only if it is significant.
 
     Raises:
-        UsageError: a limit is of kind ``slower``, but the metric of the comparison is accuracy.
+        UsageError: a limit is of kind ``slower``, but the metric of the comparison is the quality; or it limits another
+            quality than that of the compared runs.
     """
     result = GateResult()
     keys = comparison.by or ("config_id",)
@@ -91,10 +94,16 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
     if not comparison.candidates:
         missing.append(f": there is no row besides {comparison.baseline.title}")
     for gate in gates:
-        if gate.kind == "slower" and comparison.metric.name == "test_accuracy":
+        quality = comparison.quality
+        if gate.kind == "slower" and comparison.is_about_quality:
             raise UsageError(
-                f"{gate.text} limits a factor, but --metric test_accuracy is compared by difference; write "
-                "--fail-on accuracy:-0.5 instead"
+                f"{gate.text} limits a factor, but --metric {quality.column} is compared by difference; write "
+                f"--fail-on {quality.gate} instead"
+            )
+        if gate.kind in _OF_QUALITY and gate.kind != quality.name:
+            raise UsageError(
+                f"{gate.text} does not fit these runs, which are compared in {quality.noun}; write "
+                f"--fail-on {quality.gate} instead"
             )
         result.unmeasured.extend(f"{gate.text} cannot be judged{reason}" for reason in missing)
         for row in comparison.candidates:
@@ -104,11 +113,12 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
 
 def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: GateResult) -> None:
     title = f"{comparison.baseline.title} -> {row.group.title}"
-    if gate.kind == "accuracy" and diverges_more_often(row.group, comparison.baseline):
+    quality = _OF_QUALITY.get(gate.kind)
+    if quality and diverges_more_often(row.group, comparison.baseline):
         lost, seeds = len(row.group.diverged), len(row.group.runs)
         result.crossed.append(f"{title}: {lost} of {seeds} seeds diverged, which crosses {gate.text}")
         return
-    finding = row.accuracy if gate.kind == "accuracy" else row.gain
+    finding = row.accuracy if quality else row.gain
     if gate.kind == "bytes":  # they are counted and have no noise
         sides = [each.values("payload_bytes_per_step") for each in (comparison.baseline, row.group)]
         effect = improvement(*sides, higher_is_better=False, counted=True)
@@ -118,8 +128,8 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
         return
     value = finding.effect.value
     # The loss is the share of the baseline's value by which the candidate is worse.
-    if gate.kind == "accuracy":
-        loss, change = -value, f"{format_points(value)} points of accuracy"
+    if quality:
+        loss, change = quality.cost(value), f"{format_points(value)} {quality.gated}"
     elif gate.kind == "bytes":
         loss, change = 1.0 / value - 1.0, f"{1.0 / value - 1.0:+.1%} bytes per step"
     else:
@@ -137,13 +147,13 @@ def _check_row(gate: Gate, comparison: Comparison, row: ComparedRow, result: Gat
     result.undecided.append(f"{title}: {change} is beyond {gate.text}, but {reason}")
 
 
-TOLERANCE = 0.03  # allowed difference of accuracy, as a share, on another processor or with another torch
+TOLERANCE = 0.03  # allowed change of quality, as a share, on another processor or with another torch
 
 _SAME_ROUNDING = ("cpu", "torch_version", "device", "threads")
 
 
 def check_reference(runs: Sequence[Run], reference: Sequence[Run]) -> GateResult:
-    """Compare the bytes and the accuracy of runs with those of reference runs that have the same name and seed.
+    """Compare the bytes and the quality of runs with those of reference runs that have the same name and seed.
 
     If several runs have the same name and seed, the newest successful one counts.
 
@@ -172,8 +182,10 @@ def _changes(run: Run, reference: Run) -> Iterator[str]:
     if now != then:
         more = f" ({now / then - 1.0:+.1%})" if now and then else ""
         yield f"payload_bytes_per_step was {then} and is {now}{more}"
-    now, then = run["test_accuracy"], reference["test_accuracy"]
+    quality = quality_of([reference.last_known])
+    now, then = run[quality.column], reference[quality.column]
     exact = all(run[name] == reference[name] for name in _SAME_ROUNDING)
-    if now != then and (None in (now, then) or abs(now - then) > (0.0 if exact else TOLERANCE)):
+    allowed = 0.0 if exact else TOLERANCE
+    if now != then and (None in (now, then) or abs(quality.change_between(then, now)) > allowed):
         where = "on the same processor and torch" if exact else f"more than {TOLERANCE:.0%} on another machine or torch"
-        yield f"test_accuracy was {then} and is {now}, {where}"
+        yield f"{quality.column} was {then} and is {now}, {where}"

@@ -9,6 +9,7 @@ from bench.core import registry
 from bench.core.errors import NothingToCompare, UsageError
 from bench.core.schema import METRICS, METRICS_BY_NAME, from_cell
 from bench.report.columns import NOTHING, find_column, format_value
+from bench.report.quality import Quality, quality_of
 from bench.report.statistics import MeanEstimate, estimate
 from bench.report.store import Row, Run, collect_runs, grouped
 from collectives.options import Spec
@@ -16,8 +17,9 @@ from collectives.options import Spec
 # Settings that define the work; all other settings define the method.
 WORKLOAD = (
     "model", "dataset", "train_size", "test_size", "holdout_size", "batch_size", "epochs", "steps", "target_accuracy",
-    "partition", "world_size", "hosts", "ranks_per_host", "replicas", "device", "threads", "uplink_bps", "downlink_bps",
-    "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest", "straggler",
+    "target_bits_per_byte", "partition", "world_size", "hosts", "ranks_per_host", "replicas", "device", "threads",
+    "uplink_bps", "downlink_bps", "link_trace", "latency_s", "jitter_s", "loss_ratio", "cpu_share", "cluster_digest",
+    "straggler",
 )  # fmt: skip
 
 _NO_SETTING = {"run_id", "digest", "config_id", "name", "recipe", "seed", "rates_tried"}
@@ -61,6 +63,11 @@ class RunGroup:
     def diverged(self) -> list[Run]:
         """The runs whose training diverged; they have no final accuracy."""
         return [run for run in self.runs if run.diverged]
+
+    @functools.cached_property
+    def quality(self) -> Quality:
+        """What measures the models of these runs: accuracy, or bits per byte."""
+        return quality_of(run.last_known for run in self.runs)
 
     @property
     def is_dense(self) -> bool:

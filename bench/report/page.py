@@ -19,6 +19,7 @@ from bench.report.groups import by_workload
 from bench.report.plots import style
 from bench.report.plots.kinds import FileKind, kinds
 from bench.report.plots.results import NotDrawable, Results
+from bench.report.quality import quality_of
 from bench.report.store import Row, collect_runs
 from bench.report.tables import Table, TableCell, TableColumn
 
@@ -99,11 +100,12 @@ def page(
     machines = collections.Counter(tuple(run[name] for name in _MACHINE) for run in collect_runs(results.rows))
     return Page(
         question=f"Will compressing gradients make the training of {models or 'the model'} on "
-        f"{datasets or 'the data'} finish sooner{f' over links of {links}' if links else ''}, without losing accuracy?",
+        f"{datasets or 'the data'} finish sooner{f' over links of {links}' if links else ''}, {results.quality.kept}?",
         sections=sections,
         figures=figures,
         not_drawn=not_drawn,
-        caveats=[sentence for section in sections for sentence in section.caveats] + [*left_out, *unread],
+        caveats=[sentence for section in sections for sentence in section.caveats]
+        + [*results.left_out, *left_out, *unread],
         machines=Table(
             title="Machines and versions",
             columns=[*(TableColumn(name, "left", int(name != "host")) for name in _MACHINE), TableColumn("runs")],
@@ -156,11 +158,12 @@ def _sections(results: Results) -> list[Section]:
 
 
 def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
-    # Compare time to target and speed, if they were measured, or else accuracy.
+    # Compare time to target and speed, if they were measured, or else quality.
     ok = [run for run in collect_runs(rows) if run.ended_well]
-    columns = {"time_to_target_s": "target_accuracy", "samples_per_s": "samples_per_s"}
+    quality = quality_of(run.last_known for run in ok)
+    columns = {"time_to_target_s": quality.target_column, "samples_per_s": "samples_per_s"}
     measured = [metric for metric, column in columns.items() if any(run[column] is not None for run in ok)]
-    compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or ["test_accuracy"]]
+    compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or [quality.column]]
     tables = [comparison_table(comparison).without_empty_columns() for comparison in compared]
     before = f"{label}: " if label else ""
     return Section(
@@ -175,7 +178,7 @@ def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
 
 def _figures(results: Results, files: Sequence[tuple[FileKind, Path]]) -> tuple[list[tuple[str, str]], list[str]]:
     drawn, not_drawn = [], []
-    of_rows = [(name, kind.reading, partial(kind.draw, results)) for name, kind in kinds().items()]
+    of_rows = [(name, kind.reading_for(results), partial(kind.draw, results)) for name, kind in kinds().items()]
     of_files = [
         (f"{kind.name}-{number}", f"{kind.reading} Drawn from {file}.", partial(kind.draw, file, results.methods))
         for number, (kind, file) in enumerate(files)

@@ -1,4 +1,4 @@
-"""Compute the seconds or bytes that each seed needed to reach a target accuracy, including seeds that missed it.
+"""Compute the seconds or bytes that each seed needed to reach a target, including seeds that missed it.
 
 Source: P. Royston and M. K. B. Parmar, "Restricted mean survival time: an alternative to the hazard ratio", BMC Medical
 Research Methodology 13 (2013).
@@ -16,10 +16,11 @@ import re
 from collections.abc import Sequence
 
 from bench.core.errors import UsageError
-from bench.report.columns import BYTES_TO_TARGET, format_number
+from bench.report.columns import BYTES_TO_TARGET
 from bench.report.groups import RunGroup
+from bench.report.quality import ACCURACY, BITS_PER_BYTE, Quality, quality_of
 from bench.report.statistics import Effect, MeanEstimate, SeedRule, estimate, improvement
-from bench.report.store import Row, interval_steps
+from bench.report.store import Row, Run, interval_steps
 
 TIME = "time_to_target_s"
 BYTES = BYTES_TO_TARGET.name
@@ -30,61 +31,86 @@ _BELOW_BEST = re.compile(r"best-([0-9]+(?:\.[0-9]+)?)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """A test accuracy to reach.
+    """A test accuracy, or bits per byte, to reach; without either, each run has its own target.
 
     Attributes:
-        accuracy: the accuracy, from 0 to 1; None stands for each run's own ``--target-accuracy``.
+        accuracy: the accuracy, from 0 to 1.
+        bits_per_byte: the bits per byte of the held-out text.
         meaning: for a target relative to the baseline, such as ``best-1``, a sentence that explains it; otherwise
             empty.
     """
 
     accuracy: float | None = None
+    bits_per_byte: float | None = None
     meaning: str = ""
+
+    @property
+    def quality(self) -> Quality:
+        """What the target is a value of."""
+        return ACCURACY if self.bits_per_byte is None else BITS_PER_BYTE
+
+    @property
+    def value(self) -> float | None:
+        """The value to reach; None if each run has its own target."""
+        return self.accuracy if self.bits_per_byte is None else self.bits_per_byte
 
     @property
     def title(self) -> str:
         """The target as headings of tables show it: ``97.5 %``, or ``target`` if each run has its own."""
-        return "target" if self.accuracy is None else f"{format_number(self.accuracy * 100)} %"
+        return "target" if self.value is None else self.quality.target_title(self.value)
+
+    def of(self, run: Run) -> tuple[Quality, float | None]:
+        """Return what a run has to reach: this target or, without a value, the run's own, which is None if it has none.
+
+        The value is one of the returned quality.
+        """
+        quality = self.quality if self.value is not None else quality_of([run.last_known])
+        return quality, self.value if self.value is not None else run[quality.target_column]
 
 
-def find_target(text: str, baseline: RunGroup) -> Target:
+def find_target(text: str, baseline: RunGroup, quality: Quality = ACCURACY) -> Target:
     """Return the target that the user wrote: ``0.9``, or ``best-1``.
 
-    ``best-1`` is one percentage point below the mean final accuracy of the baseline.
+    ``best-1`` is one percentage point below the mean final accuracy of the baseline, or one per cent above its mean
+    final bits per byte.
 
     Raises:
-        UsageError: the text has neither form, the accuracy is not between 0 and 1, or the text is relative to the
-            baseline, which has no final accuracy.
+        UsageError: the text has neither form, the value is not possible, or the text is relative to the baseline, which
+            has no final value.
     """
     if match := _BELOW_BEST.fullmatch(text):
-        best = baseline.estimate("test_accuracy")
+        best = baseline.estimate(quality.column)
         if best is None:
             raise UsageError(
-                f"--target {text} is relative to the accuracy of the baseline, but {baseline.title} has none; give a "
-                "number such as 0.9"
+                f"--target {text} is relative to the {quality.singular} of the baseline, but {baseline.title} has "
+                f"none; give a number such as {quality.example}"
             )
-        accuracy = best.mean - float(match[1]) / 100.0
+        value = quality.worsened(best.mean, float(match[1]) / 100.0)
         meaning = (
-            f"{text} is {accuracy:.2%}: {match[1]} {'point' if match[1] == '1' else 'points'} below the mean final "
-            f"accuracy of {baseline.title}, {best.mean:.2%} over {best.n} seeds"
+            f"{text} is {quality.format(value)}: {quality.amount(match[1])} {quality.beyond} the mean final "
+            f"{quality.noun} of {baseline.title}, {quality.format(best.mean)} over {best.n} seeds"
         )
-        if accuracy <= 0.0:
-            raise UsageError(f"--target {meaning}; no training is needed to reach that, so subtract fewer points")
-        return Target(accuracy=accuracy, meaning=meaning)
+        if not 0.0 < value <= quality.largest:
+            raise UsageError(f"--target {meaning}; no training is needed to reach that, so subtract {quality.fewer}")
+        return _target(quality, value, meaning)
     try:
-        accuracy = float(text)
+        value = float(text)
     except ValueError:
-        accuracy = math.nan
-    if not 0.0 < accuracy <= 1.0:
-        raise UsageError(
-            f"'{text}' is not a target; write an accuracy such as 0.9, or best-1: one point below the baseline"
-        )
-    return Target(accuracy=accuracy)
+        value = math.nan
+    if not 0.0 < value <= quality.largest:
+        raise UsageError(f"'{text}' is not a target; write {quality.target}")
+    return _target(quality, value)
+
+
+def _target(quality: Quality, value: float, meaning: str = "") -> Target:
+    if quality is ACCURACY:
+        return Target(accuracy=value, meaning=meaning)
+    return Target(bits_per_byte=value, meaning=meaning)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Need:
-    """The seconds or bytes that one seed needed to reach the target accuracy.
+    """The seconds or bytes that one seed needed to reach the target.
 
     Attributes:
         seed: the seed of the run.
@@ -106,18 +132,18 @@ def needs(group: RunGroup, metric: str, target: Target) -> list[Need]:
     Args:
         group: the runs.
         metric: `TIME` for seconds of training, or `BYTES` for bytes sent.
-        target: the accuracy to reach.
+        target: the value to reach.
     """
     found = []
     for run in (*group.ok, *group.diverged):
-        accuracy, budget = target.accuracy or run["target_accuracy"], math.inf if run.diverged else None
-        rows = [row for row in run.rows if row["test_accuracy"] is not None] if run.diverged else run.rows
+        (quality, value), budget = target.of(run), math.inf if run.diverged else None
+        rows = [row for row in run.rows if row[quality.column] is not None] if run.diverged else run.rows
         amounts = [row["train_time_s"] for row in rows] if metric == TIME else bytes_sent(rows)
-        if accuracy is not None and target.accuracy is None and metric == TIME:  # as the run recorded it
+        if value is not None and target.value is None and metric == TIME:  # as the run recorded it
             found.append(Need(seed=run["seed"], amount=run[TIME], budget=budget or run["train_time_s"]))
-        elif accuracy is not None and None not in amounts:
-            accuracies = [-math.inf if row["test_accuracy"] is None else row["test_accuracy"] for row in rows]
-            reached = [amount for amount, each in zip(amounts, accuracies, strict=True) if each >= accuracy]
+        elif value is not None and None not in amounts:
+            pairs = zip(amounts, rows, strict=True)
+            reached = [amount for amount, row in pairs if quality.reaches(row[quality.column], value)]
             found.append(Need(seed=run["seed"], amount=next(iter(reached), None), budget=budget or amounts[-1]))
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from bench.core.counters import NOTEWORTHY_SHARE
 from bench.report import targets
 from bench.report.columns import format_effect, format_factor, format_points, format_value
-from bench.report.comparison import SAME_ACCURACY, SAME_FACTOR, ComparedRow, Comparison
+from bench.report.comparison import BETTER, SAME_FACTOR, WORSE, ComparedRow, Comparison
 from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
 from bench.report.statistics import CONFIDENCE, FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
 from bench.report.store import Run, grouped, interval_steps
@@ -39,10 +39,11 @@ def in_lines(comparison: Comparison) -> list[str]:
     if not comparison.candidates:
         return [f"There is only {comparison.baseline.title}, and nothing to compare it with"]
     better, *others = _words(comparison)
-    costs = (", no less accurate", "", ", at some cost", ", accuracy unclear")
+    costs = (f", {comparison.quality.no_worse}", "", ", at some cost", f", {comparison.quality.noun} unclear")
     headings = [*(better + cost for cost in costs), *others, _ONE_SEED, _NOISY, _MISSED, _FAILED]
+    sign = -1.0 if comparison.is_about_quality and not comparison.quality.higher_is_better else 1.0
     rows = sorted(
-        comparison.candidates, key=lambda row: row.gain.effect.value if row.gain.effect else 0.0, reverse=True
+        comparison.candidates, key=lambda row: sign * row.gain.effect.value if row.gain.effect else 0.0, reverse=True
     )
     groups = grouped(rows, lambda row: _heading(comparison, row))
     said = []
@@ -57,8 +58,8 @@ def in_lines(comparison: Comparison) -> list[str]:
 
 
 def _words(comparison: Comparison) -> tuple[str, str, str]:
-    if comparison.metric.name == "test_accuracy":
-        return "More accurate", "As accurate", "Less accurate"
+    if comparison.is_about_quality:
+        return comparison.quality.comparatives
     if comparison.is_about_speed:
         return "Faster", "As fast", "Slower"
     if comparison.metric.unit == "bytes":
@@ -79,32 +80,29 @@ def _heading(comparison: Comparison, row: ComparedRow) -> str:
             return same
         case "slower" | "worse" | "lower":
             return worse
-    if comparison.metric.name == "test_accuracy" or row.accuracy.effect is None:
+    quality = comparison.quality
+    if comparison.is_about_quality or row.accuracy.effect is None:
         return better
-    costs = {"lower": "at some cost", "unclear": "accuracy unclear"}
-    return f"{better}, {costs.get(row.accuracy.verdict, 'no less accurate')}"
+    costs = {"unclear": f"{quality.noun} unclear"} | dict.fromkeys(WORSE, "at some cost")
+    return f"{better}, {costs.get(row.accuracy.verdict, quality.no_worse)}"
 
 
 def _text(comparison: Comparison, row: ComparedRow) -> str:
-    name, gain, accuracy = row.group.short, row.gain.effect, row.accuracy.effect
+    name, gain, change = row.group.short, row.gain.effect, row.accuracy.effect
+    quality, unit = comparison.quality, comparison.quality.units[0]
     if gain is None:
         return name
-    if comparison.metric.name == "test_accuracy":
-        return f"{name} {format_points(gain.value)} points"
+    if comparison.is_about_quality:
+        return f"{name} {format_points(gain.value)} {unit}"
     text = f"{name} {format_factor(gain.value)}x"
-    if accuracy is None or row.accuracy.verdict in ("same", "higher"):
+    if change is None or row.accuracy.verdict in ("same", *BETTER):
         return text
-    if row.accuracy.verdict == "lower":
-        points = f"{-100.0 * accuracy.value:.1f}".removesuffix(".0")
-        return f"{text}, {points} {'point' if points == '1' else 'points'} less accurate"
-    return f"{text} ({format_points(accuracy.value)} points)"
+    if row.accuracy.verdict in WORSE:
+        return f"{text}, {quality.loss(change.value)}"
+    return f"{text} ({format_points(change.value)} {unit})"
 
 
-_GAINS = {
-    "time_to_target_s": "sooner at the target than",
-    "samples_per_s": "faster than",
-    "test_accuracy": "more accurate than",
-}
+_GAINS = {"time_to_target_s": "sooner at the target than", "samples_per_s": "faster than"}
 
 
 def answer(comparison: Comparison) -> str:
@@ -117,12 +115,13 @@ def answer(comparison: Comparison) -> str:
     rows = [row for row in rows if not row.group.is_dense]
     if not rows:
         return "These runs do not show whether compression pays: no row compresses."
-    better = [row for row in rows if row.gain.verdict in ("faster", "better", "higher")]
-    gain = f"{_GAINS[comparison.metric.name]} {baseline.title}"
-    if kept := [row for row in better if row.accuracy.verdict in ("same", "higher")]:
-        return f"Yes: {_titles(kept)} {gain}, and not less accurate."
+    quality = comparison.quality
+    better = [row for row in rows if row.gain.verdict in BETTER]
+    gain = f"{quality.than if comparison.is_about_quality else _GAINS[comparison.metric.name]} {baseline.title}"
+    if kept := [row for row in better if row.accuracy.verdict in ("same", *BETTER)]:
+        return f"Yes: {_titles(kept)} {gain}, {quality.and_no_worse}."
     if better:
-        return f"Perhaps: {_titles(better)} {gain}, but less accurate, or the accuracy is unclear."
+        return f"Perhaps: {_titles(better)} {gain}, {quality.but_worse}, or the {quality.singular} is unclear."
     if unclear := [row for row in rows if row.gain.verdict in ("unclear", "failed")]:
         return f"These runs do not show whether {_titles(unclear)} {gain}."
     return f"No: no row is {gain}."
@@ -136,13 +135,13 @@ def _titles(rows: Sequence[ComparedRow]) -> str:
 
 def evidence(row: ComparedRow) -> str:
     """Return a sentence with the effects that were measured for a row of the comparison."""
-    gain, accuracy = row.gain, row.accuracy
+    gain, accuracy, quality = row.gain, row.accuracy, row.group.quality
     parts: list[str] = [] if gain.verdict == "failed" and gain.effect is None else [gain.verdict]
     if gain.effect:
         parts = [f"{gain.verdict}, {format_effect(gain.effect, lambda factor: f'{format_factor(factor)}x')}"]
     if accuracy.effect:
-        points = format_effect(accuracy.effect, format_points)
-        parts.append(f"accuracy {accuracy.verdict}, {points} percentage points")
+        change = format_effect(accuracy.effect, format_points)
+        parts.append(f"{quality.noun} {accuracy.verdict}, {change} {quality.units[1]}")
     return f"{row.group.title}: {'; '.join(parts) or 'no run ended well'}."
 
 
@@ -176,7 +175,8 @@ def caveats(comparison: Comparison) -> Iterator[str]:
             "choose comparable rows with --where"
         )
     if any(run["stop_at_target"] for _, run in runs):
-        yield "runs with --stop-at-target ended at their target, so their accuracies are not those of a whole training"
+        values = comparison.quality.plural
+        yield f"runs with --stop-at-target ended at their target, so their {values} are not those of a whole training"
     if others := [group for group in groups if group.distinct("link_warnings")]:
         where = f"{others[0].short}, and in {len(others) - 1} more rows" if others[1:] else others[0].short
         yield f"{where}: the links were not as configured: {others[0].distinct('link_warnings')[0]}"
@@ -267,7 +267,7 @@ def implausible(comparison: Comparison) -> Iterator[str]:
         if seeds := [str(run["seed"]) for run in group.runs if run.in_sync is False]:
             yield (
                 f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
-                "not data-parallel training, and its accuracy is that of one rank's model"
+                f"not data-parallel training, and its {comparison.quality.singular} is that of one rank's model"
             )
         if seeds := [str(run["seed"]) for run in group.ok if _is_frozen(run)]:
             yield (
@@ -297,8 +297,8 @@ def _is_frozen(run: Run) -> bool:
 
 
 def _samples_to(comparison: Comparison, run: Run) -> int | None:
-    target = comparison.targets[0].accuracy or run["target_accuracy"]
-    reached = (row["samples"] for row in run.rows if target and (row["test_accuracy"] or 0.0) >= target)
+    quality, target = comparison.targets[0].of(run)
+    reached = (row["samples"] for row in run.rows if target and quality.reaches(row[quality.column], target))
     return next(reached, None)
 
 
@@ -313,12 +313,12 @@ def _missed(comparison: Comparison) -> Iterator[str]:
         seeds = [(group, targets.needs(group, metric, target)) for group in comparison.groups]
         missed = [(group.short, len(each) - targets.num_reached(each), len(each)) for group, each in seeds]
         if counts := [f"{name} ({number} of {total} seeds)" for name, number, total in missed if number]:
-            accuracy = "the target accuracy" if target.accuracy is None else target.title
+            title = f"the target {comparison.quality.noun}" if target.value is None else target.title
             yield (
-                f"missed {accuracy}: {_first_of(counts)}; a seed that missed it counts with everything that it "
+                f"missed {title}: {_first_of(counts)}; a seed that missed it counts with everything that it "
                 "spent, so the true mean is higher; train longer to reach the target"
             )
-        if target.accuracy is None and metric == targets.TIME:
+        if target.value is None and metric == targets.TIME:
             continue  # the run itself recorded when it reached the target
         reached = [group for group, each in seeds if targets.num_reached(each)]
         if once := _names(reached, lambda group: all(len(run.rows) == 1 for run in group.ok)):
@@ -345,8 +345,8 @@ def _too_few(comparison: Comparison) -> Iterator[str]:
         if row.gain.verdict != "unclear" or row.gain.held_back or effect is None or effect.low is None:
             continue
         half_width = (
-            max(SAME_ACCURACY[1], abs(effect.value))
-            if comparison.metric.name == "test_accuracy"
+            max(comparison.quality.same[1], abs(effect.value))
+            if comparison.is_about_quality
             else max((SAME_FACTOR[1] - 1.0) * effect.value, abs(effect.value - 1.0))
         )
         # Metrics to a target include diverged runs.

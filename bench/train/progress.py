@@ -27,7 +27,7 @@ class ProgressFile:
         path: the file; None on ranks that do not write it.
 
     Attributes:
-        accuracy: test accuracy at the last evaluation, 0 to 1; None before the first evaluation.
+        last_row: the row of `metrics.csv` of the last evaluation; empty before the first evaluation.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -36,7 +36,7 @@ class ProgressFile:
         self._last_line: dict[str, Any] = {}
         self._samples = self._step = 0
         self._recent_exposed: list[float] = []
-        self.accuracy: float | None = None
+        self.last_row: dict[str, Any] = {}
 
     def count_wait(self, exposed_s: float | None) -> None:
         """Remember the seconds that one step waited for the exchange of gradients; None if they are unknown."""
@@ -69,7 +69,8 @@ class ProgressFile:
             "total_steps": total_steps,
             "epoch": round(epoch, 3),
             "loss": loss(),
-            "accuracy": self.accuracy,
+            "accuracy": self.last_row.get("test_accuracy"),
+            "bits_per_byte": self.last_row.get("test_bits_per_byte"),
             "samples_per_s": (samples - self._samples) / elapsed if elapsed else None,
             # above 1 if there are too few readings
             "waiting_share": waiting_share if waiting_share is None or waiting_share <= 1.0 else None,
@@ -85,10 +86,11 @@ class ProgressFile:
         Args:
             row: the evaluation's row of `metrics.csv`.
         """
-        self.accuracy = row["test_accuracy"]
+        self.last_row = row
         if self._last_line:
             self._last_line |= {"epoch": row["epoch"], "step": row["step"]}
-        self._write({"evaluated": {name: row[name] for name in ("epoch", "step", "train_loss", "test_accuracy")}})
+        names = ("epoch", "step", "train_loss", "test_accuracy", "test_bits_per_byte")
+        self._write({"evaluated": {name: row[name] for name in names}})
 
     def repeat(self) -> None:
         """Write the last line again, so that the launcher sees during an evaluation that this rank is alive."""

@@ -177,7 +177,7 @@ class Recorder:
         self._sums = StepSums(**state["counts"])
         self._so_far = state["so_far"]
         self.last_row = state["last_row"]
-        self.progress.accuracy = self.last_row.get("test_accuracy")
+        self.progress.last_row = self.last_row
         self._layer_counts = pydantic.TypeAdapter(dict[int, LayerCounts]).validate_python(state["layers"])
         saved = {purpose: Traffic(**sent) for purpose, sent in state["traffic"].items()}
         now = self.strategy.traffic

@@ -137,6 +137,7 @@ _RESULT = (
     "epoch",
     "step",
     "test_accuracy",
+    "test_bits_per_byte",
     "train_time_s",
     "wall_time_s",
     "samples_per_s",

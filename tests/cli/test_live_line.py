@@ -56,3 +56,14 @@ def test_the_last_parts_go_first_and_then_the_end_of_the_title() -> None:
 
 def test_brackets_in_a_title_are_no_markup() -> None:
     assert LiveLine("sweep [base]").title == "sweep [base]"
+
+
+def test_a_text_shows_bits_per_byte_instead_of_accuracy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(REPORT, "bits_per_byte", 2.1234)
+    monkeypatch.setitem(EVALUATED, "test_bits_per_byte", 2.1234)
+    text = "\n".join(shown(monkeypatch, capsys, 200))
+    assert "bits per byte 2.12  loss 2.302" in text
+    assert "loss 0.1234  bits per byte 2.123" in text
+    assert "accuracy" not in text

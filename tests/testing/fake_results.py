@@ -35,6 +35,16 @@ def fake_run(accuracies: Sequence[float], *, target: float | None = 0.9, **value
     ]
 
 
+def fake_text_run(bits_per_byte: Sequence[float], *, target: float | None = 2.1, **values: Any) -> list[dict[str, Any]]:
+    """Return a run on a text like `fake_run`; its accuracy falls while its bits per byte fall, so neither hides."""
+    reached = next((i for i, bits in enumerate(bits_per_byte, 1) if target is not None and bits <= target), None)
+    rows = fake_run([0.5 - 0.01 * i for i in range(len(bits_per_byte))], target=None, dataset="stdlib", **values)
+    for i, (row, bits) in enumerate(zip(rows, bits_per_byte, strict=True), 1):
+        to_target = 2.0 * reached if reached and i >= reached else None
+        row |= {"test_bits_per_byte": bits, "target_bits_per_byte": target, "time_to_target_s": to_target}
+    return rows
+
+
 def fake_layers(rows: Sequence[dict[str, Any]], density: float) -> list[dict[str, Any]]:
     """Return two layers per evaluation, the second one always sent whole."""
     return [

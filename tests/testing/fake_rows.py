@@ -86,6 +86,23 @@ def topk_seeds(
     return fake_seeds(samples_per_s, accuracy, **(sparse | values))
 
 
+def text_seeds(samples_per_s: Sequence[float], bits_per_byte: Sequence[float], **values: Any) -> list[dict[str, Any]]:
+    """Return finished runs on a text, without a target; each predicts half of the bytes right."""
+    text = {
+        "model": "gpt",
+        "dataset": "stdlib",
+        "target_accuracy": None,
+        "test_accuracy": 0.5,
+        "gzip_bits_per_byte": 1.9712,
+        "bz2_bits_per_byte": 1.7131,
+        "xz_bits_per_byte": 1.5786,
+    }
+    return [
+        fake_row(seed=seed, samples_per_s=speed, test_bits_per_byte=bits, **text | values)
+        for seed, (speed, bits) in enumerate(zip(samples_per_s, bits_per_byte, strict=True), start=1)
+    ]
+
+
 def write_run(folder: Path, *rows: dict[str, Any]) -> Path:
     """Write a run folder with these rows in its metrics.csv."""
     folder.mkdir(parents=True)

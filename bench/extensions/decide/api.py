@@ -60,12 +60,13 @@ class Answer:
 
     @property
     def methods(self) -> pd.DataFrame:
-        """One row per method except the baseline: verdict, factor with its interval, and difference of accuracy."""
-        from bench.extensions.decide.decision import MethodDecision
+        """One row per method except the baseline: verdict, factor with its interval, and change of accuracy.
 
-        types = {"method": str, "num_seeds": int, "num_missed": int, "verdict": str, "accuracy_verdict": str}
-        names = [field.name for field in dataclasses.fields(MethodDecision)]
-        return frame(self.to_dict()["decisions"], {name: types.get(name, float) for name in names})
+        For a text, the change of bits per byte takes the place of that of accuracy.
+        """
+        rows = self.to_dict()["decisions"]
+        types = {"method": str, "num_seeds": int, "num_missed": int}
+        return frame(rows, {name: str if name.endswith("verdict") else types.get(name, float) for name in rows[0]})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``decision.json``."""
@@ -102,13 +103,15 @@ def decide(
         baseline: what the methods are compared with, ``bf16`` by default.
         same: factors of time below this make no practical difference; 1.03 by default.
         alpha: probability of a wrong verdict on time, all methods together; 0.05 by default.
-        accuracy_margin: loss of final accuracy that is accepted, in percentage points; 1 by default.
+        accuracy_margin: loss of final accuracy that is accepted, in percentage points; or increase of a text's bits per
+            byte, in per cent; 1 by default.
         max_seeds: largest number of seeds.
         budget: time after which no seed is added.
         out: folder of the study; by default ``results/runs/decide-<digest of the options>``. A study that was
             interrupted there continues.
         quiet: print no progress on stderr.
-        options: options of `bench run` for all methods, with underscores; `target_accuracy` is required.
+        options: options of `bench run` for all methods, with underscores; `target_accuracy` is required or, for a
+            text, `target_bits_per_byte`.
 
     Raises:
         UsageError: an option is unknown or not possible, or there is nothing to compare.

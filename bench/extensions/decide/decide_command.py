@@ -97,7 +97,8 @@ def decide(
         typer.Option(
             min=ACCURACY_MARGIN[0],
             max=ACCURACY_MARGIN[1],
-            help="Loss of final accuracy that is accepted, in percentage points.",
+            help="Loss of final accuracy that is accepted, in percentage points; of a text, increase of bits per byte "
+            "that is accepted, in per cent.",
             rich_help_panel=RULE,
         ),
     ] = 1.0,

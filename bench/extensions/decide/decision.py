@@ -1,4 +1,4 @@
-"""Decisions: compare each method with the baseline in time to the target and in accuracy, seed by seed.
+"""Decisions: compare each method with the baseline in time to the target and in quality, seed by seed.
 
 The time to the target of a seed is composed: the extra time of the first steps, and the sum over all steps of its
 trajectory of the measured duration of such a step on the link. The step times of both methods are shared by all seeds,
@@ -14,10 +14,11 @@ from typing import Literal
 from bench.extensions.decide.step_times import StepTimes
 from bench.extensions.decide.trajectory import Trajectory
 from bench.report.anytime import interval, judge_log_ratios
+from bench.report.quality import Quality, quality_of
 from bench.report.statistics import two_sided_quantile
 
 TimeVerdict = Literal["faster", "slower", "same", "missed", "open"]
-AccuracyVerdict = Literal["within", "below", "open"]
+AccuracyVerdict = Literal["within", "below", "above", "open"]
 
 # Part of alpha that is spent on the error of the step times.
 SHARED_PART = 0.2
@@ -33,7 +34,7 @@ class DecisionRule:
         alpha: probability of a wrong verdict on any method; it is divided by the number of candidates.
         num_candidates: number of methods that are compared with the baseline.
         same: factors of time from 1 / same to same make no practical difference.
-        accuracy_margin: loss of test accuracy that is accepted, as a share.
+        accuracy_margin: loss of quality that is accepted, as a share: of test accuracy, or relative for bits per byte.
     """
 
     alpha: float
@@ -78,6 +79,11 @@ class Evidence:
     whole_runs: list[Trajectory] = dataclasses.field(default_factory=list)
 
     @property
+    def quality(self) -> Quality:
+        """What measures the trained models: accuracy, or bits per byte."""
+        return quality_of(each.run.last_known for each in self.trajectories)
+
+    @property
     def times(self) -> list[SeedTime]:
         """The time that each seed needed to reach the target."""
         if self.step_times is None:
@@ -117,9 +123,10 @@ class MethodDecision:
         low, high: bounds of the factor; 0 and infinity as long as there are too few pairs.
         verdict: the conclusion about the time; "missed" if the method missed the target with all of `ENOUGH_MISSES`
             seeds or more with which the baseline reached it.
-        accuracy: mean difference of final accuracy (method minus baseline), as a share; None if there is no pair.
-        accuracy_low, accuracy_high: bounds of the difference.
-        accuracy_verdict: "within" the accepted loss, "below" it, or "open".
+        accuracy: mean change of the final quality from the baseline, as `Quality` defines it: a difference of
+            accuracies as a share, or a relative difference of bits per byte; None if there is no pair.
+        accuracy_low, accuracy_high: bounds of the change.
+        accuracy_verdict: "within" the accepted loss, "below" (accuracy) or "above" (bits per byte) it, or "open".
     """
 
     method: str
@@ -191,12 +198,15 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
     low, high = interval(ratios, for_seeds)
     ours = {each.seed: each.accuracy for each in candidate.trajectories}
     pairs = [(each.accuracy, ours[each.seed]) for each in baseline.trajectories if each.seed in ours]
-    differences = [own - theirs for theirs, own in pairs if theirs is not None and own is not None]
-    worst, best = interval(differences, alpha)
+    quality = baseline.quality
+    both = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
+    differences = [quality.scaled(own) - quality.scaled(theirs) for theirs, own in both]
+    lowest, highest = map(quality.change, interval(differences, alpha))
+    least, most = sorted(map(quality.cost, (lowest, highest)))  # the loss
     accuracy_verdict: AccuracyVerdict = "open"
-    if best < -rule.accuracy_margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
-        accuracy_verdict = "below"  # or only this method diverged
-    elif worst > -rule.accuracy_margin:
+    if least > rule.accuracy_margin or (None in ours.values() and all(theirs is not None for theirs, _ in pairs)):
+        accuracy_verdict = quality.beyond  # or only this method diverged
+    elif most < rule.accuracy_margin:
         accuracy_verdict = "within"
     times = candidate.times
     return MethodDecision(
@@ -207,19 +217,20 @@ def decide(baseline: Evidence, candidate: Evidence, rule: DecisionRule) -> Metho
         low=math.exp(low - error) if low > -math.inf else 0.0,
         high=math.exp(high + error) if high < math.inf else math.inf,
         verdict=verdict,
-        accuracy=statistics.fmean(differences) if differences else None,
-        accuracy_low=worst,
-        accuracy_high=best,
+        accuracy=quality.change(statistics.fmean(differences)) if differences else None,
+        accuracy_low=lowest,
+        accuracy_high=highest,
         accuracy_verdict=accuracy_verdict,
     )
 
 
 def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
-    """Return the best method: faster before others, then accurate before others, then by its factor."""
-    times, accuracies = ("faster", "open", "same", "slower", "missed"), ("within", "open", "below")
+    """Return the best method: faster before others, then no worse in quality before others, then by its factor."""
+    times = ("faster", "open", "same", "slower", "missed")
+    accuracies = {"within": 0, "open": 1, "below": 2, "above": 2}
     return min(
         decisions,
         key=lambda each: (
-            times.index(each.verdict), accuracies.index(each.accuracy_verdict), -(each.factor or 0.0)
+            times.index(each.verdict), accuracies[each.accuracy_verdict], -(each.factor or 0.0)
         ),
     )  # fmt: skip

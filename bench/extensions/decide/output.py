@@ -14,20 +14,22 @@ from bench.core.run_folder import write_json
 from bench.core.units import format_rate, format_seconds
 from bench.extensions.decide.decision import MethodDecision, best_of, log_ratios
 from bench.extensions.decide.search import StudyResult
-from bench.report.columns import NOTHING, format_factor, format_interval, format_number, format_points
+from bench.report.columns import NOTHING, format_factor, format_interval, format_points
 from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, write_ticks
+from bench.report.quality import Quality
 
 
 def sentences(answer: StudyResult) -> list[str]:
     """Return the answer: first one sentence that starts with Yes, No or Open, then what is open and what it costs."""
-    baseline, target = answer.evidence[0].method, f"{format_number(answer.target * 100)} %"
+    baseline, quality = answer.evidence[0].method, answer.evidence[0].quality
+    target = quality.target_title(answer.target)
     still_open = [each for each in answer.decisions if each.verdict == "open"]
     best = best_of(answer.decisions)
     if best.verdict == "faster":
-        head = "Yes, but less accurate" if best.accuracy_verdict == "below" else "Yes"
+        head = f"Yes, {quality.but_worse}" if best.accuracy_verdict == quality.beyond else "Yes"
         first = (
             f"{head}: {best.method} reaches {target} {_times(best)} sooner than {baseline} on this link, decided after "
-            f"{_seeds(best.num_seeds)}; accuracy {_accuracy_words(best)}."
+            f"{_seeds(best.num_seeds)}; {quality.noun} {_change_in_words(quality, best)}."
         )
     elif still_open:
         reached = f"reaches {target} {_times(best)} as soon as {baseline}" if best.factor else f"missed {target} so far"
@@ -69,7 +71,7 @@ def _bounds(decision: MethodDecision) -> tuple[str | None, str | None]:
     return (format_factor(decision.low), format_factor(decision.high)) if is_known else (None, None)
 
 
-def _points(decision: MethodDecision) -> str:
+def _change(decision: MethodDecision) -> str:
     if decision.accuracy is None:
         return NOTHING
     is_known = decision.accuracy_low > -math.inf
@@ -77,9 +79,9 @@ def _points(decision: MethodDecision) -> str:
     return format_interval(format_points(decision.accuracy), *bounds)
 
 
-def _accuracy_words(decision: MethodDecision) -> str:
-    words = {"within": "within the margin", "below": "below the margin", "open": "still open"}
-    return f"{_points(decision)} points, {words[decision.accuracy_verdict]}"
+def _change_in_words(quality: Quality, decision: MethodDecision) -> str:
+    verdict = "still open" if decision.accuracy_verdict == "open" else f"{decision.accuracy_verdict} the margin"
+    return f"{_change(decision)} {quality.units[0]}, {verdict}"
 
 
 def print_answer(answer: StudyResult, console: Console) -> None:
@@ -89,7 +91,8 @@ def print_answer(answer: StudyResult, console: Console) -> None:
     origin = "whole runs on the link"
     if answer.evidence[0].step_times is not None:
         origin = "measured step times"
-    headings = ["reached", "to target", f"sooner than {answer.evidence[0].method}", "verdict", "accuracy"]
+    baseline, quality = answer.evidence[0].method, answer.evidence[0].quality
+    headings = ["reached", "to target", f"sooner than {baseline}", "verdict", quality.noun]
     rows = []
     for evidence in answer.evidence:
         times = evidence.times
@@ -113,7 +116,7 @@ def print_answer(answer: StudyResult, console: Console) -> None:
         rows.append(row)
     console.print(table_of(("method",), headings, rows))
     console.print(f"to target: mean over seeds that reached it, from {origin}", soft_wrap=True, markup=False)
-    console.print(f"accuracy: percentage points more than {answer.evidence[0].method}", soft_wrap=True, markup=False)
+    console.print(f"{quality.noun}: {quality.units[1]} more than {baseline}", soft_wrap=True, markup=False)
     if answer.faster_up_to:
         limits = [f"{method} {_rate(answer, rate)}" for method, rate in answer.faster_up_to.items()]
         console.print(f"faster up to: {', '.join(sorted(limits))}", soft_wrap=True, markup=False)
@@ -133,13 +136,17 @@ def to_dict(answer: StudyResult) -> dict[str, Any]:
             return {name: finite(each) for name, each in value.items()}
         return [finite(each) for each in value] if isinstance(value, list | tuple) else value
 
+    quality = answer.evidence[0].quality
     content = {
         "answer": sentences(answer),
-        "target_accuracy": answer.target,
+        quality.target_column: answer.target,
         "rule": dataclasses.asdict(answer.rule),
         "base": answer.study.base,
         "methods": answer.study.methods,
-        "decisions": [dataclasses.asdict(each) for each in answer.decisions],
+        "decisions": [
+            {name.replace("accuracy", quality.name): value for name, value in dataclasses.asdict(each).items()}
+            for each in answer.decisions
+        ],
         "checks": [dataclasses.asdict(each) | {"deviation": each.deviation} for each in answer.checks],
         "faster_up_to_bps": answer.faster_up_to,
         "rates_tried_bps": answer.rates_tried,
@@ -162,7 +169,7 @@ def rows_of(answer: StudyResult) -> list[dict[str, Any]]:
             "mean_step_time_s": each.seconds / each.num_steps,
             "time_to_target_s": each.seconds if each.reached else None,
             "train_time_s": each.seconds,
-            "test_accuracy": trained[evidence.method, each.seed].accuracy,
+            evidence.quality.column: trained[evidence.method, each.seed].accuracy,
             "held_bytes": trained[evidence.method, each.seed].run["held_bytes"],
         }
         for evidence in answer.evidence
@@ -184,8 +191,10 @@ def picture(answer: StudyResult) -> Picture:
     from matplotlib.ticker import LogLocator  # takes long to import
 
     baseline, *candidates = answer.evidence
+    target = baseline.quality.target_title(answer.target)
     figure, (axes,) = new_figure(
-        height=0.9 + 0.45 * len(candidates), title=f"Time to {format_number(answer.target * 100)} % accuracy"
+        height=0.9 + 0.45 * len(candidates),
+        title=f"Time to {target} accuracy" if baseline.quality.is_share else f"Time to {target}",
     )
     handles: dict[str, Any] = {}
     names = []

@@ -73,7 +73,7 @@ class StudyResult:
 
     Attributes:
         study: the study.
-        target: test accuracy to reach, from 0 to 1.
+        target: test accuracy to reach, from 0 to 1; or bits per byte of a text.
         rule: the rule by which methods were compared.
         evidence: what was measured of each method, the baseline first.
         decisions: the decision about each method except the baseline.
@@ -136,7 +136,7 @@ class Search:
         """
         (self.folder / "step-times").mkdir(parents=True, exist_ok=True)
         self.study.store(self.folder)
-        self._target: float = self.methods[0].trajectory.target_accuracy or 1.0
+        self._target: float = getattr(self.methods[0].trajectory, self.study.quality.target_column)
         self._whole = self.study.is_time_dependent
         self._times: dict[str, StepTimes] = {}
         self._known: dict[str, Trajectory] = {}  # trainings that were read, by the digest of their configuration
@@ -202,10 +202,12 @@ class Search:
         """
         baseline = self._evidence(self.methods[0])
         if not any(each.reached for each in baseline.times):
-            best = max((each.accuracy or 0.0 for each in baseline.trajectories), default=0.0)
+            quality = self.study.quality
+            known = [each.accuracy for each in baseline.trajectories if each.accuracy is not None]
+            best = min(known, key=quality.cost, default=quality.worst)
             raise NothingToCompare(
-                f"{baseline.method} reached {self._target:.1%} with none of {len(baseline.times)} seeds so far, and "
-                f"ended with {best:.1%} at best; lower --target-accuracy, or give more --epochs"
+                f"{baseline.method} reached {quality.in_words(self._target)} with none of {len(baseline.times)} seeds "
+                f"so far, and ended with {quality.in_words(best)} at best; {quality.relax}, or give more --epochs"
             )
 
     def _open(self) -> list[Method]:
@@ -337,7 +339,7 @@ class Search:
         rows = [row for each in evidence for trajectory in each.trajectories for row in trajectory.run.rows]
         baseline = self.methods[0].trajectory.config_id
         targets = [f"{self._target:g}"]
-        compared = compare(rows, baseline=baseline, metric="test_accuracy", targets=targets, rule="anytime")
+        compared = compare(rows, baseline=baseline, metric=self.study.quality.column, targets=targets, rule="anytime")
         return [*implausible(compared), *busy([row["other_cpu_share"] for row in rows])]
 
     def _rates(

@@ -15,6 +15,7 @@ from bench.launch.resolve import place
 from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
+from bench.report.quality import Quality, quality_of
 
 # Options that change the time of a run but none of its numbers.
 LINK_OPTIONS = frozenset(
@@ -57,6 +58,11 @@ class Study:
     first_seed: int = 1
 
     @property
+    def quality(self) -> Quality:
+        """What measures the trained models: accuracy, or bits per byte; as the target says."""
+        return quality_of([with_recipe(self.base)])
+
+    @property
     def digest(self) -> str:
         """Ten hex digits that identify the study apart from the link."""
         shared = {name: value for name, value in self.base.items() if name not in LINK_OPTIONS}
@@ -94,10 +100,12 @@ class Study:
                     "bench decide starts all ranks itself, so it cannot use several machines; measure step times there "
                     "with bench run, or describe the link with --hosts and --bandwidth"
                 )
-        if with_recipe(self.base).get("target_accuracy") is None:
-            raise UsageError("a decision needs a target; add --target-accuracy, such as 0.95")
+        if with_recipe(self.base).get(self.quality.target_column) is None:
+            raise UsageError(
+                "a decision needs a target; add --target-accuracy, such as 0.95, or --target-bits-per-byte for a text"
+            )
         for settings in self.methods:
-            if shared := settings.keys() & (LINK_OPTIONS | {"seed", "target_accuracy"}):
+            if shared := settings.keys() & (LINK_OPTIONS | {"seed", "target_accuracy", "target_bits_per_byte"}):
                 raise UsageError(f"all methods must share {', '.join(sorted(shared))}; give it once, for all")
 
     @property

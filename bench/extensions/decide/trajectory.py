@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.launch.sweep_state import by_digest, past_runs
+from bench.report.quality import quality_of
 from bench.report.store import Run, collect_runs, interval_steps, read
 
 
@@ -26,7 +27,7 @@ class Trajectory:
         start_s: seconds by which the first interval took longer than later steps that send as much, because memory is
             allocated and connections are opened.
         num_to_target: number of intervals until the target was reached; None if it was missed.
-        accuracy: final test accuracy, from 0 to 1; None if the training diverged.
+        accuracy: final test accuracy, from 0 to 1, or final bits per byte of a text; None if the training diverged.
         train_time_s: seconds of training up to the target, or of the whole training if the target was missed, as
             measured in this run.
         run: the run.
@@ -54,12 +55,13 @@ def trajectory_of(run: Run, target: float) -> Trajectory:
 
     Args:
         run: the run, with all its evaluations.
-        target: test accuracy to reach, from 0 to 1.
+        target: test accuracy to reach, from 0 to 1; or bits per byte of a text.
 
     Raises:
         RunFailed: the run made no evaluation.
     """
-    rows = [row for row in run.rows if row["test_accuracy"] is not None and row["payload_bytes_per_step"] is not None]
+    quality = quality_of([run.last_known])
+    rows = [row for row in run.rows if row[quality.column] is not None and row["payload_bytes_per_step"] is not None]
     if not rows:
         reason = run["error"] or "the training ended before its first evaluation"
         raise RunFailed(f"{run.title}: {reason}; leave out this method, or lower its --lr")
@@ -72,13 +74,13 @@ def trajectory_of(run: Run, target: float) -> Trajectory:
     steps_alike = sum(numbers[place] for place in alike)
     alike_s = sum(trained_s[place] - trained_s[place - 1] for place in alike)
     expected_s = numbers[0] * alike_s / steps_alike if steps_alike else trained_s[0]
-    reached = next((place for place, row in enumerate(rows, 1) if row["test_accuracy"] >= target), None)
+    reached = next((place for place, row in enumerate(rows, 1) if quality.reaches(row[quality.column], target)), None)
     return Trajectory(
         seed=run["seed"],
         intervals=[(end - number, number, each) for end, number, each in zip(ends, numbers, sent, strict=True)],
         start_s=max(0.0, trained_s[0] - expected_s),
         num_to_target=None if run.diverged else reached,
-        accuracy=None if run.diverged else rows[-1]["test_accuracy"],
+        accuracy=None if run.diverged else rows[-1][quality.column],
         train_time_s=trained_s[(reached or len(rows)) - 1],
         run=run,
     )
@@ -90,7 +92,7 @@ def find_trajectories(configs: Sequence[RunConfig], out: Path, target: float) ->
     Args:
         configs: the wanted configurations.
         out: folder of the runs.
-        target: test accuracy to reach, from 0 to 1.
+        target: value to reach, as for `trajectory_of`.
 
     Raises:
         RunFailed: a run failed for another reason than divergence.

@@ -57,6 +57,7 @@ from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.sweep_file import plan_runs, read_sweep
 from bench.launch.sweep_state import SweepState
 from bench.report import store
+from bench.report.quality import quality_of
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from compressors.base import Compressor
 
@@ -233,12 +234,13 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     """
     wanted = {name: getattr(calibration, name) for name in _CALIBRATED}
     wanted |= {"compressor": compressor, "strategy": "ddp", "accumulate": 1}
+    quality = quality_of(row for row in rows if row["dataset"] == calibration.dataset)
     counted = [
         run
         for run in collect_runs(rows)
         if all(run[name] == value for name, value in wanted.items())
         and (run.ended_well or run.diverged)
-        and run["target_accuracy"] is not None
+        and run[quality.target_column] is not None
         # A run that was resumed with another number of ranks starts a new count of its steps, so it is left out.
         and len({row["world_size"] for row in run.rows}) <= 1
     ]
@@ -249,11 +251,12 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
             said=f"no time to target: no run with {compressor} on {calibration.model}, {calibration.dataset}, "
             f"{calibration.optimizer} and batches of {calibration.batch_size} had a target and ended",
         )
-    target, *others = sorted({run["target_accuracy"] for run in runs})
+    target, *others = sorted({run[quality.target_column] for run in runs})
     if others:
         raise UsageError(
             f"the runs have the targets {', '.join(map(str, (target, *others)))}; give only runs with one target"
         )
+    title = quality.in_words(target)
     by_size: dict[int, list[Run]] = {}
     for run in runs:
         by_size.setdefault(run["world_size"], []).append(run)
@@ -274,20 +277,20 @@ def needed_steps(rows: Sequence[Row], calibration: Calibration, compressor: str,
     around = [size for size in sizes if size < world_size][-1:] + [size for size in sizes if size > world_size][:1]
     steps: float | None = None
     if world_size in medians and math.isinf(medians[world_size]):
-        said = f"no time to target: most of {len(by_size[world_size])} run(s) missed {target:.1%}"
+        said = f"no time to target: most of {len(by_size[world_size])} run(s) missed {title}"
     elif world_size in medians:
         steps = medians[world_size]
-        said = f"steps to {target:.1%}: median of {len(by_size[world_size])} run(s) with {world_size} ranks"
+        said = f"steps to {title}: median of {len(by_size[world_size])} run(s) with {world_size} ranks"
     elif len(around) < 2 or any(math.isinf(medians[size]) for size in around):
         said = (
-            f"no time to target: steps to {target:.1%} were measured with {', '.join(map(str, sizes))} ranks, which "
+            f"no time to target: steps to {title} were measured with {', '.join(map(str, sizes))} ranks, which "
             f"does not tell what {world_size} would need"
         )
     else:
         low, high = around
         share = math.log(world_size / low) / math.log(high / low)
         steps = medians[low] * (medians[high] / medians[low]) ** share
-        said = f"steps to {target:.1%}: interpolated between {low} and {high} ranks"
+        said = f"steps to {title}: interpolated between {low} and {high} ranks"
     return NeededSteps(steps=steps, said=said, of_epochs=any(run["steps"] is None for run in runs))
 
 

@@ -1,4 +1,4 @@
-"""Choose the best settings for each configuration of a sweep file, by accuracy on held-out training samples.
+"""Choose the best settings for each configuration of a sweep file, by their quality on held-out training samples.
 
 Tuning is a sweep with a seed that no other run uses. It never uses the test set, tries the same settings for every
 configuration, and trains all configurations for the same length.
@@ -30,6 +30,7 @@ from bench.launch.sweep_file import (
     toml_table,
 )
 from bench.launch.sweep_state import SweepState
+from bench.report.quality import Quality, quality_of
 
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.
@@ -151,9 +152,10 @@ class Tuned:
     Attributes:
         settings: options that the configuration adds to `[base]` or changes.
         best: the chosen values of the tuned options.
-        accuracy: accuracy with these values on the held-out samples, 0 to 1.
+        accuracy: accuracy with these values on the held-out samples, 0 to 1; of a text, bits per byte.
         rates_tried: number of settings tried, including those whose runs failed.
         at_the_end: names of tuned options whose best value is the smallest or largest value tried.
+        quality: what `accuracy` measures.
     """
 
     settings: Settings
@@ -161,6 +163,7 @@ class Tuned:
     accuracy: float
     rates_tried: int
     at_the_end: list[str]
+    quality: Quality
 
     @property
     def chosen(self) -> Settings:
@@ -169,7 +172,7 @@ class Tuned:
 
 
 def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
-    """Return the most accurate settings of each configuration; among equally accurate ones, the first.
+    """Return the settings of each configuration with the best quality; among equally good ones, the first.
 
     Args:
         sweep: the sweep to tune.
@@ -210,17 +213,15 @@ def evaluated_base(sweep: SweepFile) -> Settings:
 
 
 def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: SweepState) -> Tuned:
-    accuracies = {
-        run.config.digest: state.past[run.config.digest].summary["test_accuracy"]
-        for run in tried
-        if state.progress(run) == "done"
-    }
-    if not accuracies:
+    done = [run for run in tried if state.progress(run) == "done"]
+    if not done:
         digest = tried[0].config.digest
         error = state.unrecorded.get(digest) or state.past[digest].summary["error"]
         failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
         raise RunFailed(f"{failed}; see the logs, or try other values")
-    best = max(tried, key=lambda run: accuracies.get(run.config.digest, -1.0))
+    summaries = {run.config.digest: state.past[run.config.digest].summary for run in done}
+    quality = quality_of(summaries.values())
+    best = min(done, key=lambda run: quality.cost(summaries[run.config.digest][quality.column]))
     values = {name: best.settings[name] for name in lists}
     at_the_end = []
     for name, tried_values in lists.items():
@@ -230,10 +231,16 @@ def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: Sweep
     return Tuned(
         settings=options,
         best=values,
-        accuracy=accuracies[best.config.digest],
+        accuracy=summaries[best.config.digest][quality.column],
         rates_tried=len(tried),
         at_the_end=at_the_end,
+        quality=quality,
     )
+
+
+def _described(tuned: Tuned) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(tuned) if field.name != "quality"]
+    return {tuned.quality.name if name == "accuracy" else name: getattr(tuned, name) for name in names}
 
 
 def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
@@ -247,18 +254,20 @@ def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> Non
     seeds = {"seeds": ",".join(map(str, methods.seeds))} if methods.seeds else {}
     commands = [shlex.join(["bench", "run", *run_arguments(evaluated_base(methods) | t.chosen | seeds)]) for t in tuned]
     if as_json:
-        print_json([vars(each) | {"command": command} for each, command in zip(tuned, commands, strict=True)])
+        print_json([_described(each) | {"command": command} for each, command in zip(tuned, commands, strict=True)])
     else:
         rows = [
             (
                 table_text(each.settings) or "[base]",
                 table_text(each.best),
-                f"{each.accuracy:.2%}",
+                each.quality.format(each.accuracy),
                 str(each.rates_tried),
             )
             for each in tuned
         ]
-        stdout_console().print(table_of(("configuration", "best"), ("held-out accuracy", "tried"), rows))
+        stdout_console().print(
+            table_of(("configuration", "best"), (f"held-out {tuned[0].quality.noun}", "tried"), rows)
+        )
         print(*commands, sep="\n")
     for each in tuned:
         for name in each.at_the_end:

@@ -1,7 +1,8 @@
-"""Draw test accuracy against what it costs, and how soon runs reach the target accuracy.
+"""Draw the quality of models against what it costs, and how soon runs reach their target.
 
-Accuracy is drawn as curves over the training, and as points at its end with the Pareto front. The way to the target is
-drawn as Kaplan-Meier curves over the seeds of a configuration, and as a performance profile over many workloads.
+The quality is test accuracy or, for a text, bits per byte. It is drawn as curves over the training, and as points at
+its end with the Pareto front. The way to the target is drawn as Kaplan-Meier curves over the seeds of a configuration,
+and as a performance profile over many workloads.
 
 Source: E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", Journal of the American
 Statistical Association 53 (1958); E. D. Dolan and J. J. More, "Benchmarking optimization software with performance
@@ -26,7 +27,7 @@ _SHIFT = 0.008  # share of the height by which Kaplan-Meier curves are shifted, 
 
 
 def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.Picture:
-    """Draw one curve per configuration: its mean test accuracy over seeds against a cost.
+    """Draw one curve per configuration: its mean accuracy, or bits per byte, over seeds against a cost.
 
     A band reaches from the lowest seed to the highest.
 
@@ -38,59 +39,63 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
         unit_of: the column of metrics.csv that has the same unit as the cost.
 
     Raises:
-        NotDrawable: no finished run has both the accuracy and the cost.
+        NotDrawable: no finished run has both the quality and the cost.
     """
+    quality = results.quality
     curves = results.drawable(
-        results.configurations,
+        results.measured,
         lambda group: _curve(results, group, cost),
-        f"test accuracy against {what} needs a finished run with values in test_accuracy and {unit_of}",
+        f"{quality.title} against {what} needs a finished run with values in {quality.column} and {unit_of}",
     )
-    figure, (axes,) = style.new_figure(title=f"Test accuracy against {what}")
+    figure, (axes,) = style.new_figure(title=f"{quality.title.capitalize()} against {what}")
     lines, ends = {}, []
     for title, look, curve in curves:
         (lines[title],) = axes.plot(curve["cost"], curve["mean"], **look)
         style.tooltips(
             lines[title],
             *(
-                f"{title}: {point.mean:.2%} after {format_value(unit_of, point.cost)}, "
-                f"seeds from {point.low:.2%} to {point.high:.2%}"
+                f"{title}: {quality.in_words(point.mean, 2)} after {format_value(unit_of, point.cost)}, "
+                f"seeds from {quality.format(point.low)} to {quality.format(point.high)}"
                 for point in curve.itertuples()
             ),
         )
         axes.fill_between(curve["cost"], curve["low"], curve["high"], color=look["color"], alpha=0.15, linewidth=0)
-        ends.append(f"{title} {curve['mean'].iloc[-1]:.1%} after {format_value(unit_of, curve['cost'].iloc[-1])}")
+        mean, end = quality.in_words(curve["mean"].iloc[-1]), format_value(unit_of, curve["cost"].iloc[-1])
+        ends.append(f"{title} {mean} after {end}")
     style.name_axis(axes, "x", what, unit_of, log=cost == "bytes_sent")
-    style.accuracy_axis(axes)
-    return style.with_legend(figure, lines, f"Curves of test accuracy against {what}. At the end: {'; '.join(ends)}.")
+    style.quality_axis(axes, quality)
+    return style.with_legend(figure, lines, f"Curves of {quality.title} against {what}. At the end: {'; '.join(ends)}.")
 
 
 def _curve(results: Results, group: RunGroup, cost: str) -> pd.DataFrame:
-    # Mean cost, and mean, lowest and highest accuracy, at every step at which all seeds were evaluated.
-    known = results.evaluations(group).dropna(subset=["test_accuracy", cost])
+    # Mean cost, and mean, lowest and highest quality, at every step at which all seeds were evaluated.
+    column = results.quality.column
+    known = results.evaluations(group).dropna(subset=[column, cost])
     steps = known.groupby("step")
-    curve = steps.agg(
-        cost=(cost, "mean"), mean=("test_accuracy", "mean"), low=("test_accuracy", "min"), high=("test_accuracy", "max")
-    )
+    curve = steps.agg(cost=(cost, "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max"))
     return curve[steps["run_id"].nunique() == known["run_id"].nunique()]
 
 
 def draw_pareto(results: Results) -> style.Picture:
-    """Draw the final test accuracy against training time and against bytes sent, with one point per configuration.
+    """Draw the final quality against training time and against bytes sent, with one point per configuration.
 
-    Filled markers are on the Pareto front of accuracy, time and bytes.
+    Filled markers are on the Pareto front of quality, time and bytes.
 
     Raises:
         NotDrawable: fewer than two configurations have values of all three.
     """
+    quality = results.quality
     needs = (
-        "the Pareto front needs two configurations with values in test_accuracy, train_time_s and "
+        f"the Pareto front needs two configurations with values in {quality.column}, train_time_s and "
         "payload_bytes_per_step"
     )
-    points = results.drawable(results.configurations, lambda group: _ends(results, group), needs)
+    points = results.drawable(results.measured, lambda group: _ends(results, group), needs)
     if len(points) < 2:
         raise NotDrawable(needs)
-    front = pareto_front({title: (-ends[0][0], ends[1][0], ends[2][0]) for title, _, ends in points})
-    figure, panels = style.new_figure(columns=2, sharey=True, title="Accuracy, time and bytes at the end")
+    front = pareto_front({title: (quality.cost(ends[0][0]), ends[1][0], ends[2][0]) for title, _, ends in points})
+    figure, panels = style.new_figure(
+        columns=2, sharey=True, title=f"{quality.noun.capitalize()}, time and bytes at the end"
+    )
     drawn = {}
     for axes, quantity, what, column in (
         (panels[0], 1, "training time", "train_time_s"),
@@ -108,11 +113,12 @@ def draw_pareto(results: Results) -> style.Picture:
                 markersize=7,
                 elinewidth=0.8,
             )
-            style.tooltips(drawn[title].lines[0], f"{title}: {y[0]:.2%}, {what} {format_value(column, x[0])}")
+            text = f"{title}: {quality.in_words(y[0], 2)}, {what} {format_value(column, x[0])}"
+            style.tooltips(drawn[title].lines[0], text)
         style.name_axis(axes, "x", what, column, log=True)
-    style.accuracy_axis(panels[0])
+    style.quality_axis(panels[0], quality)
     return style.with_legend(
-        figure, drawn, f"Points of accuracy against time and bytes. On the Pareto front: {'; '.join(front)}."
+        figure, drawn, f"Points of {quality.noun} against time and bytes. On the Pareto front: {'; '.join(front)}."
     )
 
 
@@ -135,8 +141,9 @@ def pareto_front(costs: Mapping[str, tuple[float, ...]]) -> list[str]:
 
 
 def _ends(results: Results, group: RunGroup) -> list[tuple[float, float, float]]:
-    # Mean, lowest and highest accuracy, time and bytes over seeds at the end of training; nothing if one is not known.
-    ends = results.evaluations(group).groupby("run_id")[["test_accuracy", "train_time_s", "bytes_sent"]].last().dropna()
+    # Mean, lowest and highest quality, time and bytes over seeds at the end of training; nothing if one is not known.
+    columns = [results.quality.column, "train_time_s", "bytes_sent"]
+    ends = results.evaluations(group).groupby("run_id")[columns].last().dropna()
     return [(float(each.mean()), float(each.min()), float(each.max())) for _, each in ends.items() if len(each)]
 
 
@@ -146,16 +153,17 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
     A mark shows where the training of a seed ended before it reached its target.
 
     Raises:
-        NotDrawable: no finished run has a target accuracy.
+        NotDrawable: no finished run has a target.
     """
     last = float(max(row["step"] or 0 for row in results.rows))
     groups = [group for group in group_runs(results.runs) if group.ok or group.diverged]
+    quality = results.quality
     seeds = results.drawable(
-        shortly_labelled(groups),
+        shortly_labelled([group for group in groups if group.quality is quality]),
         lambda group: steps_to_target(group, last),
-        "steps to target need a finished run with --target-accuracy",
+        f"steps to target need a finished run with {quality.target_flag}",
     )
-    figure, (axes,) = style.new_figure(title="Steps to the target accuracy")
+    figure, (axes,) = style.new_figure(title=f"Steps to the target {quality.noun}")
     curves, counts = {}, []
     for number, (title, look, each) in enumerate(seeds):
         waiting = survival(each)
@@ -184,7 +192,7 @@ def draw_kaplan_meier(results: Results) -> style.Picture:
 
 
 def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
-    """Return a tuple (step, reached) for each successful or diverged run that has a target accuracy.
+    """Return a tuple (step, reached) for each successful or diverged run that has a target.
 
     If the run reached the target, ``step`` is the first evaluated step at which it had. Otherwise ``step`` is the last
     step of the run, or ``last`` if the run diverged, because it would have missed the target with any number of steps.
@@ -194,7 +202,7 @@ def steps_to_target(group: RunGroup, last: float) -> list[tuple[float, bool]]:
         last: the last step of all runs in the picture.
     """
     seeds = []
-    for run in (run for run in (*group.ok, *group.diverged) if run["target_accuracy"] is not None):
+    for run in (run for run in (*group.ok, *group.diverged) if run[group.quality.target_column] is not None):
         reached = [row["step"] for row in run.rows if row["time_to_target_s"] is not None]
         watched_until = last if run.diverged else max(row["step"] or 0 for row in run.rows)
         seeds.append((float(reached[0] if reached else watched_until), bool(reached)))
@@ -220,7 +228,7 @@ def survival(seeds: Sequence[tuple[float, bool]]) -> Any:
 def draw_profile(results: Results) -> style.Picture:
     """Draw a performance profile: for each method, the share of workloads against a factor of the best time.
 
-    A workload counts for a method if the method's time to the target accuracy is at most the factor times the best
+    A workload counts for a method if the method's time to the target is at most the factor times the best
     method's time. Each seed of a workload counts as a workload. A missed target never counts.
 
     Raises:
@@ -269,7 +277,8 @@ def _times(results: Results) -> pd.DataFrame:
 
     columns = {}
     for group in results.across(*WORKLOAD):
-        runs = last_known(group, diverged=True).dropna(subset=["target_accuracy"])
+        runs = last_known(group, diverged=True)
+        runs = runs[runs[["target_accuracy", "target_bits_per_byte"]].notna().any(axis=1)]
         if len(runs):
             done = runs[list(WORKLOAD)].astype(str).apply(tuple, axis=1)
             index = pd.MultiIndex.from_arrays([done, runs["seed"]])

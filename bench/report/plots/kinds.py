@@ -17,6 +17,7 @@ from bench.core.files import walk
 from bench.core.registry import PluginError
 from bench.report.plots import accuracy, speed, style
 from bench.report.plots.results import NotDrawable, Results
+from bench.report.quality import ACCURACY
 from bench.report.store import matching
 
 
@@ -29,12 +30,18 @@ class PictureKind:
         shows: the subject, in one line.
         reading: sentences that explain how to read the picture.
         function: draws the picture; it raises ``NotDrawable`` if the rows lack what the picture shows.
+        reading_of_text: replaces `reading` if bits per byte are drawn instead of accuracy; empty if it need not.
     """
 
     name: str
     shows: str
     reading: str
     function: Callable[[Results], style.Picture]
+    reading_of_text: str = ""
+
+    def reading_for(self, results: Results) -> str:
+        """Return the sentences that explain how to read the picture of these results."""
+        return self.reading if results.quality is ACCURACY else self.reading_of_text or self.reading
 
     def draw(self, results: Results) -> style.Picture:
         """Draw the picture in the style that all pictures share.
@@ -94,12 +101,14 @@ KINDS: Mapping[str, PictureKind] = {
             name="accuracy-time",
             shows="test accuracy against training time",
             reading=f"{_BAND} Higher and further left is better; evaluation and set-up are not counted as time.",
+            reading_of_text=f"{_BAND} Lower and further left is better; evaluation and set-up are not counted as time.",
             function=partial(accuracy.draw_curves, cost="train_time_s", what="training time", unit_of="train_time_s"),
         ),
         PictureKind(
             name="accuracy-bytes",
             shows="test accuracy against bytes sent per rank",
             reading=f"{_BAND} Higher and further left is better.",
+            reading_of_text=f"{_BAND} Lower and further left is better.",
             function=partial(
                 accuracy.draw_curves, cost="bytes_sent", what="bytes sent per rank", unit_of="payload_bytes_per_step"
             ),
@@ -108,6 +117,7 @@ KINDS: Mapping[str, PictureKind] = {
             name="accuracy-epochs",
             shows="test accuracy against epochs",
             reading=f"{_BAND} Where a curve lies below that of the baseline, compression costs accuracy per epoch.",
+            reading_of_text=f"{_BAND} Where a curve lies above that of the baseline, compression costs bits per epoch.",
             function=partial(accuracy.draw_curves, cost="epoch", what="epochs", unit_of="epoch"),
         ),
         PictureKind(

@@ -12,6 +12,7 @@ from bench.core.errors import NothingToCompare
 from bench.core.schema import METRICS, Column
 from bench.report.groups import SETTINGS, RunGroup, group_runs
 from bench.report.plots.style import Methods, line
+from bench.report.quality import ACCURACY, BITS_PER_BYTE, Quality
 from bench.report.store import Row, Run, collect_runs, grouped, one_per_seed
 from bench.report.targets import bytes_sent
 
@@ -45,6 +46,24 @@ class Results:
     def configurations(self) -> list[RunGroup]:
         """The configurations with at least one successful run, in order of appearance."""
         return shortly_labelled([group for group in group_runs(self.runs) if group.ok])
+
+    @functools.cached_property
+    def quality(self) -> Quality:
+        """What pictures show of the models: bits per byte if all configurations have them, otherwise accuracy."""
+        found = [group.quality for group in self.configurations]
+        return ACCURACY if ACCURACY in found or not found else BITS_PER_BYTE
+
+    @property
+    def measured(self) -> list[RunGroup]:
+        """The configurations whose models are measured by `quality`; pictures of it leave out the others."""
+        return [group for group in self.configurations if group.quality is self.quality]
+
+    @property
+    def left_out(self) -> list[str]:
+        """A sentence if pictures of the quality leave out configurations; otherwise nothing."""
+        if len(self.measured) == len(self.configurations):
+            return []
+        return [f"pictures of {self.quality.noun} leave out runs on texts; give the runs on texts alone to draw them"]
 
     def across(self, *varied: str) -> list[RunGroup]:
         """Return groups of runs that have all settings in common except the varied columns.

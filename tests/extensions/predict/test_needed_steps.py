@@ -116,3 +116,11 @@ def test_who_went_on_with_other_ranks_says_nothing_for_these_count_steps_anew() 
 def test_steps_of_epochs_are_told_for_their_first_may_have_sent_more() -> None:
     assert needed(run("a", 4, 100), 4).of_epochs
     assert not needed(run("a", 4, 100, steps=400), 4).of_epochs
+
+
+def test_a_text_has_its_target_in_bits_per_byte() -> None:
+    text = {"target_accuracy": None, "target_bits_per_byte": 2.1}
+    rows = run("a", 4, 100, **text) + run("b", 4, 300, **text) + run("c", 4, None, **text)
+    assert needed(rows, 4) == NeededSteps(
+        steps=300, said="steps to 2.10 bits per byte: median of 3 run(s) with 4 ranks", of_epochs=True
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
-from bench.extensions.tune.tuning import choose, tuned_file, tuning_sweep
+from bench.extensions.tune.tuning import choose, print_tuned, tuned_file, tuning_sweep
 from bench.launch.sweep_file import PlannedRun, SweepFile, read_sweep, run_arguments
 from bench.launch.sweep_state import PastRun, SweepState
 from tests.testing.configs import make_config
@@ -95,3 +96,18 @@ def test_arguments_of_run() -> None:
 def test_what_would_not_be_fair_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         tuning_sweep(dataclasses.replace(ASKED, **changes), 100)
+
+
+def test_fewest_bits_per_byte_are_chosen_for_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    state = ended(DENSE | SPARSE)
+    bits = {0.1: 2.4, 0.2: 2.1, 0.3: 2.2}
+    for run in state.runs:
+        state.past[run.config.digest].summary["test_bits_per_byte"] = bits[run.settings["lr"]]
+    tuned = choose(ASKED, state)
+    assert [each.best for each in tuned] == [{"lr": 0.2}, {"lr": 0.1}]  # top-k failed with the others
+    print_tuned(ASKED, tuned, as_json=True)
+    assert [each["bits_per_byte"] for each in json.loads(capsys.readouterr().out)] == [2.1, 2.4]
+    print_tuned(ASKED, tuned, as_json=False)
+    printed = capsys.readouterr().out
+    assert "held-out bits per byte" in printed
+    assert "2.100" in printed
