@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bench.core import spec
 from bench.core.config.run import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, RanksConfig, RunConfig
-from bench.core.config.syntax import LrScaling, Straggler
+from bench.core.config.syntax import LrScaling, Partition, Straggler
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
@@ -92,6 +92,11 @@ def check(options: RunConfig) -> RunConfig:
     )
     _check_together(config, parts)
     _check_target(config, parts.dataset)
+    if config.partition != "iid" and not parts.dataset.has_classes:
+        raise UsageError(
+            f"--partition {config.partition} divides samples by class, and {parts.dataset.component_name} has no "
+            "classes; use --partition iid"
+        )
     if config.steps and not isinstance(config.eval_every, int):
         raise UsageError(f"--eval-every {config.eval_every} is no number of steps; with --steps, give a whole number")
     return config
@@ -127,6 +132,8 @@ def resolve(options: RunConfig) -> RunConfig:
     from compressors.layer import layers_of
 
     num_classes = parts.dataset.num_classes
+    partition = Partition.parse(config.partition)
+    partition.check_classes(num_classes, config.replicas)
     with torch.device("meta"):  # shapes and dtypes, but no memory
         network = parts.model.build(num_classes)
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -142,6 +149,8 @@ def resolve(options: RunConfig) -> RunConfig:
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
     notes = [*parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy, *_length_notes(config)]
+    if partition.per_rank is not None:
+        notes.append("all ranks get as many samples as the rank with the fewest; column unused_samples has the rest")
     return dataclasses.replace(config, notes=tuple(notes))
 
 
@@ -192,6 +201,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     compressor = parts.compressor
     obstacles = (
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
+        (config.partition != "iid", f"--partition {config.partition} ties samples to ranks"),
         (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
         (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
         (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by compressor and collective"),
