@@ -205,7 +205,8 @@ def parts_of(config: RunConfig) -> tuple[Samples, Samples]:
 
 def _parts(config: RunConfig) -> tuple[Samples, Samples, int]:
     """Return what `parts_of` returns, and the id of the process that has loaded the samples."""
-    return _load(
+    load = functools.partial(
+        _load,
         config.filled["dataset"],
         config.data_dir,
         config.seed,
@@ -213,6 +214,11 @@ def _parts(config: RunConfig) -> tuple[Samples, Samples, int]:
         test_size=config.test_size,
         holdout_size=config.holdout_size,
     )
+    train, test, loaded_by = load()
+    if loaded_by != os.getpid() and not isinstance(train.inputs, torch.Tensor):
+        _load.cache_clear()  # a forked process must not share open files with others
+        return load()
+    return train, test, loaded_by
 
 
 @functools.lru_cache(maxsize=1)
