@@ -28,6 +28,7 @@ from bench.datasets.base import crop_and_flip, normalise
 from bench.launch.resolve import resolve
 from bench.strategies.base import Setup
 from bench.train import data, partition
+from bench.train.data import RankData
 from bench.train.record import Recorder
 from bench.train.trainer import Trainer
 
@@ -95,8 +96,8 @@ def worker(model: str, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         recorder = Recorder(config, RunFolder(Path(temporary)), strategy, time.time())
         trainer = Trainer(
-            config=config, strategy=strategy, dataset=dataset, train=train, test=test, recorder=recorder, device=device,
-            save=lambda *_: None,
+            config=config, strategy=strategy, dataset=dataset, data=RankData.of(config, dataset, train, test),
+            recorder=recorder, device=device, save=lambda *_: None,
         )  # fmt: skip
         ratios = []
         for number in range(rounds + 2):

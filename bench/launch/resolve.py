@@ -91,18 +91,18 @@ def check(options: RunConfig) -> RunConfig:
         lr_scaling=parts.compressor.traits.default_lr_scaling,
     )
     _check_together(config, parts)
-    _check_target(config, parts.dataset)
-    if config.partition != "iid" and not parts.dataset.has_classes:
-        raise UsageError(
-            f"--partition {config.partition} divides samples by class, and {parts.dataset.component_name} has no "
-            "classes; use --partition iid"
-        )
+    _check_task(config, parts.dataset)
     if config.steps and not isinstance(config.eval_every, int):
         raise UsageError(f"--eval-every {config.eval_every} is no number of steps; with --steps, give a whole number")
     return config
 
 
-def _check_target(config: RunConfig, dataset: Dataset) -> None:
+def _check_task(config: RunConfig, dataset: Dataset) -> None:
+    if config.partition != "iid" and not dataset.has_classes:
+        raise UsageError(
+            f"--partition {config.partition} divides samples by class, and {dataset.component_name} has no classes; "
+            "use --partition iid"
+        )
     if config.target_bits_per_byte is not None and dataset.task.metric != "test_bits_per_byte":
         raise UsageError(
             f"{dataset.component_name} is not a text and has no bits per byte; use --target-accuracy instead of "

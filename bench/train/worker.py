@@ -166,9 +166,18 @@ def _data_and_state(
     # Forked ranks share the samples that `prepare` has loaded; copies of their parts would add to these.
     if loaded_by == os.getpid() and not dataset.keeps_samples:
         taken_over = [each["rest"][2].cpu() for each in (state or {"batches": []})["batches"] if each["rest"]]
+        return_memory()  # what loading needed, before copies are made
         data = data.own_part(group, taken_over)
         _load.cache_clear()
+        del train, test
+        return_memory()
     return data, state
+
+
+def return_memory() -> None:
+    """Return freed memory to the kernel, where glibc can; otherwise it stays with the process."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 # The columns of the last row that `status.json` repeats.
