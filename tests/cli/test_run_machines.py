@@ -43,7 +43,8 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert (row["hosts"], row["ranks_per_host"], row["world_size"]) == ("2", "2", "4")
     assert not (folders[1] / "metrics.csv").exists()
     here = start(*command, "--out", "here", cwd=place)
-    assert here.wait(timeout=150) == 0
+    here.communicate(timeout=150)
+    assert here.returncode == 0
     expected = rows(only_run(tmp_path / "here"))[-1]
     same = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "payload_bytes_per_step", "label_skew")
     assert {name: row[name] for name in same} == {name: expected[name] for name in same}

@@ -309,8 +309,10 @@ def pool_buffers_(buffers: Mapping[str, torch.Tensor], of_replicas: Sequence[Map
         of_replicas: the buffers of each replica.
     """
     for name, buffer in buffers.items():
+        values = [each[name] for each in of_replicas]
+        if name.endswith("running_var"):
+            means = [each[f"{name.removesuffix('var')}mean"] for each in of_replicas]
+            mean = sum(means) / len(means)
+            values = [value + (own - mean) ** 2 for value, own in zip(values, means, strict=True)]
         if buffer.is_floating_point():
-            buffer.copy_(torch.stack([each[name] for each in of_replicas]).mean(dim=0))
-            if name.endswith("running_var"):
-                means = torch.stack([each[f"{name.removesuffix('var')}mean"] for each in of_replicas])
-                buffer += means.var(dim=0, unbiased=False)
+            buffer.copy_(sum(values) / len(values))
