@@ -312,7 +312,7 @@ def pool_buffers_(buffers: Mapping[str, torch.Tensor], of_replicas: Sequence[Map
         values = [each[name] for each in of_replicas]
         if name.endswith("running_var"):
             means = [each[f"{name.removesuffix('var')}mean"] for each in of_replicas]
-            mean = sum(means) / len(means)
+            mean = torch.stack(means).sum(dim=0) / len(means)
             values = [value + (own - mean) ** 2 for value, own in zip(values, means, strict=True)]
         if buffer.is_floating_point():
-            buffer.copy_(sum(values) / len(values))
+            buffer.copy_(torch.stack(values).sum(dim=0) / len(values))
