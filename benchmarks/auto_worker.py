@@ -23,6 +23,7 @@ from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Samples
 from bench.strategies.ddp import Ddp, wrap
+from bench.train import partition
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from compressors.auto.compressor import ChoosingHook
@@ -81,7 +82,8 @@ class Trainee:
         self._hook = attach(self._ddp, *way, seed=config.seed, timeout_s=config.timeout_s)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
         of_run = RunConfig(batch_size=config.batch_size, augment=False, seed=config.seed, replicas=config.world_size)
-        self._batches = Batches(of_run, dataset, train, dist.get_rank(), device)
+        shards = partition.iid(len(train), config.world_size, config.seed)
+        self._batches = Batches(of_run, dataset, train, shards, dist.get_rank(), device)
         self.step_s = 0.0  # mean step time of its last block
         self._held: Counter[str] = Counter()  # pair -> steps, if the method chooses pairs
 

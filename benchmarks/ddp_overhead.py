@@ -27,7 +27,8 @@ from bench.core.run_folder import RunFolder
 from bench.datasets.base import crop_and_flip, normalise
 from bench.launch.resolve import resolve
 from bench.strategies.base import Setup
-from bench.train import data
+from bench.train import data, partition
+from bench.train.data import RankData
 from bench.train.record import Recorder
 from bench.train.trainer import Trainer
 
@@ -47,7 +48,7 @@ class HandWritten:
 
     def _batches(self):
         config, rank, epoch = self.config, dist.get_rank(), 0
-        shard = data.shard(len(self.train), rank, config.world_size, config.seed)
+        shard = partition.iid(len(self.train), config.world_size, config.seed)[rank]
         steps = data.steps_per_epoch(len(self.train), config.world_size, config.batch_size)
         while True:
             generator = torch.Generator().manual_seed(epoch)
@@ -95,8 +96,8 @@ def worker(model: str, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         recorder = Recorder(config, RunFolder(Path(temporary)), strategy, time.time())
         trainer = Trainer(
-            config=config, strategy=strategy, dataset=dataset, train=train, test=test, recorder=recorder, device=device,
-            save=lambda *_: None,
+            config=config, strategy=strategy, dataset=dataset, data=RankData.of(config, dataset, train, test),
+            recorder=recorder, device=device, save=lambda *_: None,
         )  # fmt: skip
         ratios = []
         for number in range(rounds + 2):

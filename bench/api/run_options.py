@@ -26,6 +26,7 @@ class RunOptions(TypedDict, total=False):
     test_size: int | None
     holdout_size: int
     data_dir: str
+    partition: str
     collective: str | None
     strategy: str
     trigger: Literal["async", "sync"]

@@ -16,7 +16,7 @@ from bench.api.keywords import KEYWORDS
 from bench.cli.run import run
 from bench.core.config.configuration import CommandOption
 from bench.core.config.run import RunConfig
-from bench.core.schema import LAYERS, LINKS, METRICS, Column
+from bench.core.schema import LAYERS, LINKS, METRICS, PARTITION, Column
 from collectives.options import value_text
 
 OPTIONS, COLUMNS = Path("docs/options.md"), Path("docs/columns.md")
@@ -74,6 +74,7 @@ This page lists every column that a run writes, with its unit and its meaning.
 | [`metrics.csv`](#metricscsv) | evaluation, and one at the end of every run | `bench run`, `sweep`, `tune` |
 | [`layers.csv`](#layerscsv) | layer and evaluation | the same |
 | [`links.csv`](#linkscsv) | pair of processes and evaluation | `bench run --strategy placed` |
+| [`partition.csv`](#partitioncsv) | rank and class | `bench run`, `sweep`, `tune` |
 
 ## How to read the columns
 
@@ -113,7 +114,13 @@ print(of_methods[["test_accuracy", "samples_per_s"]].agg(["mean", "std", "count"
 
 Traffic between the processes of a run with `--strategy placed`. Other runs do not have this file.
 
-{links}"""
+{links}
+## partition.csv
+
+Each rank's training samples by class, as [`--partition`](workloads.md#data-that-differ-between-ranks) divides them.
+Runs on samples without classes do not have this file.
+
+{partition}"""
 
 
 def columns_page() -> str:
@@ -122,6 +129,7 @@ def columns_page() -> str:
         metrics=sections(METRICS),
         layers=sections(LAYERS),
         links=sections(LINKS),
+        partition=sections(PARTITION),
     )
 
 

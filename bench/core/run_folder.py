@@ -25,7 +25,8 @@ class RunFolder:
         metrics: CSV file with one row per evaluation.
         layers: CSV file with one row per layer and evaluation.
         links: CSV file with one row per evaluation and pair of processes that exchange activations.
-        tables: the three CSV files.
+        tables: the three CSV files, which get rows at every evaluation.
+        partition: CSV file of the number of training samples of each rank and class.
         choices: file of the compressors and collectives that were chosen during training, one JSON object per line.
         status: JSON file of the run's result, written last.
         progress: file of the running job's reports, one JSON object per line.
@@ -48,6 +49,7 @@ class RunFolder:
         self.layers = path / "layers.csv"
         self.links = path / "links.csv"
         self.tables = (self.metrics, self.layers, self.links)
+        self.partition = path / "partition.csv"
         self.choices = path / "choices.jsonl"
         self.status = path / "status.json"
         self.progress = path / "progress.jsonl"

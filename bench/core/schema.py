@@ -146,6 +146,17 @@ PROGRESS = (
         absent=0,
     ),
     _progress("samples", int, "training samples used so far, all ranks together"),
+    _progress(
+        "label_skew",
+        float,
+        "how much the class shares of the ranks' training samples differ from those of all, 0 to 1: total variation "
+        "distance, mean over ranks (empty: samples have no class)",
+    ),
+    _progress(
+        "unused_samples",
+        int,
+        "training samples that belong to no rank, because --partition cuts shards to the size of the smallest",
+    ),
     seconds("progress", "train_time_s", "training time, without evaluation and set-up"),
     seconds("progress", "wall_time_s", "time since the workers started, including evaluation and set-up"),
 )
@@ -450,4 +461,11 @@ LINKS: tuple[Column, ...] = (
         "activation_bytes",
         "bytes of mini-batches, activations and their gradients per step, mean since the previous row",
     ),
+)
+
+PARTITION: tuple[Column, ...] = (
+    identity("run_id", str, "the run's folder name", deterministic=False),
+    identity("rank", int, "the rank (with --strategy placed: the replica)"),
+    identity("class", int, "the class, from 0; a class of which the rank has no samples has no row"),
+    Column("partition", "samples", int, "training samples of the class on the rank"),
 )

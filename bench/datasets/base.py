@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 from torch.nn import functional
@@ -111,10 +112,30 @@ class Samples:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def on(self, device: torch.device) -> Samples:
+    @property
+    def num_predictions(self) -> int:
+        """Return the number of targets of all samples together."""
+        return len(self) * math.prod(self.targets.shape[1:])
+
+    def at(self, chosen: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs and targets of some samples, given by int64 indices [n] or a slice."""
+        return self.inputs[chosen], self.targets[chosen]
+
+    def on(self, device: torch.device) -> Self:
         """Return the samples on a device; lazy inputs stay where they are."""
         inputs = self.inputs.to(device) if isinstance(self.inputs, torch.Tensor) else self.inputs
-        return Samples(inputs=inputs, targets=self.targets.to(device))
+        return dataclasses.replace(self, inputs=inputs, targets=self.targets.to(device))
+
+    def keep(self, indices: torch.Tensor) -> Samples:
+        """Return samples with the same length and indices, of which only some have a place in memory.
+
+        Args:
+            indices: int64 [n], ascending: the samples to keep, which are copied unless they are all.
+        """
+        if len(indices) == len(self):
+            return self
+        kept = self._at(indices)
+        return KeptSamples(inputs=kept.inputs, targets=kept.targets, indices=indices, size=len(self))
 
     def subset(self, size: int) -> Samples:
         """Return `size` of the samples in their original order; each class keeps its share, exact to one sample.
@@ -156,6 +177,31 @@ class Samples:
         return Samples(inputs=inputs, targets=self.targets[chosen])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeptSamples(Samples):
+    """Samples of which only some are in memory: those that one rank uses. They are read by their indices in the set.
+
+    Attributes:
+        inputs, targets: those of the samples that are in memory.
+        indices: int64, ascending: the indices in the set of the samples that are in memory.
+        size: number of samples of the set.
+    """
+
+    indices: torch.Tensor
+    size: int
+
+    @override
+    def __len__(self) -> int:
+        return self.size
+
+    @override
+    def at(self, chosen: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.arange(self.size)[chosen] if isinstance(chosen, slice) else chosen.cpu()
+        places = torch.searchsorted(self.indices, chosen)
+        assert torch.equal(self.indices[places], chosen), "a rank reads samples that it does not keep"
+        return super().at(places.to(self.targets.device))
+
+
 @dataclasses.dataclass(kw_only=True)
 class Dataset(Options, abc.ABC):
     """Base of all data sets.
@@ -164,9 +210,16 @@ class Dataset(Options, abc.ABC):
 
     Attributes:
         task: what a network learns on this data set.
+        keeps_samples: True if the component keeps the samples that it has loaded, so that a rank has to hold all.
     """
 
     task: ClassVar[Task] = CLASSIFICATION
+    keeps_samples: ClassVar[bool] = False
+
+    @property
+    def has_classes(self) -> bool:
+        """Return True if each sample belongs to a class, which is its target."""
+        return self.task.metric == "test_accuracy"
 
     @property
     @abc.abstractmethod

@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ class FunctionDataset(functions.FunctionOptions, Dataset):
     any shape; labels count from 0. A `Dataset` is read when a batch needs it; only its labels are read before, from its
     attribute `targets` if it has one.
     """
+
+    keeps_samples: ClassVar[bool] = True  # so that the function is called once
 
     crop_and_flip: Annotated[bool, Doc("with --augment, crop and flip images at random: float or uint8 [3, h, w]")] = (
         False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bench.core import spec
 from bench.core.config.run import DEFAULT_EPOCHS, DEFAULT_WORLD_SIZE, RanksConfig, RunConfig
-from bench.core.config.syntax import LrScaling, Straggler
+from bench.core.config.syntax import LrScaling, Partition, Straggler
 from bench.core.environment import usable_cores
 from bench.core.errors import UsageError
 from bench.core.topology import Topology
@@ -92,7 +92,7 @@ def check(options: RunConfig) -> RunConfig:
         lr_scaling=parts.compressor.traits.default_lr_scaling,
     )
     _check_together(config, parts)
-    _check_target(config, parts.dataset)
+    _check_task(config, parts.dataset)
     if LrScaling.parse(config.lr_scaling).gradual and not config.warmup_epochs:
         raise UsageError(f"--lr-scaling {config.lr_scaling} rises during warm-up; add --warmup-epochs, such as 5")
     if config.steps and not isinstance(config.eval_every, int):
@@ -100,7 +100,12 @@ def check(options: RunConfig) -> RunConfig:
     return config
 
 
-def _check_target(config: RunConfig, dataset: Dataset) -> None:
+def _check_task(config: RunConfig, dataset: Dataset) -> None:
+    if config.partition != "iid" and not dataset.has_classes:
+        raise UsageError(
+            f"--partition {config.partition} divides samples by class, and {dataset.component_name} has no classes; "
+            "use --partition iid"
+        )
     if config.target_bits_per_byte is not None and dataset.task.metric != "test_bits_per_byte":
         raise UsageError(
             f"{dataset.component_name} is not a text and has no bits per byte; use --target-accuracy instead of "
@@ -130,6 +135,8 @@ def resolve(options: RunConfig) -> RunConfig:
     from compressors.layer import layers_of
 
     num_classes = parts.dataset.num_classes
+    partition = Partition.parse(config.partition)
+    partition.check_classes(num_classes, config.replicas)
     with torch.device("meta"):  # shapes and dtypes, but no memory
         network = parts.model.build(num_classes)
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
@@ -146,6 +153,8 @@ def resolve(options: RunConfig) -> RunConfig:
         parts.compressor.check_compatible(parts.collective, layers_of(network))
     of_recipe = [recipe(config.recipe).note(config)] if config.recipe else []
     of_parts = [*parts.dataset.warnings(), *parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy]
+    if partition.per_rank is not None:
+        of_parts.append("all ranks get as many samples as the rank with the fewest; column unused_samples has the rest")
     return dataclasses.replace(config, notes=(*of_recipe, *of_parts, *_length_notes(config)))
 
 
@@ -202,6 +211,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     compressor = parts.compressor
     obstacles = (
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
+        (config.partition != "iid", f"--partition {config.partition} ties samples to ranks"),
         (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
         (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
         (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by compressor and collective"),

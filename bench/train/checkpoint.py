@@ -18,7 +18,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed
 from bench.core.run_folder import RunFolder, read_json
 from bench.datasets.base import Dataset, Samples
-from bench.train import data
+from bench.train import data, partition
 from bench.train.data import Batches
 from collectives.server import EVERY_RANK
 from collectives.transport.process_group import gather_json
@@ -292,9 +292,10 @@ def _redistributed(
         train: all training samples.
     """
     rest = []
+    shards = partition.iid(len(train), len(saved), config.seed)  # other partitions do not change the number of ranks
     for old_rank, state in enumerate(saved):
         batches = Batches(
-            dataclasses.replace(config, replicas=len(saved)), dataset, train, old_rank, torch.device("cpu")
+            dataclasses.replace(config, replicas=len(saved)), dataset, train, shards, old_rank, torch.device("cpu")
         )
         batches.load_state_dict(state)
         rest.append(batches.unused())

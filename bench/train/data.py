@@ -1,23 +1,24 @@
-"""Distribute training samples over ranks as shards, make batches of them, and evaluate the model on all ranks.
+"""Choose the samples that a rank uses, make batches of them, and evaluate the model on all ranks.
 
-Shards are disjoint and cover the whole training set. No sample is repeated to make shards equally large, so their sizes
-differ by at most one. Every rank makes the same number of steps per epoch: floor(size of the smallest shard / batch).
+No sample is repeated to make the ranks' shards equally large. Every rank makes the same number of steps per epoch:
+floor(size of the smallest shard / batch).
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from bench.core.config.run import RunConfig
 from bench.datasets.base import IMAGE_SIZE, Dataset, Samples
-
-
-def shard(num_samples: int, rank: int, world_size: int, seed: int) -> torch.Tensor:
-    """Return the rank's shard, int64 sample indices: every world_size-th of one random permutation of all samples."""
-    return torch.randperm(num_samples, generator=_generator(seed, 0, 0))[rank::world_size]
+from bench.train import partition
+from bench.train.partition import random_generator
 
 
 def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
@@ -27,7 +28,7 @@ def steps_per_epoch(num_samples: int, world_size: int, batch_size: int) -> int:
 
 def order(indices: torch.Tensor, *, seed: int, rank: int, epoch: int) -> torch.Tensor:
     """Return the int64 sample indices of a rank's shard, shuffled for one epoch, which counts from 0."""
-    return indices[torch.randperm(len(indices), generator=_generator(seed, rank + 1, epoch + 1))]
+    return indices[torch.randperm(len(indices), generator=random_generator(seed, rank + 1, epoch + 1))]
 
 
 def evaluation_part(num_samples: int, rank: int, world_size: int) -> slice:
@@ -37,16 +38,7 @@ def evaluation_part(num_samples: int, rank: int, world_size: int) -> slice:
 
 def augmentation_generator(seed: int, rank: int, epoch: int) -> torch.Generator:
     """Return the generator of random crops and flips for one rank and epoch."""
-    return _generator(seed, rank + 1, -epoch - 1)
-
-
-def _generator(seed: int, stream: int, epoch: int) -> torch.Generator:
-    # A hash of the tuple, so that neighbouring seeds, ranks and epochs share no stream.
-    mixed = seed & 0xFFFFFFFF
-    for word in (stream, epoch):
-        mixed = (mixed * 6364136223846793005 + (word & 0xFFFFFFFF) * 1442695040888963407 + 1) & 0x7FFFFFFFFFFFFFFF
-        mixed ^= mixed >> 29
-    return torch.Generator().manual_seed(mixed)
+    return random_generator(seed, rank + 1, -epoch - 1)
 
 
 class Batches:
@@ -55,20 +47,32 @@ class Batches:
     Args:
         config: the run's configuration.
         dataset: the data set, which augments and normalises batches.
-        train: all training samples.
+        train: the training samples; those of the rank's shard must be in memory.
+        shards: the partition of the training samples.
         rank: the rank that owns the shard.
         device: the device of the batches.
+
+    Attributes:
+        per_epoch: number of batches per epoch, the same for all shards.
     """
 
-    def __init__(self, config: RunConfig, dataset: Dataset, train: Samples, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: Dataset,
+        train: Samples,
+        shards: Sequence[torch.Tensor],
+        rank: int,
+        device: torch.device,
+    ) -> None:
         self._config = config
         self._dataset = dataset
         self._rank = rank
         self._device = device
         self._train = train.on(device)
-        self._shard = shard(len(train), rank, config.replicas, config.seed)
+        self._shard = shards[rank]
         self._size = config.samples_per_step
-        self._per_epoch = steps_per_epoch(len(train), config.replicas, self._size)
+        self.per_epoch = min(map(len, shards)) // self._size
         self._used = 0
         # epoch, first batch, samples: these replace the rest of an epoch after the number of ranks has changed
         self._rest: list[Any] | None = None
@@ -76,15 +80,16 @@ class Batches:
 
     def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next batch on the device: what the network gets and the targets, both [size, ...]."""
-        position = self._used % self._per_epoch
+        position = self._used % self.per_epoch
         self._used += 1
         if position == 0:
             self._begin_epoch()
         chosen = self._order[position * self._size : (position + 1) * self._size].to(self._device)
-        inputs = self._train.inputs[chosen].to(self._device)
+        inputs, targets = self._train.at(chosen)
+        inputs = inputs.to(self._device)  # lazy inputs are read on the CPU
         if self._config.augment:
             inputs = self._dataset.augment(inputs, self._generator)
-        return self._dataset.normalise(inputs), self._train.targets[chosen]
+        return self._dataset.normalise(inputs), targets
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of batches used, the random generator's state, and samples redistributed over new ranks."""
@@ -99,12 +104,12 @@ class Batches:
     @property
     def epoch(self) -> int:
         """Return the number, from 0, of the epoch that the last batch belongs to; 0 before the first batch."""
-        return max(0, self._used - 1) // self._per_epoch
+        return max(0, self._used - 1) // self.per_epoch
 
     def unused(self) -> torch.Tensor:
         """Return int64 indices of the shard's samples that the current epoch has not used; empty at the epoch's end."""
-        position = self._used - self.epoch * self._per_epoch
-        return self._order[: 0 if position == self._per_epoch else None][position * self._size :]
+        position = self._used - self.epoch * self.per_epoch
+        return self._order[: 0 if position == self.per_epoch else None][position * self._size :]
 
     def _begin_epoch(self) -> None:
         seed, epoch = self._config.seed, self.epoch
@@ -130,25 +135,94 @@ class Quality(NamedTuple):
     accuracy: float
 
 
-def average_running_statistics_(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Replace each rank's BatchNorm running mean and variance with their mean over the ranks of the group.
+def pool_running_statistics_(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Replace the running means and variances of BatchNorm with those of all ranks' samples together.
 
-    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does. Every
-    rank of the group must call this function.
+    Ranks see different samples, so their running statistics differ; training never reads them, evaluation does. The
+    pooled variance is the mean of the variances plus the variance of the means. Other floating-point buffers are
+    averaged. Every rank of the group must call this function.
     """
-    buffers = [b for b in model.buffers() if b.is_floating_point()]
-    if not buffers:
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    pairs = [(n.running_mean, n.running_var) for n in norms if n.running_mean is not None and n.running_var is not None]
+    own_means = [mean.clone() for mean, _ in pairs]
+    variances = [variance for _, variance in pairs]
+    _average_([b for b in model.buffers() if b.is_floating_point() and all(b is not each for each in variances)], group)
+    for (mean, variance), own_mean in zip(pairs, own_means, strict=True):
+        variance += (own_mean - mean) ** 2
+    _average_(variances, group)
+
+
+def _average_(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    if not tensors:
         return
-    flat: torch.Tensor = torch.cat([b.flatten() for b in buffers])
+    flat: torch.Tensor = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
-    for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
-        buffer.copy_(part.view_as(buffer))
+    for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
 
 
 def train_sample(train: Samples) -> Samples:
     """Return the training samples to evaluate: always the same, with the classes in proportion to the training set."""
     return train.subset(min(TRAIN_SAMPLES, len(train)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankData:
+    """The samples that one rank trains and evaluates on.
+
+    Attributes:
+        train: the training samples.
+        shards: the partition of the training samples: the indices of each replica's samples.
+        fed: the numbers of the shards that this rank makes batches of.
+        train_sample: the training samples to evaluate.
+        test: the samples to evaluate on.
+        columns: columns of `metrics.csv` that describe the data, by name; they are the same in all rows.
+    """
+
+    train: Samples
+    shards: Sequence[torch.Tensor]
+    fed: Sequence[int]
+    train_sample: Samples
+    test: Samples
+    columns: dict[str, float | None]
+
+    @classmethod
+    def of(cls, config: RunConfig, dataset: Dataset, train: Samples, test: Samples) -> RankData:
+        """Return the data of this rank, with all samples in memory."""
+        shards = partition.shards(train.targets, config.replicas, config.seed, config.partition)
+        return cls(
+            train=train,
+            shards=shards,
+            # A process that feeds all replicas makes the batches of all shards.
+            fed=[dist.get_rank()] if config.replicas == config.world_size else range(config.replicas),
+            train_sample=train_sample(train),
+            test=test,
+            columns={
+                "label_skew": partition.label_skew(train.targets, shards) if dataset.has_classes else None,
+                "unused_samples": len(train) - sum(map(len, shards)),
+                **(dataset.yardsticks(test) if dist.get_rank() == 0 else {}),  # takes time, and rank 0 writes the rows
+            },
+        )
+
+    def own_part(self, group: dist.ProcessGroup | None, rest: Iterable[torch.Tensor]) -> RankData:
+        """Return a copy with only those samples in memory that this rank trains and evaluates on.
+
+        Args:
+            group: the ranks that share the evaluation; None: all ranks.
+            rest: int64 indices of further training samples to keep, which this rank takes over from other ranks.
+        """
+        rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+
+        def evaluated(samples: Samples) -> Samples:
+            return samples.keep(torch.arange(len(samples))[evaluation_part(len(samples), rank, num_ranks)])
+
+        return dataclasses.replace(
+            self,
+            train=self.train.keep(torch.cat([*(self.shards[number] for number in self.fed), *rest]).unique()),
+            train_sample=evaluated(self.train_sample),
+            test=evaluated(self.test),
+        )
 
 
 @torch.no_grad()
@@ -162,7 +236,7 @@ def evaluate(
 ) -> list[Quality]:
     """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
-    The model is left in training mode, with running statistics averaged over ranks. Every rank of the group must call
+    The model is left in training mode, with running statistics pooled over ranks. Every rank of the group must call
     this function.
 
     Args:
@@ -173,7 +247,7 @@ def evaluate(
         group: the ranks that share the work; None: all ranks.
         on_batch: called after every mini-batch.
     """
-    average_running_statistics_(model, group)
+    pool_running_statistics_(model, group)
     numel = dataset.dummy_batch(1, "meta").numel()
     size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * 3 * IMAGE_SIZE**2 // numel))
     qualities = []
@@ -185,13 +259,13 @@ def evaluate(
         totals = torch.zeros(2, dtype=torch.float64)  # sum of the losses, number of right predictions
         for start in range(part.start, part.stop, size):
             chosen = slice(start, min(start + size, part.stop))
-            inputs, targets = samples.inputs[chosen].to(device), samples.targets[chosen].to(device)
+            inputs, targets = (each.to(device) for each in samples.at(chosen))
             loss, correct = dataset.task.sum_loss_and_correct(model(dataset.normalise(inputs)), targets)
             totals += torch.stack([loss.cpu(), correct.double().cpu()])
             on_batch()
         totals = totals.to(device)
         dist.all_reduce(totals, group=group)
-        loss, accuracy = (totals / samples.targets.numel()).tolist()
+        loss, accuracy = (totals / samples.num_predictions).tolist()
         qualities.append(Quality(loss=loss, accuracy=accuracy))
     model.train()
     return qualities

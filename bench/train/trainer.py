@@ -13,8 +13,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
 from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
-from bench.train import data
-from bench.train.data import Batches, Quality, evaluate, train_sample
+from bench.train.data import Batches, Quality, RankData, evaluate
 from bench.train.record import Recorder
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -108,7 +107,7 @@ class Trainer:
     Attributes:
         strategy: exchanges what the ranks compute and updates the model.
         dataset: the run's data set.
-        train, test: all samples to train and to evaluate on; every rank holds all of them.
+        data: the samples that this rank trains and evaluates on.
         recorder: writes rows and progress (on rank 0).
         save: called with the optimizer step and this rank's state to make a checkpoint.
         profiler: records a Chrome trace; None without --profile.
@@ -117,8 +116,7 @@ class Trainer:
     config: RunConfig
     strategy: BoundStrategy
     dataset: Dataset
-    train: Samples
-    test: Samples
+    data: RankData
     recorder: Recorder
     device: torch.device
     save: SaveState
@@ -126,13 +124,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.steps_per_epoch = data.steps_per_epoch(len(self.train), config.replicas, config.samples_per_step)
-        self._train_sample = train_sample(self.train)
-        self._yardsticks = self.dataset.yardsticks(self.test) if self.recorder.is_writer else {}
+        train, shards = self.data.train, self.data.shards
+        self._batches = [Batches(config, self.dataset, train, shards, shard, self.device) for shard in self.data.fed]
+        self.steps_per_epoch = self._batches[0].per_epoch
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
-        # A process that feeds all replicas loads all their shards.
-        shards = [dist.get_rank()] if config.replicas == config.world_size else range(config.replicas)
-        self._batches = [Batches(config, self.dataset, self.train, shard, self.device) for shard in shards]
         self.times: list[StepTime] = []
         self.step = 0  # optimizer steps of the run; each uses `replicas` batches
         self.own_steps = 0  # batches that this rank has used: equal to `step` unless ranks go at their own speed
@@ -328,13 +323,15 @@ class Trainer:
         times = self.times
         # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
         is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
-        test, *train = self._qualities([self.test] if is_within_epoch else [self.test, self._train_sample])
+        test, *train = self._qualities(
+            [self.data.test] if is_within_epoch else [self.data.test, self.data.train_sample]
+        )
         is_text = self.dataset.task.metric == "test_bits_per_byte"
         bits_per_byte = test.loss / math.log(2) if is_text else None
         has_reached = self.config.stop_at_target and self.config.reaches_target(test.accuracy, bits_per_byte)
         is_last = self.step >= self.total_steps or has_reached
         if is_last and not train:
-            train = self._qualities([self._train_sample])
+            train = self._qualities([self.data.train_sample])
         status = "ok" if is_last else "running"
         self.recorder.record_evaluation(
             columns={
@@ -346,7 +343,7 @@ class Trainer:
                 "test_loss": test.loss,
                 "test_accuracy": test.accuracy,
                 "test_bits_per_byte": bits_per_byte,
-                **self._yardsticks,
+                **self.data.columns,
                 **speed_columns(times),
             },
             figures={

@@ -23,11 +23,15 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import BenchError, RunFailed
+from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, write_json
+from bench.core.schema import PARTITION
 from bench.datasets.base import Dataset, DatasetError, Samples
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup
+from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
+from bench.train.data import RankData
 from bench.train.rank import device_time, end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
@@ -98,7 +102,7 @@ def _train(
     restored: Restored | None,
 ) -> None:
     """Run the training loop, from the restored state if there is one; rank 0 then writes `status.json`."""
-    train, test = parts_of(config)
+    data, state = _data_and_state(config, folder, dataset, strategy.loop, restored)
     profiler = None
     if config.profile:
         trace = str(folder.path / f"trace-rank-{dist.get_rank()}.json")
@@ -111,17 +115,13 @@ def _train(
             config=config,
             strategy=strategy,
             dataset=dataset,
-            train=train,
-            test=test,
+            data=data,
             recorder=recorder,
             device=device,
             profiler=profiler,
             save=checkpointer.save,
         )
-        if restored is not None:
-            state = restored.states[0]
-            if restored.waiting is not None:
-                state = resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
+        if state is not None:
             trainer.resume(state)
         trainer.run()
     checkpointer.wait()
@@ -130,6 +130,54 @@ def _train(
             torch.save(strategy.model.state_dict(), folder.model)
         head = {"status": "ok", "error": "", "run_id": folder.run_id}
         write_json(folder.status, head | {name: recorder.last_row.get(name) for name in _RESULT})
+
+
+def _data_and_state(
+    config: RunConfig,
+    folder: RunFolder,
+    dataset: Dataset,
+    group: dist.ProcessGroup | None,
+    restored: Restored | None,
+) -> tuple[RankData, dict[str, Any] | None]:
+    """Return this rank's samples, and the state with which it resumes (None in a new run).
+
+    Rank 0 also writes `partition.csv`.
+
+    Raises:
+        RunFailed: a shard is smaller than a batch.
+    """
+    train, test, loaded_by = _parts(config)
+    data = RankData.of(config, dataset, train, test)
+    if (smallest := min(map(len, data.shards))) < config.samples_per_step:
+        raise RunFailed(
+            f"--partition {config.partition} leaves {smallest} samples per rank, and a step needs "
+            f"{config.samples_per_step}; lower --batch-size or --world-size"
+        )
+    if dist.get_rank() == 0 and dataset.has_classes:
+        folder.partition.unlink(missing_ok=True)  # of another number of ranks
+        counts = partition.class_counts(train.targets, data.shards)
+        RowWriter(folder.partition, PARTITION).extend(
+            {"run_id": folder.run_id, "rank": rank, "class": label, "samples": int(counts[rank, label])}
+            for rank, label in counts.nonzero().tolist()
+        )
+    state = None if restored is None else restored.states[0]
+    if restored is not None and restored.waiting is not None:
+        state = resized(restored.states, config, dist.get_rank(), restored.waiting, dataset, train)
+    # Forked ranks share the samples that `prepare` has loaded; copies of their parts would add to these.
+    if loaded_by == os.getpid() and not dataset.keeps_samples:
+        taken_over = [each["rest"][2].cpu() for each in (state or {"batches": []})["batches"] if each["rest"]]
+        return_memory()  # what loading needed, before copies are made
+        data = data.own_part(group, taken_over)
+        _load.cache_clear()
+        del train, test
+        return_memory()
+    return data, state
+
+
+def return_memory() -> None:
+    """Return freed memory to the kernel, where glibc can; otherwise it stays with the process."""
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 # The columns of the last row that `status.json` repeats.
@@ -162,18 +210,34 @@ def prepare(path: str) -> None:
 
 def parts_of(config: RunConfig) -> tuple[Samples, Samples]:
     """Return the training samples and the samples to evaluate on: the test set, or held-out training samples."""
-    train, test = _load(
-        config.filled["dataset"], config.data_dir, config.seed, train_size=config.train_size, test_size=config.test_size
+    return _parts(config)[:2]
+
+
+def _parts(config: RunConfig) -> tuple[Samples, Samples, int]:
+    """Return what `parts_of` returns, and the id of the process that has loaded the samples."""
+    load = functools.partial(
+        _load,
+        config.filled["dataset"],
+        config.data_dir,
+        config.seed,
+        train_size=config.train_size,
+        test_size=config.test_size,
+        holdout_size=config.holdout_size,
     )
-    return train.split(config.holdout_size) if config.holdout_size else (train, test)
+    train, test, loaded_by = load()
+    if loaded_by != os.getpid() and not isinstance(train.inputs, torch.Tensor):
+        _load.cache_clear()  # a forked process must not share open files with others
+        return load()
+    return train, test, loaded_by
 
 
 @functools.lru_cache(maxsize=1)
 def _load(
-    dataset: str, data_dir: str, seed: int, *, train_size: int | None, test_size: int | None
-) -> tuple[Samples, Samples]:
+    dataset: str, data_dir: str, seed: int, *, train_size: int | None, test_size: int | None, holdout_size: int
+) -> tuple[Samples, Samples, int]:
     component: Dataset = spec.build("datasets", dataset)
-    return component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
+    train, test = component.load(Path(data_dir), seed=seed, train_size=train_size, test_size=test_size)
+    return *(train.split(holdout_size) if holdout_size else (train, test)), os.getpid()
 
 
 def slow_down(model: nn.Module, slowdown: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import socket
 from pathlib import Path
 
@@ -19,13 +20,15 @@ def free_port() -> int:
 
 @pytest.mark.timeout(180)
 def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path: Path) -> None:
+    """Each rank keeps only its own samples there, and trains as ranks that share one copy do."""
     command = (
-        "run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--world-size", "4", "--threads", "1",
-        "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "8", "--steps", "20",
-        "--compressor", "topk", "--collective", "ring", "--timeout", "30",
+        "run", "--world-size", "4", "--threads", "1", "--model", "linear", "--train-size", "256", "--test-size", "64",
+        "--batch-size", "8", "--steps", "20", "--compressor", "topk", "--collective", "ring", "--timeout", "30",
+        "--partition", "dirichlet:alpha=0.5",
     )  # fmt: skip
     place = decoys(tmp_path)
-    machines = [start(*command, "--node-rank", str(rank), "--out", str(rank), cwd=place) for rank in range(2)]
+    where = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    machines = [start(*command, *where, "--node-rank", str(rank), "--out", str(rank), cwd=place) for rank in range(2)]
     try:
         said = [machine.communicate(timeout=150)[1] for machine in machines]
     finally:
@@ -39,3 +42,12 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert (row["status"], row["step"], row["samples"], row["replicas_in_sync"]) == ("ok", "20", "640", "true")
     assert (row["hosts"], row["ranks_per_host"], row["world_size"]) == ("2", "2", "4")
     assert not (folders[1] / "metrics.csv").exists()
+    here = start(*command, "--out", "here", cwd=place)
+    here.communicate(timeout=150)
+    assert here.returncode == 0
+    expected = rows(only_run(tmp_path / "here"))[-1]
+    same = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "payload_bytes_per_step", "label_skew")
+    assert {name: row[name] for name in same} == {name: expected[name] for name in same}
+    with (folders[0] / "partition.csv").open(encoding="utf-8") as file:
+        counts = [(int(each["rank"]), int(each["samples"])) for each in csv.DictReader(file)]
+    assert [sum(samples for rank, samples in counts if rank == own) for own in range(4)] == [64] * 4

@@ -20,7 +20,7 @@ from bench.core.config.configuration import (
     short_digest,
     syntax,
 )
-from bench.core.config.syntax import Endpoint, LrScaling, Straggler
+from bench.core.config.syntax import Endpoint, LrScaling, Partition, Straggler
 from bench.core.errors import UsageError
 from collectives.options import MOST, Count, CountOrZero, Positive, PositiveOrZero
 
@@ -258,7 +258,15 @@ class RunConfig(RanksConfig):
         Recorded(absent=0),
     ] = 0
     data_dir: Annotated[DataDir, Flag(WHAT)] = DATA_DIR
-    partition: Annotated[Literal["iid"], Doc("how training samples are distributed over ranks")] = "iid"
+    partition: Annotated[
+        str,
+        Doc(
+            "how training samples are divided among ranks; iid: at random, classes:per_rank=2: two classes on each "
+            "rank, dirichlet:alpha=0.5: class shares drawn at random, which differ more for a smaller alpha"
+        ),
+        Flag(WHAT),
+        syntax(Partition.parse),
+    ] = "iid"
 
     compressor: Annotated[str, Doc("gradient compressor"), Flag(COMMUNICATION, kind="compressors")] = "none"
     collective: Annotated[

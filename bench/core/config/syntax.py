@@ -1,4 +1,4 @@
-"""Parse options whose text has a syntax of its own: endpoints, stragglers, learning rate scaling, and seeds."""
+"""Parse options whose text has a syntax of its own, such as endpoints, stragglers, partitions and seeds."""
 
 import dataclasses
 import math
@@ -38,9 +38,8 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-_STRAGGLER = re.compile(
-    r"\s*rank\s*=\s*([0-9]{1,9})\s*,\s*slowdown\s*=\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE]\+?[0-9]{1,3})?)\s*"
-)
+_NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)"
+_STRAGGLER = re.compile(rf"\s*rank\s*=\s*([0-9]{{1,9}})\s*,\s*slowdown\s*=\s*{_NUMBER}\s*")
 MAX_SLOWDOWN = 1e6
 
 
@@ -128,6 +127,65 @@ class LrScaling:
             return "none"
         options = [f"base={self.base}"] * (self.base != 1) + ["gradual=true"] * self.gradual
         return ":".join(["linear", *filter(None, [",".join(options)])])
+
+
+_CLASSES = re.compile(r"\s*classes\s*:\s*per_rank\s*=\s*([0-9]{1,9})\s*")
+_DIRICHLET = re.compile(rf"\s*dirichlet\s*:\s*alpha\s*=\s*{_NUMBER}\s*")
+LEAST_ALPHA, LARGEST_ALPHA = 1e-6, 1e6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Partition:
+    """How training samples are divided among ranks: evenly at random (iid), unless an attribute is set.
+
+    Attributes:
+        per_rank: number of classes that each rank has samples of; None if ranks are not limited to some classes.
+        alpha: concentration of the Dirichlet distribution of each rank's class shares; None if they are not drawn.
+    """
+
+    per_rank: int | None = None
+    alpha: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``iid``, ``classes:per_rank=2`` or ``dirichlet:alpha=0.5``.
+
+        Raises:
+            UsageError: the text has another form, or the number is out of range.
+        """
+        if text.strip() == "iid":
+            return cls()
+        if (match := _CLASSES.fullmatch(text)) and int(match[1]) > 0:
+            return cls(per_rank=int(match[1]))
+        if (match := _DIRICHLET.fullmatch(text)) and LEAST_ALPHA <= float(match[1]) <= LARGEST_ALPHA:
+            return cls(alpha=float(match[1]))
+        raise UsageError(
+            f"--partition {text} is not possible; write iid, classes:per_rank=2, with 1 or more, or "
+            f"dirichlet:alpha=0.5, with {LEAST_ALPHA:g} to {LARGEST_ALPHA:g}"
+        )
+
+    def check_classes(self, num_classes: int, num_ranks: int) -> None:
+        """Check that the ranks can have `per_rank` classes each, and all classes together.
+
+        Raises:
+            UsageError: there are fewer classes than `per_rank`, or too few ranks for all classes.
+        """
+        if self.per_rank is None:
+            return
+        if self.per_rank > num_classes:
+            raise UsageError(
+                f"--partition {self} is not possible with {num_classes} classes; lower per_rank, or use iid"
+            )
+        if num_ranks * self.per_rank < num_classes:
+            raise UsageError(
+                f"--partition {self} leaves out some of {num_classes} classes with {num_ranks} ranks; raise per_rank "
+                f"to {math.ceil(num_classes / num_ranks)}, or --world-size to {math.ceil(num_classes / self.per_rank)}"
+            )
+
+    def __str__(self) -> str:
+        if self.per_rank is not None:
+            return f"classes:per_rank={self.per_rank}"
+        return "iid" if self.alpha is None else f"dirichlet:alpha={self.alpha:.15g}"
 
 
 MOST_SEEDS = 1000

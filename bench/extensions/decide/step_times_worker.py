@@ -22,6 +22,7 @@ from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
+from bench.train.data import RankData
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
@@ -54,15 +55,13 @@ class TimedMethod:
         self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(
             Setup(config=config, model=model, device=device, **parts)
         )
-        train, test = parts_of(config)
         # Counts steps and reports progress as in a run, because that takes time too; it writes no rows.
         self._recorder = Recorder(config, folder, self.strategy, time.time())
         self._trainer = Trainer(
             config=config,
             strategy=self.strategy,
             dataset=dataset,
-            train=train,
-            test=test,
+            data=RankData.of(config, dataset, *parts_of(config)),
             recorder=self._recorder,
             device=device,
             save=lambda *_: None,

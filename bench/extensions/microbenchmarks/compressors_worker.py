@@ -25,7 +25,7 @@ from bench.datasets.base import Dataset
 from bench.extensions.microbenchmarks.options import CompressorsConfig, interleave
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
-from bench.train import data
+from bench.train import data, partition
 from bench.train.rank import device_time, end_process, rank_main, set_up_device
 from collectives.base import Key
 from collectives.payloads import Payload, unpack
@@ -88,7 +88,7 @@ def recorded(config: CompressorsConfig, model: nn.Module, layers: Sequence[Layer
     dataset = cast(Dataset, spec.build("datasets", config.dataset))
     size = min(num_steps * BATCH_SIZE, dataset.resolve_sizes(None, None)[0])
     train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=size, test_size=1)
-    indices, per_epoch = data.shard(size, 0, 1, config.seed), data.steps_per_epoch(size, 1, BATCH_SIZE)
+    indices, per_epoch = partition.iid(size, 1, config.seed)[0], data.steps_per_epoch(size, 1, BATCH_SIZE)
     epochs = (
         data.order(indices, seed=config.seed, rank=0, epoch=epoch).split(BATCH_SIZE)[:per_epoch]
         for epoch in itertools.count()

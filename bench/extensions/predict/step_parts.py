@@ -33,6 +33,7 @@ from bench.extensions.predict.options import CalibrateConfig
 from bench.models.base import Model
 from bench.optimizers.base import Optimizer
 from bench.strategies.ddp import wrap
+from bench.train import partition
 from bench.train.data import Batches
 from collectives.allreduce import Ring
 from collectives.base import Key
@@ -108,6 +109,7 @@ class StepParts:
             RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1),
             dataset,
             train,
+            partition.iid(len(train), 1, config.seed),
             0,
             device,
         )

@@ -144,22 +144,19 @@ class HostTraining(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Fetch the first replica's parameters; average buffers (running statistics) over replicas, also on devices."""
+        """Fetch the first replica's parameters; pool buffers (running statistics) over replicas, also on devices."""
         self._tell_all({"command": "report"})
         for peers in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
             stage = self._stages[peers[0]]
             buffers = list(stage.buffers.values())
-            sums = [torch.zeros_like(buffer) for buffer in buffers]
+            of_replicas = []
             for rank in peers:
                 self._reports[rank] = hear(self._transport, rank)
                 if rank == peers[0]:
                     receive_all_(self._transport, rank, list(stage.parameters.values()))
                 receive_all_(self._transport, rank, buffers)
-                for total, buffer in zip(sums, buffers, strict=True):
-                    total += buffer
-            for total, buffer in zip(sums, buffers, strict=True):
-                if buffer.is_floating_point():
-                    buffer.copy_(total / len(self._plan.ranks))
+                of_replicas.append({name: buffer.clone() for name, buffer in stage.buffers.items()})
+            pool_buffers_(stage.buffers, of_replicas)
             for rank in peers:
                 send_all(self._transport, rank, buffers)
 
@@ -299,3 +296,23 @@ def serve_sum(transport: Transport, ranks: Sequence[int], requests: Sequence[dic
     for rank in ranks:
         tell(transport, rank, {"nbytes": answer.numel()})
     wait_all([transport.send(answer, rank) for rank in ranks])
+
+
+def pool_buffers_(buffers: Mapping[str, torch.Tensor], of_replicas: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Set floating-point buffers to their means over replicas.
+
+    A BatchNorm's running variance becomes that of all replicas' samples together: the mean of the variances plus the
+    variance of the means.
+
+    Args:
+        buffers: the buffers to set, by name.
+        of_replicas: the buffers of each replica.
+    """
+    for name, buffer in buffers.items():
+        values = [each[name] for each in of_replicas]
+        if name.endswith("running_var"):
+            means = [each[f"{name.removesuffix('var')}mean"] for each in of_replicas]
+            mean = torch.stack(means).sum(dim=0) / len(means)
+            values = [value + (own - mean) ** 2 for value, own in zip(values, means, strict=True)]
+        if buffer.is_floating_point():
+            buffer.copy_(torch.stack(values).sum(dim=0) / len(values))

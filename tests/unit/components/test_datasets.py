@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -238,6 +240,23 @@ def test_what_is_prepared_for_a_run_is_not_loaded_again(tmp_path: Path, monkeypa
     prepare(str(tmp_path))
     monkeypatch.delattr(Digits, "load")
     assert len(parts_of(config)[0]) == 1000
+
+
+def test_a_forked_rank_loads_what_it_reads_from_files_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share an open file would move its position for each other."""
+    loads: list[int] = []
+
+    def load(_dataset: Digits, _folder: Path, **_: object) -> tuple[Samples, Samples]:
+        loads.append(os.getpid())
+        samples = Samples(inputs=mock.MagicMock(), targets=torch.arange(64) % 10)
+        return samples, samples
+
+    monkeypatch.setattr(Digits, "load", load)
+    config = make_config(seed=5, data_dir=str(tmp_path))
+    for process in (1, 1, 2, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        parts_of(config)
+    assert loads == [1, 2]
 
 
 def test_a_held_out_part_takes_the_test_sets_place(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from bench.core import spec
+from bench.core.config.run import RunConfig
 from bench.datasets.base import Samples
+from bench.train import partition
 from bench.train.checkpoint import resized
 from bench.train.data import Batches
 from collectives.server import EVERY_RANK
@@ -20,9 +22,14 @@ TRAIN = Samples(
 )
 
 
+def make_batches(config: RunConfig, rank: int) -> Batches:
+    shards = partition.iid(len(TRAIN), config.replicas, config.seed)
+    return Batches(config, DATASET, TRAIN, shards, rank, torch.device("cpu"))  # type: ignore[arg-type]
+
+
 def batches(**changes: object) -> Batches:
     config = make_config(**{"batch_size": 4, "augment": True, **changes})
-    return Batches(config, DATASET, TRAIN, 1, torch.device("cpu"))  # type: ignore[arg-type]
+    return make_batches(config, 1)
 
 
 @pytest.mark.parametrize("used", [0, 1, 4, 5, 6, 10])
@@ -54,7 +61,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
     """Two ranks with five batches per epoch become more, or fewer."""
     before, states = [], []
     for rank in range(2):
-        old = Batches(make_config(batch_size=4, augment=False), DATASET, TRAIN, rank, torch.device("cpu"))
+        old = make_batches(make_config(batch_size=4, augment=False), rank)
         before += [label for _ in range(used) for label in next(old)[1].tolist()]
         states.append({"batches": [old.state_dict()], "counts": {"step": used}, "strategy": {"exchanges": [{}]}})
     config = make_config(batch_size=4, augment=False, replicas=world_size, world_size=world_size)
@@ -62,7 +69,7 @@ def test_other_ranks_go_on_without_a_sample_that_was_used_in_the_epoch(world_siz
     after, places = [], []
     for rank in range(world_size):
         state = resized(states, config, rank, "sum", DATASET, TRAIN)  # type: ignore[arg-type]
-        new = Batches(config, DATASET, TRAIN, rank, torch.device("cpu"))  # type: ignore[arg-type]
+        new = make_batches(config, rank)
         new.load_state_dict(state["batches"][0])
         new.load_state_dict(new.state_dict())  # a checkpoint within the epoch
         places.append(state["counts"]["step"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train import data
+from bench.train import data, partition
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("num_samples", [7, 100, 1347])
 def test_shards_are_disjoint_and_cover_the_set(num_samples: int, world_size: int) -> None:
-    parts = [data.shard(num_samples, rank, world_size, seed=3) for rank in range(world_size)]
+    parts = partition.iid(num_samples, world_size, seed=3)
     assert sorted(torch.cat(parts).tolist()) == list(range(num_samples))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
@@ -29,12 +29,12 @@ def test_evaluation_parts_are_disjoint_and_cover_the_set(num_samples: int, world
 def test_every_rank_can_make_the_same_number_of_steps() -> None:
     assert data.steps_per_epoch(1347, 2, 32) == 21
     assert data.steps_per_epoch(10, 3, 4) == 0
-    smallest = min(len(data.shard(1347, rank, 2, seed=1)) for rank in range(2))
+    smallest = min(map(len, partition.iid(1347, 2, seed=1)))
     assert smallest // 32 == 21
 
 
 def test_an_epoch_uses_each_sample_of_the_shard_at_most_once() -> None:
-    own = data.shard(100, 1, 3, seed=5)
+    own = partition.iid(100, 3, seed=5)[1]
     used = data.order(own, seed=5, rank=1, epoch=0).tolist()
     assert len(used) == len(own)
     assert set(used) == set(own.tolist())
@@ -55,6 +55,6 @@ def test_order_depends_on_seed_rank_and_epoch_and_on_nothing_else() -> None:
 
 def test_the_global_generator_is_not_touched() -> None:
     before = torch.get_rng_state()
-    data.order(data.shard(50, 0, 2, seed=1), seed=1, rank=0, epoch=0)
+    data.order(partition.iid(50, 2, seed=1)[0], seed=1, rank=0, epoch=0)
     data.augmentation_generator(1, 0, 0)
     assert torch.equal(torch.get_rng_state(), before)

@@ -12,6 +12,7 @@ import torch
 from bench.core import spec
 from bench.datasets.base import Samples
 from bench.strategies.base import Batch, BoundStrategy
+from bench.train.data import RankData
 from bench.train.record import Recorder
 from bench.train.trainer import Trainer
 from compressors.ddp.report import StepReport
@@ -36,12 +37,13 @@ class Among:
 
 
 def make_trainer(strategy: Among, recorder: mock.Mock, profiler: mock.Mock | None = None, **config: Any) -> Trainer:
+    dataset = cast(Any, spec.build("datasets", "digits"))
+    complete = make_config(batch_size=4, **config)
     return Trainer(
-        config=make_config(batch_size=4, **config),
+        config=complete,
         strategy=cast(BoundStrategy, strategy),
-        dataset=cast(Any, spec.build("datasets", "digits")),
-        train=PART,
-        test=PART,
+        dataset=dataset,
+        data=RankData.of(complete, dataset, PART, PART),
         recorder=cast(Recorder, recorder),
         device=torch.device("cpu"),
         save=mock.Mock(),

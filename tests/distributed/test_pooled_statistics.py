@@ -1,0 +1,66 @@
+"""BatchNorm's running statistics in an evaluation are those of all ranks' samples together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bench.strategies.placed.host import pool_buffers_
+from bench.train.data import pool_running_statistics_
+from tests.testing.ranks import run_ranks
+
+WORLD_SIZE = 3
+
+
+def inputs(rank: int) -> torch.Tensor:
+    """Return equally many samples of each rank, with different means, as of ranks with different classes."""
+    return torch.randn(50, 4, generator=torch.Generator().manual_seed(rank)) + 5 * rank
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        # Without momentum, the statistics are those of all samples so far.
+        super().__init__(nn.BatchNorm1d(4, momentum=None), nn.BatchNorm1d(4, track_running_stats=False))
+        self.register_buffer("other", torch.zeros(2))
+
+
+def trained(rank: int) -> Net:
+    net = Net()
+    net(inputs(rank))
+    net.other += rank  # type: ignore[operator]
+    return net
+
+
+def pooled(rank: int) -> tuple[dict[str, torch.Tensor], bool]:
+    net = trained(rank)
+    pool_running_statistics_(net, None)
+    first = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    pool_running_statistics_(net, None)  # of equal statistics: nothing changes
+    return first, all(torch.allclose(first[name], buffer) for name, buffer in net.named_buffers())
+
+
+def assert_pooled(buffers: dict[str, torch.Tensor]) -> None:
+    everything = torch.cat([inputs(rank) for rank in range(WORLD_SIZE)])
+    torch.testing.assert_close(buffers["0.running_mean"], everything.mean(dim=0))
+    # Each rank's variance divides by 49, so the pooled one has that much more of the variance within ranks.
+    within = torch.stack([inputs(rank).var(dim=0) for rank in range(WORLD_SIZE)]).mean(dim=0)
+    expected = everything.var(dim=0, unbiased=False) + within / 50
+    torch.testing.assert_close(buffers["0.running_var"], expected)
+    torch.testing.assert_close(buffers["other"], torch.full((2,), 1.0))
+
+
+def test_ranks_pool_their_statistics(tmp_path: Path) -> None:
+    results = run_ranks(pooled, WORLD_SIZE, tmp_path)
+    for buffers, stays in results:
+        assert stays
+        assert_pooled(buffers)
+        assert all(torch.equal(buffers[name], results[0][0][name]) for name in buffers)
+
+
+def test_the_host_of_placed_replicas_pools_theirs() -> None:
+    of_replicas = [dict(trained(rank).named_buffers()) for rank in range(WORLD_SIZE)]
+    buffers = {name: torch.zeros_like(buffer) for name, buffer in of_replicas[0].items()}
+    pool_buffers_(buffers, of_replicas)
+    assert_pooled(buffers)
