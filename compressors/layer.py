@@ -208,7 +208,7 @@ def sparse_gradients(model: nn.Module) -> str | None:
     """Return why a model's gradients cannot be exchanged if an embedding makes sparse ones; None if none does."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            embedding = f"{type(module).__name__} {name}".strip()
+            embedding = f"Embedding {name}".strip()
             return (
                 f"{embedding} makes sparse gradients, which do not fit in buckets; give it sparse=False, and use "
                 "compressor row_sparse to send the rows that are not zero"

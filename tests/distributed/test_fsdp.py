@@ -477,7 +477,7 @@ def test_refusals_say_what_to_do(failures: Results) -> None:
         "momentum": "ValueError: none applies no momentum",
         "shards": "ValueError: rank 0 holds shard 0 of 2 and rank 1 shard 1 of 2, and replicas must join",
         "fp64": "ValueError: scale is fp64 and group_topk works in fp32",
-        "sparse": "ValueError: EmbeddingBag blocks.2 makes sparse gradients, which do not fit in buckets; give it",
+        "sparse": "ValueError: Embedding blocks.2 makes sparse gradients, which do not fit in buckets; give it",
         "meta": "ValueError: scale is on the meta device; call model.to_empty",
         "outside": "ValueError: rank 0 is not in its group of replicas; with a mesh of (replica, shard) pass",
     }.items():

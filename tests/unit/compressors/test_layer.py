@@ -97,7 +97,7 @@ def test_an_embedding_bag_is_an_embedding() -> None:
 def test_sparse_gradients_are_found_where_they_are_trained() -> None:
     model = nn.ModuleDict({"dense": nn.Embedding(3, 2), "bag": nn.EmbeddingBag(3, 2, sparse=True)})
     assert sparse_gradients(model) == (
-        "EmbeddingBag bag makes sparse gradients, which do not fit in buckets; give it sparse=False, and use "
+        "Embedding bag makes sparse gradients, which do not fit in buckets; give it sparse=False, and use "
         "compressor row_sparse to send the rows that are not zero"
     )
     model["bag"].requires_grad_(False)
