@@ -5,7 +5,8 @@ Science) 43(1), 2025, 34-40, doi:10.13501/j.cnki.42-1908/n.2025.03.005 (the abst
 compressed, each with a sparsity threshold that is adjusted as training goes; the server adds gradients and residuals).
 Differs: the abstract gives no formulas. Here the layers share a budget of entries in proportion to their root mean
 squares, a multiplicative controller adjusts the threshold to the density, a density outside [1/2, 2] times the target
-is corrected in the same step, and values have 16 bits on the wire.
+is corrected in the same step, and values have 16 bits on the wire. Attention matrices and embeddings count by their
+size alone, as all layers do in the abstract.
 """
 
 import dataclasses

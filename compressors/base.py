@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from typing_extensions import Doc, override
@@ -290,7 +290,7 @@ class LayerPolicy(Compressor):
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
     min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
     skip: Annotated[
-        tuple[LayerKind, ...], Doc("kinds of layers sent in fp32, joined by +: conv, linear, norm, bias, other")
+        tuple[LayerKind, ...], Doc(f"kinds of layers sent in fp32, joined by +: {', '.join(get_args(LayerKind))}")
     ] = ()
     dense_ends: Annotated[bool, Doc("send the first and the last layer of the model in fp32")] = False
 

@@ -1,4 +1,4 @@
-"""Hylo: sends whole filters of convolutions, two bits per element of linear layers, and other layers in fp32.
+"""Hylo: sends whole filters of convolutions, two bits per element of linear layers, and the rest in fp32.
 
 Source: "Hylo: a hybrid layer-based optimization to reduce communication in distributed deep learning" (the abstract:
 layers above a size threshold are treated by type; of a convolution only important filters are sent, at a rate that
@@ -6,6 +6,8 @@ falls with the layer's size; of a fully connected layer two bits per element, wi
 gradients; what is not sent accumulates); the two-bit layout of Apache MXNet's gradient compression.
 Differs: the abstract gives no formulas. Here the rate is (min_numel / m)^exponent, importance is the l1 norm, and the
 threshold is the mean magnitude; a code is decoded as the mean magnitude of the elements that reach the threshold.
+Attention matrices are fully connected layers, so they take two bits. Rows of an embedding are treated as filters,
+because a batch changes rows as a whole, those of its tokens; rows of zeros are not sent.
 """
 
 import dataclasses
@@ -39,13 +41,14 @@ class Hylo(SharedScale):
     """Hylo: compresses layers of more than `min_numel` elements according to their kind.
 
     A convolution with F filters sends k = rate * F whole filters, with rate = (min_numel / m)^exponent, at least
-    min_rate. A fully connected layer sends a code per element: x >= t, x <= -t, or neither, with t = gamma * mean|x|;
-    `decode` sets the value of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold.
-    threshold=0 is adaptive; any other threshold is fixed, as in MXNet.
+    min_rate; an embedding with F rows sends k rows, or fewer if fewer are not zero. A fully connected layer, also in
+    attention, sends a code per element: x >= t, x <= -t, or neither, with t = gamma * mean|x|; `decode` sets the value
+    of a code. gamma is at most 1, because a flat gradient would never reach a larger threshold. threshold=0 is
+    adaptive; any other threshold is fixed, as in MXNet.
 
     Bytes: per layer of m elements. Convolution 24 + k (m / F) v + filter numbers (at most F / 8), if the filter axis is
-    0; fully connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, plus 8 control bytes); all other
-    layers together 16 + 4 m.
+    0; an embedding at most as much; fully connected 28 + m / 4, or 16 + m with shared_threshold (up to 127 ranks, plus
+    8 control bytes); all other layers together 16 + 4 m.
 
     Raises:
         OptionError: options that contradict each other.
@@ -108,11 +111,12 @@ class Hylo(SharedScale):
 
     @override
     def leaves_dense(self, layer: Layer) -> bool:
-        is_linear = layer.kind == "linear" or (self.fc_like and layer.kind == "other" and len(layer.shape) == 2)
+        is_matrix = self.fc_like and layer.kind == "other" and len(layer.shape) == 2
+        is_linear = layer.kind in ("linear", "attention") or is_matrix
         return super().leaves_dense(layer) or (layer.filter_axis is None and not is_linear)
 
     def rate(self, layer: Layer) -> float:
-        """Return the share of a convolution's filters to send, in [min_rate, 1]; it falls with the layer's size."""
+        """Return the share of filters (or rows) to send, in [min_rate, 1]; it falls with the layer's size."""
         return min(max(math.pow(self.min_numel / layer.numel, self.exponent), self.min_rate), 1.0)
 
     @override
@@ -164,6 +168,8 @@ class Hylo(SharedScale):
         dtype = TORCH_DTYPES[self.value_dtype]
         if self.kind_for(layer) is Dense:
             return HEADER_BYTES + dtype.itemsize * layer.numel
+        if layer.kind == "embedding":
+            return None  # as many of the k rows as are not zero
         rows, row_numel = _rows_per_filter(layer)
         return RowSparse.packed_nbytes(layer.numel, row_numel, rows * self._num_filters_kept(layer), dtype)
 
@@ -208,6 +214,8 @@ class Hylo(SharedScale):
         rows_per_filter, row_numel = _rows_per_filter(layer)
         firsts = torch.arange(rows_per_filter, device=x.device).unsqueeze(1) * _num_filters(layer)
         rows = (firsts + chosen).view(-1)
+        if layer.kind == "embedding":
+            rows = rows[x.view(-1, row_numel)[rows].any(1)]
         return RowSparse(x.numel(), rows, to_value_dtype(x.view(-1, row_numel)[rows], dtype, step.world_size))
 
     def _choose_filters(self, x: torch.Tensor, layer: Layer, step: Step) -> torch.Tensor:
@@ -249,7 +257,7 @@ def _num_filters(layer: Layer) -> int:
 
 
 def _rows_per_filter(layer: Layer) -> tuple[int, int]:
-    """Return the number of contiguous pieces of memory per filter of a convolution, and their length in elements.
+    """Return the number of contiguous pieces of memory per filter (or row of an embedding), and their length.
 
     A filter is one row of a weight [filters, ...], and one row per input of a transposed weight [inputs, filters, ...].
     """

@@ -96,7 +96,7 @@ def copies(tensors: Tensors) -> Tensors:
     return {layer_id: tensor.clone() for layer_id, tensor in tensors.items()}
 
 
-LayerKind = Literal["conv", "linear", "norm", "bias", "other"]
+LayerKind = Literal["conv", "linear", "attention", "embedding", "norm", "bias", "other"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +109,8 @@ class Layer:
         shape: the parameter's shape.
         kind: the parameter's role in the network.
         numel: number of elements.
-        filter_axis: axis of a convolution weight that counts filters (0, or 1 when transposed); None for other kinds.
+        filter_axis: axis that counts the filters of a convolution (0, or 1 when transposed) or the rows of an embedding
+            (0); None for other kinds.
         position: from 0 for the first module of the model to 1 for the last; a module's parameters share it.
         weight: the parameter itself, read only; None if only shapes are known.
     """
@@ -165,11 +166,18 @@ def end_to_end(layers: Sequence[Layer]) -> Layer:
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the model's trainable parameters, in `model.named_parameters()` order; a shared parameter counts once."""
+    """Return the model's trainable parameters, in `model.named_parameters()` order.
+
+    A shared parameter counts once, with the kind that its first module gives it. The matrices inside a module whose
+    class, or a base of it, has a name that ends in "Attention" are of kind "attention".
+    """
     owner: dict[int, tuple[nn.Module, str]] = {}
+    in_attention: set[int] = set()
     for module in model.modules():
         for field, parameter in module.named_parameters(recurse=False):
             owner.setdefault(id(parameter), (module, field))
+        if any(cls.__name__.endswith("Attention") for cls in type(module).__mro__):
+            in_attention.update(map(id, module.modules()))
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     modules = dict.fromkeys(id(owner[id(parameter)][0]) for _, parameter in trainable)
     position_of = {module_id: place / max(1, len(modules) - 1) for place, module_id in enumerate(modules)}
@@ -179,6 +187,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
         kind, axis = next(((kind, axis) for types, kind, axis in _KINDS if isinstance(module, types)), ("other", None))
         if "bias" in field and kind != "norm":
             kind, axis = "bias", None
+        elif id(module) in in_attention and kind in ("linear", "other") and parameter.dim() == 2:
+            kind = "attention"
         layers.append(
             Layer(
                 id=index,
@@ -194,10 +204,23 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return layers
 
 
+def sparse_gradients(model: nn.Module) -> str | None:
+    """Return why a model's gradients cannot be exchanged if an embedding makes sparse ones; None if none does."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            embedding = f"Embedding {name}".strip()
+            return (
+                f"{embedding} makes sparse gradients, which do not fit in buckets; give it sparse=False, and use "
+                "compressor row_sparse to send the rows that are not zero"
+            )
+    return None
+
+
 # Kind and filter axis of the parameters of a module, except for biases.
 _KINDS: tuple[tuple[Any, LayerKind, int | None], ...] = (
     ((nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), "norm", None),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "conv", 0),
     ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv", 1),
     (nn.Linear, "linear", None),
+    ((nn.Embedding, nn.EmbeddingBag), "embedding", 0),
 )

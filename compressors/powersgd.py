@@ -3,7 +3,9 @@
 Source: Vogels, Karimireddy, Jaggi 2019 (arXiv:1905.13727), algorithms 1 and 2; the residual is the compensated
 gradient minus the common reconstruction, as in the paper's code and in PyTorch's hook.
 Differs: state belongs to parameters, not to buckets, so DDP may change its buckets; matrices of the same shape are
-orthogonalised as a batch. Factors are stored as rows, so that products read the gradient along its rows.
+orthogonalised as a batch. Factors are stored as rows, so that products read the gradient along its rows. Every matrix
+is factored, also embeddings and attention matrices, as in the paper's language model; an embedding's rows of zeros cost
+as much as others.
 """
 
 import dataclasses

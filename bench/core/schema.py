@@ -425,7 +425,7 @@ LAYERS: tuple[Column, ...] = (
     identity("epoch", float, "epochs finished at this evaluation"),
     identity("step", int, "optimizer steps done at this evaluation"),
     identity("layer", str, "the parameter's name"),
-    _layer("kind", str, "conv, linear, norm, bias or other"),
+    _layer("kind", str, "conv, linear, attention, embedding, norm, bias or other"),
     _layer("numel", int, "number of elements"),
     _layer("payload", str, "kind of payload that the layer is sent as; several messages per step are joined by +"),
     _layer("payload_bytes", float, "encoded bytes per step, mean since the previous row", unit="bytes"),

@@ -132,13 +132,15 @@ def resolve(options: RunConfig) -> RunConfig:
     _check_together(config, parts)  # again, because some components work only on the CPU
     import torch
 
-    from compressors.layer import layers_of
+    from compressors.layer import layers_of, sparse_gradients
 
     num_classes = parts.dataset.num_classes
     partition = Partition.parse(config.partition)
     partition.check_classes(num_classes, config.replicas)
     with torch.device("meta"):  # shapes and dtypes, but no memory
         network = parts.model.build(num_classes)
+    if reason := sparse_gradients(network):
+        raise UsageError(reason)
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
     gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
     config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor))

@@ -26,7 +26,7 @@ from compressors.ddp.communicator import Nonfinite, Trigger
 from compressors.ddp.gradients import change_since_wrapping, reduced_layers
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.reducer import reducer_for
-from compressors.layer import Layer
+from compressors.layer import Layer, sparse_gradients
 
 # Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.
 FIRST_BUCKET_BYTES = 1 << 20
@@ -166,11 +166,7 @@ def _engine(model: nn.Module) -> DistributedDataParallel:
         ),
     )
     reasons = [reason for applies, reason in obstacles if applies]
-    for name, module in ddp.module.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            embedding = f"{type(module).__name__} {name}".strip()
-            reasons.append(f"{embedding} makes sparse gradients, which do not fit in buckets; give it sparse=False")
-    if reason := next(iter(reasons), None) or change_since_wrapping(ddp):
+    if reason := next(iter(reasons), None) or sparse_gradients(ddp.module) or change_since_wrapping(ddp):
         raise ValueError(reason)
     return ddp
 

@@ -33,7 +33,7 @@ from compressors.ddp.fsdp_units import Unit, units_of
 from compressors.ddp.hook import NonFiniteGradient, OwnHook, warn_of_missing_epoch
 from compressors.ddp.reducer import Reducer, reducer_for
 from compressors.ddp.report import Bucket, StepReport
-from compressors.layer import Layer, layers_of
+from compressors.layer import Layer, layers_of, sparse_gradients
 
 
 def attach_fsdp(
@@ -101,6 +101,8 @@ def checked_units(model: nn.Module, compressor: Compressor, collective: Collecti
     units, mesh = units_of(model)
     if any(unit.module in _ATTACHED for unit in units):
         raise ValueError("this model has a hook already; close it before you attach another one")
+    if reason := sparse_gradients(model):
+        raise ValueError(reason)
     if compressor.traits.one_bucket and len(units) > 1:
         raise ValueError(
             f"{name} wants the whole model as one bucket with these options, and fully_shard made {len(units)} units; "

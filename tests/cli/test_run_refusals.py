@@ -58,6 +58,15 @@ def test_world_size_zero_is_refused() -> None:
     assert "world-size" in answer.error
 
 
+def test_an_embedding_with_sparse_gradients_is_refused(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(
+        "from torch import nn\n\n\ndef build():\n    return nn.Sequential(nn.Embedding(9, 2, sparse=True))\n"
+    )
+    sentence = "Embedding 0 makes sparse gradients, which do not fit in buckets; give it sparse=False"
+    assert_refused(["--model", f"{net}:build"], sentence, tmp_path / "out")
+
+
 def test_a_taken_port_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -401,7 +401,8 @@ def test_what_cannot_work_is_refused_in_one_sentence_before_anything_starts(
     assert "parameters of torch.bfloat16 and torch.float32 into separate buckets" in said["types"]
     assert (
         said["sparse"]
-        == "ValueError: Embedding 0 makes sparse gradients, which do not fit in buckets; give it sparse=False"
+        == "ValueError: Embedding 0 makes sparse gradients, which do not fit in buckets; give it sparse=False, and use "
+        "compressor row_sparse to send the rows that are not zero"
     )
     assert said["engine"].startswith("ValueError: torch_fp16 is PyTorch's own hook")
     assert said["complex"].startswith("ValueError: weight is complex, which no compressor supports")

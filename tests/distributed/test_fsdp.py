@@ -300,6 +300,8 @@ def refusals(rank: int) -> dict[str, str]:
     others = cast(dist.ProcessGroup, dist.new_group([2, 3]))
     root_only = network()
     fully_shard(root_only.blocks, mesh=mesh()["shard"])
+    table = network()
+    table.blocks.append(nn.EmbeddingBag(8, 3, sparse=True))
     with torch.device("meta"):
         empty = network()
     said: dict[str, Callable[[], object]] = {
@@ -315,6 +317,7 @@ def refusals(rank: int) -> dict[str, str]:
         "momentum": lambda: attached(sharded(), "none", momentum=0.9),
         "shards": lambda: attach_fsdp(sharded(), "none", "ring", replicas=shards),
         "meta": lambda: attached(sharded(empty), "none"),
+        "sparse": lambda: attached(sharded(table), "row_sparse"),
         "fp64": lambda: attached(sharded(network().double()), "group_topk"),
     }
     found = {name: message_of(call) for name, call in said.items()}
@@ -474,6 +477,7 @@ def test_refusals_say_what_to_do(failures: Results) -> None:
         "momentum": "ValueError: none applies no momentum",
         "shards": "ValueError: rank 0 holds shard 0 of 2 and rank 1 shard 1 of 2, and replicas must join",
         "fp64": "ValueError: scale is fp64 and group_topk works in fp32",
+        "sparse": "ValueError: Embedding blocks.2 makes sparse gradients, which do not fit in buckets; give it",
         "meta": "ValueError: scale is on the meta device; call model.to_empty",
         "outside": "ValueError: rank 0 is not in its group of replicas; with a mesh of (replica, shard) pass",
     }.items():

@@ -18,6 +18,7 @@ from compressors.floats import NoCompression
 from compressors.torch_hooks import TorchPowerSgd
 from tests.testing.compressor_cases import step_at
 from tests.testing.ranks import run_ranks
+from tests.testing.small_transformer import SmallTransformer, loss_of
 
 RELATIVE_ERROR = {"torch_fp16": 2e-3, "torch_bf16": 2e-2, "torch_powersgd": 1.0}
 
@@ -61,6 +62,31 @@ def test_gradients_are_the_mean_over_ranks(tmp_path: Path) -> None:
                 assert error < 1e-6
             else:
                 assert 1e-6 < error < most
+
+
+def trained_transformers(rank: int) -> dict[str, tuple[float, float, list[float]]]:
+    """Return, per hook, the loss on unseen lines before and after 20 steps, and the weights."""
+    found = {}
+    for name in RELATIVE_ERROR:
+        torch.manual_seed(0)
+        model = SmallTransformer()
+        ddp, optimizer = DistributedDataParallel(model), torch.optim.SGD(model.parameters(), lr=0.3)
+        compressor = cast(TorchHook, registry.load("compressors", name)())
+        ddp.register_comm_hook(*compressor.hook(cast(Any, dist.group.WORLD)))
+        before = float(loss_of(model, 100, 0).detach())
+        for step in range(20):
+            loss_of(ddp, step, rank).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        found[name] = before, float(loss_of(model, 100, 0).detach()), weights.tolist()
+    return found
+
+
+def test_they_train_a_transformer_with_ranks_in_sync(tmp_path: Path) -> None:
+    first, second = run_ranks(trained_transformers, 2, tmp_path)
+    assert first == second
+    assert all(after < 0.9 * before for before, after, _ in first.values())
 
 
 def steps_around_one_that_is_not_finite(rank: int) -> list[tuple[bool, int]]:

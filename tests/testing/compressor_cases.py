@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from bench.core import registry
+from bench.core import registry, spec
 from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor, TorchHook
@@ -88,6 +88,7 @@ VARIANTS = [
     case("hylo", min_numel=50, exponent=1.0, pow2_threshold=True, importance="l2", max_age=3),
     case("hylo", min_numel=50, shared_threshold=True, importance="random"),
     case("hylo", min_numel=50, decode="mean_selected", value_dtype="fp16", gamma=0.7),
+    case("row_sparse", value_dtype="fp16"),
     case("powersgd", rank=1),
     case("powersgd", rank=4, warm_start=False, error_feedback=False),
     case("powersgd", dense_steps=2, skip=("conv",)),
@@ -112,7 +113,7 @@ def layers_of_shapes(*shapes: tuple[int, ...], kinds: Sequence[str] | None = Non
                 shape=shape,
                 kind=cast(Any, kind),
                 numel=numel,
-                filter_axis=0 if kind == "conv" else None,
+                filter_axis=0 if kind in ("conv", "embedding") else None,
                 position=index / max(1, len(shapes) - 1),
             )
         )
@@ -169,10 +170,10 @@ def alone() -> BoundCollective:
 
 
 def on_ranks(world_size: int, collective: str, fn: Callable[[MemoryTransport, BoundCollective], T]) -> list[T]:
-    """Return `fn(transport, collective)` of every rank of an in-memory transport."""
+    """Return `fn(transport, collective)` of every rank of an in-memory transport; `collective` is a spec."""
 
     def run(transport: MemoryTransport) -> T:
-        made = cast(Collective, registry.load("collectives", collective)()).bind(transport)
+        made = cast(Collective, spec.build("collectives", collective)).bind(transport)
         try:
             return fn(transport, made)
         finally:

@@ -106,8 +106,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
     forward_s = step_s - batch_s - update_s - backward_s
-    # All linear and conv layers take equally long.
-    counts = [sum(layer.kind in ("conv", "linear") for layer in bucket) for bucket in buckets]
+    # All linear, attention and conv layers take equally long.
+    counts = [sum(layer.kind in ("conv", "linear", "attention") for layer in bucket) for bucket in buckets]
     ready_s = [backward_s * (done / (sum(counts) or 1)) for done in itertools.accumulate(counts)]
     names = [config.compressor, BASELINE] if config.compressor else [*ENCODE_NS]
     return EstimatedCalibration(

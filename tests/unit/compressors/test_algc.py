@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from collectives.options import MOST, OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.algc import Algc
 from compressors.ddp.reducer import Reducer, reducer_for
-from compressors.layer import Layer, Step
+from compressors.layer import Layer, Step, layers_of
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
 
 LAYERS = layers_of_shapes((100, 100), (300, 100), (50,))
@@ -50,6 +51,27 @@ def test_the_density_never_leaves_its_window(ratio: float, error_feedback: bool)
                 assert wanted[encoded.layer.id] / 2 <= density <= 2 * wanted[encoded.layer.id]
         for control in reducer.state_dict()["memory"]["control"].values():
             assert 0 < float(control[0]) < float("inf")
+
+
+def test_attention_and_embeddings_count_by_their_size() -> None:
+    model = nn.ModuleDict({
+        "table": nn.Embedding(90, 16), "small table": nn.Embedding(9, 16), "attention": nn.MultiheadAttention(16, 2),
+    })  # fmt: skip
+    layers = layers_of(model)
+    assert {layer.name for layer in layers if not make(min_numel=500).leaves_dense(layer)} == {
+        "table.weight", "attention.in_proj_weight",
+    }  # fmt: skip
+
+
+def test_of_rows_that_are_not_zero_all_are_sent_if_they_are_fewer_than_the_density() -> None:
+    (table,) = layers_of(nn.Embedding(1000, 16))
+    reducer = reducer_of(ratio=0.01)
+    for index in range(3):
+        x = torch.zeros(1000, 16)
+        x[7 * index] = 1 + torch.arange(16)
+        (update,), bucket = reduce_once(reducer, alone(), [table], [x.view(-1)], step_at(index))
+        assert torch.equal(update.view(1000, 16), x)
+        assert bucket.encoded[0].num_entries == 16
 
 
 def test_a_steady_stream_is_tracked_without_the_exact_threshold(monkeypatch: pytest.MonkeyPatch) -> None:

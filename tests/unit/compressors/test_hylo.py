@@ -54,13 +54,15 @@ def test_kinds_of_layers() -> None:
         "conv": nn.Conv2d(8, 16, 3), "norm": nn.BatchNorm2d(16), "small": nn.Conv2d(1, 4, 3),
         "linear": nn.Linear(20, 30), "up": nn.ConvTranspose2d(8, 16, 3), "line": nn.Conv1d(8, 32, 3),
         "cube": nn.Conv3d(4, 8, 3), "depthwise": nn.Conv2d(16, 16, 3, groups=16), "rnn": nn.GRU(20, 10),
+        "attention": nn.MultiheadAttention(20, 2), "table": nn.Embedding(50, 4), "small table": nn.Embedding(30, 4),
     })  # fmt: skip
     compressor, fc_like = Hylo(min_numel=150), Hylo(min_numel=150, fc_like=True)
     layers = layers_of(model)
     compressed = {layer.name: compressor.kind_for(layer) for layer in layers if not compressor.leaves_dense(layer)}
     assert compressed == {
         "conv.weight": RowSparse, "linear.weight": Codes, "up.weight": RowSparse, "line.weight": RowSparse,
-        "cube.weight": RowSparse,
+        "cube.weight": RowSparse, "attention.in_proj_weight": Codes, "attention.out_proj.weight": Codes,
+        "table.weight": RowSparse,
     }  # fmt: skip
     more = {layer.name for layer in layers if not fc_like.leaves_dense(layer)}
     assert more - compressed.keys() == {"rnn.weight_ih_l0", "rnn.weight_hh_l0"}
@@ -101,6 +103,21 @@ def test_filters_lie_where_the_module_has_them(module: nn.Module) -> None:
     assert 1 <= int(chosen.sum()) < layer.shape[layer.filter_axis]
     assert torch.equal(sent[chosen], original[chosen])
     assert float(original[chosen].abs().sum(1).min()) >= float(original[~chosen].abs().sum(1).max())
+
+
+@pytest.mark.parametrize(("nonzero", "sent"), [(50, 35), (20, 20)])
+def test_the_most_important_rows_of_an_embedding_are_sent_but_no_rows_of_zeros(nonzero: int, sent: int) -> None:
+    table = layer_of(nn.Embedding(50, 4))
+    compressor = Hylo(min_numel=100)  # (100 / 200)^0.5 = 0.707 of 50 rows
+    x = gradient(table, 0, 0).view(50, 4)
+    x[nonzero:] = 0
+    payload = compressor.encode(x.view(-1), table, step_at(0))
+    assert isinstance(payload, RowSparse)
+    assert payload.nbytes == payload.pack().numel() == 24 + sent * 16 + 7
+    scores = x.abs().sum(1)
+    assert payload.rows.tolist() == scores.topk(sent).indices.sort().values.tolist()
+    assert torch.equal(payload.values, x[payload.rows])
+    assert compressor.expected_nbytes(table) is None
 
 
 def test_all_filters_are_sent_dense() -> None:

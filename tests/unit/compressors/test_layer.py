@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from compressors.layer import layers_of
+from compressors.layer import layers_of, sparse_gradients
 
 
 class Tied(nn.Module):
@@ -42,9 +43,65 @@ def test_shared_parameters_count_once_and_frozen_ones_not_at_all() -> None:
     assert names == [
         "embedding.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0", "rnn.bias_ih_l0", "rnn.bias_hh_l0", "head.bias",
     ]  # fmt: skip
-    assert [layer.kind for layer in layers] == ["other", "other", "other", "bias", "bias", "bias"]
+    assert [layer.kind for layer in layers] == ["embedding", "other", "other", "bias", "bias", "bias"]
+    assert [layer.filter_axis for layer in layers] == [0, None, None, None, None, None]
     assert layers[0].position == 0
     assert layers[-1].position == 1
+
+
+class LlamaAttention(nn.Module):
+    """Stands for another library's attention: a matrix of its own, a projection, a norm, a table, a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed = nn.Parameter(torch.zeros(4, 4))
+        self.scale = nn.Parameter(torch.zeros(4))
+        self.parts = nn.ModuleDict({"out": nn.Linear(4, 4), "norm": nn.LayerNorm(4)})
+        self.distances = nn.Embedding(9, 2)
+        self.local = nn.Conv2d(4, 4, 3, bias=False)
+
+
+class LlamaFlashAttention2(LlamaAttention): ...
+
+
+@pytest.mark.parametrize("attention", [LlamaAttention, LlamaFlashAttention2])
+def test_matrices_in_attention_are_attention(attention: type[nn.Module]) -> None:
+    model = nn.ModuleDict({"own": attention(), "mlp": nn.Linear(4, 4)})
+    assert {layer.name: layer.kind for layer in layers_of(model)} == {
+        "own.mixed": "attention", "own.scale": "other", "own.parts.out.weight": "attention",
+        "own.parts.out.bias": "bias", "own.parts.norm.weight": "norm", "own.parts.norm.bias": "norm",
+        "own.distances.weight": "embedding", "own.local.weight": "conv", "mlp.weight": "linear", "mlp.bias": "bias",
+    }  # fmt: skip
+
+
+def test_a_transformer_of_torch() -> None:
+    model = nn.TransformerDecoderLayer(8, 2, 16)
+    kinds = {layer.name: layer.kind for layer in layers_of(model)}
+    for name, kind in kinds.items():
+        module, field = name.rsplit(".", 1)
+        assert kind == (
+            "norm" if "norm" in module
+            else "bias" if "bias" in field
+            else "attention" if "attn" in module
+            else "linear"
+        )  # fmt: skip
+    assert sum(kind == "attention" for kind in kinds.values()) == 4
+    apart = nn.MultiheadAttention(8, 2, kdim=4, vdim=6, add_bias_kv=True)
+    assert [layer.kind for layer in layers_of(apart)] == ["attention"] * 3 + ["bias"] * 3 + ["attention", "bias"]
+
+
+def test_an_embedding_bag_is_an_embedding() -> None:
+    assert layers_of(nn.EmbeddingBag(7, 5))[0].kind == "embedding"
+
+
+def test_sparse_gradients_are_found_where_they_are_trained() -> None:
+    model = nn.ModuleDict({"dense": nn.Embedding(3, 2), "bag": nn.EmbeddingBag(3, 2, sparse=True)})
+    assert sparse_gradients(model) == (
+        "Embedding bag makes sparse gradients, which do not fit in buckets; give it sparse=False, and use "
+        "compressor row_sparse to send the rows that are not zero"
+    )
+    model["bag"].requires_grad_(False)
+    assert sparse_gradients(model) is None
 
 
 def test_a_model_of_one_module_lies_at_the_input() -> None:

@@ -18,6 +18,7 @@ from compressors.layer import layers_of
 from compressors.powersgd import PowerSgd
 from compressors.quantizers import Qsgd, TernGrad
 from compressors.randomk import RandomK
+from compressors.row_sparse import NonZeroRows
 from compressors.topk import TopK
 from compressors.torch_hooks import TorchPowerSgd
 
@@ -34,6 +35,7 @@ from compressors.torch_hooks import TorchPowerSgd
         (TernGrad(shared_scale=True), True, True, True),
         (PowerSgd(), True, True, True),
         (Hylo(), False, False, True),
+        (NonZeroRows(), False, True, True),
         (Hylo(shared_threshold=True), False, True, True),
         (TorchPowerSgd(), True, False, False),
     ],

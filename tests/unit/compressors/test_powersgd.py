@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from collectives.options import OptionError
 from compressors.ddp.reducer import reducer_for
-from compressors.layer import Layer
+from compressors.layer import Layer, layers_of
 from compressors.powersgd import PowerSgd
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 
@@ -170,6 +171,32 @@ def test_residuals_differ_by_rank_and_their_mean_is_what_the_update_lacks() -> N
     mean_residual = torch.stack([residual for _, residual in results]).mean(0)
     torch.testing.assert_close(results[0][0] + mean_residual, torch.stack(gradients).mean(0), rtol=1e-4, atol=1e-5)
     assert not torch.equal(results[0][1], results[1][1])
+
+
+def test_every_matrix_of_a_language_model_is_factored() -> None:
+    model = nn.ModuleDict({
+        "table": nn.Embedding(90, 16), "attention": nn.MultiheadAttention(16, 2), "linear": nn.Linear(16, 16),
+        "norm": nn.LayerNorm(16),
+    })  # fmt: skip
+    compressor = PowerSgd(rank=2)
+    exchanged = {
+        layer.name: compressor.num_exchanged(layer, step_at(0))
+        for layer in layers_of(model)
+        if not compressor.leaves_dense(layer)
+    }
+    assert exchanged == {
+        "table.weight": 2 * (90 + 16), "attention.in_proj_weight": 2 * (48 + 16),
+        "attention.out_proj.weight": 2 * 32, "linear.weight": 2 * 32,
+    }  # fmt: skip
+
+
+def test_rows_of_zeros_stay_zero() -> None:
+    (table,) = layers_of(nn.Embedding(90, 16))
+    x = gradient(table, 0, 0).view(90, 16)
+    x[3:] = 0
+    (update,), _ = reduce_once(reducer_for(PowerSgd(rank=3)), alone(), [table], [x.view(-1)], step_at(0))
+    torch.testing.assert_close(update.view(90, 16), x, rtol=1e-4, atol=1e-5)  # of rank 3
+    assert not update.view(90, 16)[3:].any()
 
 
 def test_what_would_not_shrink_is_left_alone() -> None:
