@@ -11,14 +11,14 @@ from typing import Literal, Self, cast
 from bench.core.errors import UsageError
 from bench.report.columns import format_factor, format_points
 from bench.report.comparison import ComparedRow, Comparison, Finding, diverges_more_often
-from bench.report.quality import ACCURACY, BITS_PER_BYTE, quality_of
+from bench.report.quality import ACCURACY, BITS_PER_BYTE, Quality, quality_of
 from bench.report.statistics import CONFIDENCE, improvement
 from bench.report.store import Run
 
 GateKind = Literal["slower", "accuracy", "bits_per_byte", "bytes"]
 
 FORM = re.compile(r"(?:(slower):\+?|(accuracy):-?|(bits_per_byte|bytes):\+?)([0-9]{1,9}(?:\.[0-9]+)?)(%?)")
-_OF_QUALITY = {quality.name: quality for quality in (ACCURACY, BITS_PER_BYTE)}
+_OF_QUALITY: dict[str, Quality] = {quality.name: quality for quality in (ACCURACY, BITS_PER_BYTE)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,9 +54,9 @@ def draw_curves(results: Results, cost: str, what: str, unit_of: str) -> style.P
         style.tooltips(
             lines[title],
             *(
-                f"{title}: {quality.in_words(point.mean, 2)} after {format_value(unit_of, point.cost)}, "
-                f"seeds from {quality.format(point.low)} to {quality.format(point.high)}"
-                for point in curve.itertuples()
+                f"{title}: {quality.in_words(mean, 2)} after {format_value(unit_of, cost)}, "
+                f"seeds from {quality.format(low)} to {quality.format(high)}"
+                for cost, mean, low, high in curve[["cost", "mean", "low", "high"]].to_numpy().tolist()
             ),
         )
         axes.fill_between(curve["cost"], curve["low"], curve["high"], color=look["color"], alpha=0.15, linewidth=0)
