@@ -247,8 +247,8 @@ class Dataset(Options, abc.ABC):
         """Return a batch of stored or augmented inputs as the network gets it."""
         return inputs
 
-    def yardsticks(self, test: Samples) -> dict[str, float]:
-        """Return values of columns that describe the samples to evaluate on, by name, to compare the network's with."""
+    def yardsticks(self) -> dict[str, float]:
+        """Return values of columns that describe the whole test set, by name, to compare the network's with."""
         return {}
 
     def warnings(self) -> list[str]:

@@ -32,8 +32,8 @@ class Recipe:
         source: where the options and the result were published.
         samples_per_step: training samples in an optimizer step, all ranks together.
         options: values of options of `bench run`, by name.
-        published: {name of a column: the reported value, "measured": True if this project has reached it}; empty if
-            there is no published result.
+        published: the reported result: {name of a column: value}; empty if there is none.
+        measured: what this project has measured with the recipe, in the same form; empty if nothing.
     """
 
     name: str
@@ -41,15 +41,19 @@ class Recipe:
     source: str
     samples_per_step: int
     options: dict[str, Any]
-    published: dict[str, Any] = dataclasses.field(default_factory=dict)
+    published: dict[str, float] = dataclasses.field(default_factory=dict)
+    measured: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def result(self) -> str:
-        """The published result, such as "test accuracy 91.25% (published, not measured)"."""
-        values = [text.format(self.published[name]) for name, text in _RESULTS.items() if name in self.published]
-        if not values:
-            return "no published result, not measured"
-        return f"{values[0]} (published, {'measured' if self.published['measured'] else 'not measured'})"
+        """The published or measured result, such as "test accuracy 91.25% (published, not measured)"."""
+        published, measured = (
+            ", ".join(text.format(values[name]) for name, text in _RESULTS.items() if name in values)
+            for values in (self.published, self.measured)
+        )
+        if published:
+            return f"{published} (published, {f'{measured} measured' if measured else 'not measured'})"
+        return f"{measured} (measured)" if measured else "no published result, not measured"
 
     def note(self, config: RunConfig) -> str:
         """Return a sentence that tells the user the published result, and in which options a run differs."""

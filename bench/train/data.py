@@ -201,7 +201,8 @@ class RankData:
             columns={
                 "label_skew": partition.label_skew(train.targets, shards) if dataset.has_classes else None,
                 "unused_samples": len(train) - sum(map(len, shards)),
-                **(dataset.yardsticks(test) if dist.get_rank() == 0 else {}),  # takes time, and rank 0 writes the rows
+                # They take time, and rank 0 writes the rows. Held-out training samples are of another text.
+                **(dataset.yardsticks() if dist.get_rank() == 0 and not config.holdout_size else {}),
             },
         )
 

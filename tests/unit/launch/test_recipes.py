@@ -108,8 +108,9 @@ def test_a_note_tells_the_published_result_and_what_differs() -> None:
 
 def test_a_measured_result_is_called_so() -> None:
     parts: dict[str, Any] = {"name": "x", "title": "x", "source": "x", "samples_per_step": 1, "options": {}}
-    measured = Recipe(**parts, published={"test_bits_per_byte": 1.5, "measured": True})
-    assert measured.result == "1.500 bits per byte (published, measured)"
+    both = Recipe(**parts, published={"test_accuracy": 0.5}, measured={"test_accuracy": 0.25})
+    assert both.result == "test accuracy 50.00% (published, test accuracy 25.00% measured)"
+    assert Recipe(**parts, measured={"test_bits_per_byte": 1.5}).result == "1.500 bits per byte (measured)"
     assert Recipe(**parts).result == "no published result, not measured"
 
 
