@@ -224,11 +224,15 @@ class Hylo(SharedScale):
         Of equal scores, the filter with the lower number is sent.
         """
         scores, k = self._scores(x, layer, step), self._num_filters_kept(layer)
+        is_zero = torch.zeros_like(scores, dtype=torch.bool)
+        if layer.kind == "embedding":  # a row of zeros has nothing to send, so it does not wait either
+            is_zero = ~x.view(scores.numel(), -1).any(1)
+            scores = scores.masked_fill(is_zero, 0.0)
         if not self.max_age:
             return top_k(scores, k)
         ages = step.memory.get("ages", layer.id)
         ages = torch.zeros_like(scores) if ages is None else ages.to(scores.device)
-        waited = ages >= self.max_age
+        waited = (ages >= self.max_age) & ~is_zero
         # If too many wait, the oldest filters first; otherwise some might never be sent.
         too_many = int(waited.sum()) > k
         chosen = top_k(torch.where(waited, ages, 0.0) if too_many else torch.where(waited, torch.inf, scores), k)

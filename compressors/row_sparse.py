@@ -22,8 +22,9 @@ from compressors.topk import TORCH_DTYPES, ValueDtype, roundoff
 class NonZeroRows(PerLayer, name="row_sparse"):
     """Row-sparse: sends the rows of embeddings whose gradient is not zero, and all other layers in fp32.
 
-    A batch changes the rows of its tokens only, so this loses nothing and saves much where an embedding has many more
-    rows than a batch has tokens. It saves nothing where every row gets a gradient, as with tied weights.
+    A batch changes the rows of its tokens only, so this loses nothing (with value_dtype=fp32) and saves much where an
+    embedding has many more rows than a batch has tokens. It saves nothing where every row gets a gradient, as with tied
+    weights.
 
     Bytes: 24 + z w v + the cheapest coding of z row numbers (at most rows / 8), per embedding with rows of w elements,
     of which z are not zero; 16 + 4 m for all other layers together.

@@ -15,6 +15,12 @@ from bench.core.rows import RowWriter, StoreError
 from bench.core.schema import Column
 
 
+def given_options(context: typer.Context) -> list[str]:
+    """Return the names of a command's parameters that the user gave."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+
+
 def complete_from(
     words: Callable[[], Mapping[str, str]], *, several: bool = False
 ) -> Callable[[str], list[tuple[str, str]]]:

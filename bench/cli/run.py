@@ -30,7 +30,7 @@ from bench.api.batch import (
 )
 from bench.api.progress import print_notes
 from bench.cli.console import plain_table, print_json
-from bench.cli.options import AsJson, takes
+from bench.cli.options import AsJson, given_options, takes
 from bench.core.config.run import MEASUREMENT, OUTPUT, RunConfig
 from bench.core.run_folder import RUNS_FOLDER, RunFolder
 from bench.core.units import format_bytes, format_seconds
@@ -99,8 +99,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train a model in several processes with a chosen compressor x collective x optimizer, and record everything."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    given = given_options(context)
     chosen = {name: value for name, value in options.flag_values().items() if name in given}
     flags = {option.name: option.flag_name for option in RunConfig.options()}
     others = [flags.get(name, f"--{name.replace('_', '-')}") for name in given if name not in _BESIDE_RESUME]

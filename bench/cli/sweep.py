@@ -230,7 +230,7 @@ def run_all(state: SweepState, configs: list[RunConfig], server: ForkServer) -> 
             ending = f"{result.status}: {result.error}"
             if result.status == "ok":
                 took = format_seconds(result.summary["wall_time_s"])
-                quality = quality_of([result.summary])
+                quality = quality_of([result.summary | {"target_accuracy": config.target_accuracy}])
                 ending = f"{quality.noun} {quality.format(result.summary[quality.column])} in {took}"
             display.say(f"{display.title}: {ending}{left}")
         if result.status in ("failed", "timeout"):

@@ -186,7 +186,7 @@ QUALITY = (
         _quality(
             f"{name}_bits_per_byte",
             float,
-            f"bits per byte of the same held-out text after {name}, a yardstick (empty: not a text)",
+            f"bits per byte of the whole held-out text after {name}, a yardstick (empty: not a text)",
             better="lower",
         )
         for name in ("gzip", "bz2", "xz")

@@ -119,6 +119,8 @@ class Samples:
 
     def at(self, chosen: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs and targets of some samples, given by int64 indices [n] or a slice."""
+        if isinstance(chosen, torch.Tensor):
+            chosen = chosen.to(self.targets.device)
         return self.inputs[chosen], self.targets[chosen]
 
     def on(self, device: torch.device) -> Self:
@@ -196,10 +198,14 @@ class KeptSamples(Samples):
 
     @override
     def at(self, chosen: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.arange(self.size)[chosen] if isinstance(chosen, slice) else chosen.cpu()
-        places = torch.searchsorted(self.indices, chosen)
+        chosen = torch.arange(self.size)[chosen] if isinstance(chosen, slice) else chosen
+        places = torch.searchsorted(self.indices, chosen).clamp(max=len(self.indices) - 1)
         assert torch.equal(self.indices[places], chosen), "a rank reads samples that it does not keep"
-        return super().at(places.to(self.targets.device))
+        return super().at(places)
+
+    @override
+    def _order(self) -> torch.Tensor:
+        raise RuntimeError("only some of these samples are in memory; choose before keep")
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Text: files of your own as bytes, of which each is predicted from those before it: `text:path=FOLDER`."""
+"""Text: files of your own as bytes, for models that learn each byte from those before it: `text:path=FOLDER`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from typing_extensions import Doc, override
 
 from bench.core.functions import HASH_DIGITS
 from bench.datasets.base import Dataset, DatasetError, Samples, Task
+
+# Shares of a text's bytes; outside of them, a note says how much is held out.
+LEAST_HELD_OUT, MOST_HELD_OUT = 0.02, 0.25
 
 
 class LanguageModelling(Task):
@@ -65,8 +68,8 @@ class TextDataset(Dataset, abc.ABC):
 
     context: Annotated[int, Ge(8), Le(65_536), Doc("bytes in a window; each is predicted from those before it")] = 128
     hash: Annotated[
-        str, Doc("SHA-256 of the files' names and contents, the first 12 digits; if it is given, the text must have it")
-    ] = ""
+        str, Doc("SHA-256 of the files' names and contents, the first 12 digits; any: whatever the text has")
+    ] = "any"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,14 +108,18 @@ class TextDataset(Dataset, abc.ABC):
 
     @override
     def yardsticks(self) -> dict[str, float]:
-        return _compressed(bytes(self.corpus.read()[1]))
+        return dict(_compressed(self.corpus))
 
     @override
     def warnings(self) -> list[str]:
         left_out = self.corpus.left_out
         names = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         files = "a file that is" if len(left_out) == 1 else f"{len(left_out)} files that are"
-        return [f"{self.component_name} leaves out {files} not UTF-8 text: {names}"] if left_out else []
+        notes = [f"{self.component_name} leaves out {files} not UTF-8 text: {names}"] if left_out else []
+        share = self.corpus.nbytes[1] / sum(self.corpus.nbytes)
+        if not LEAST_HELD_OUT <= share <= MOST_HELD_OUT:
+            notes.append(f"{share:.0%} of the text is held out, because its files are few or of very different sizes")
+        return notes
 
     @override
     def sizes(self) -> tuple[int, int]:
@@ -224,8 +231,8 @@ class Corpus:
     nbytes: tuple[int, int]
 
     def check_hash(self, expected: str) -> None:
-        """Raise DatasetError if the text has another hash; an empty one stands for any."""
-        if expected not in ("", self.hash):
+        """Raise DatasetError if the text has another hash; "any" fits every text."""
+        if expected not in ("any", self.hash):
             raise DatasetError(
                 f"the text in {self.folder} has the hash {self.hash} instead of {expected}, so it has changed; restore "
                 "it, or leave out hash and start a new run"
@@ -338,9 +345,9 @@ _COMPRESSORS: Mapping[str, tuple[str, Mapping[str, int]]] = {
 
 
 @functools.lru_cache(maxsize=1)
-def _compressed(text: bytes) -> dict[str, float]:
-    """Return bits per byte of a text after each of Python's compressors, by column; some installations lack one."""
-    found = {}
+def _compressed(corpus: Corpus) -> Mapping[str, float]:
+    """Return bits per byte of the held-out text after each of Python's compressors; some installations lack one."""
+    text, found = bytes(corpus.read()[1]), {}
     for name, (module, options) in _COMPRESSORS.items():
         with contextlib.suppress(ImportError):
             size = len(importlib.import_module(module).compress(text, **options))

@@ -1,7 +1,7 @@
 """Recipes: options of `bench run` from a publication, with the result that it reports.
 
 Each recipe is a TOML file in `bench/recipes/`. Its options stand beneath those that the user gives. The samples per
-step are those of all ranks together, so that a recipe trains alike on any number of ranks.
+step are those of all ranks together, so that the learning rate fits any number of ranks.
 """
 
 import dataclasses
@@ -19,6 +19,10 @@ from collectives.options import did_you_mean
 _FILES = importlib.resources.files("bench") / "recipes"
 # Options that replace each other: if the user gives one, the recipe's other one is left out.
 _ALTERNATIVES = ({"epochs", "steps"}, {"target_accuracy", "target_bits_per_byte"})
+# Options beside those of a recipe that would give another result; a recipe without one means the default.
+_CHANGE_THE_RESULT = (
+    "steps", "schedule", "warmup_epochs", "augment", "amp", "label_smoothing", "clip_norm", "holdout_size", "partition",
+)  # fmt: skip
 _RESULTS = {"test_accuracy": "test accuracy {:.2%}", "test_bits_per_byte": "{:.3f} bits per byte"}
 
 
@@ -57,7 +61,11 @@ class Recipe:
 
     def note(self, config: RunConfig) -> str:
         """Return a sentence that tells the user the published result, and in which options a run differs."""
-        differing = [name for name, value in self.options.items() if getattr(config, name) != _normalised(name, value)]
+        expected = {name: _normalised(name, value) for name, value in self.options.items()}
+        defaults = {option.name: option.default for option in RunConfig.options() if option.name in _CHANGE_THE_RESULT}
+        differing = [name for name, value in (defaults | expected).items() if getattr(config, name) != value]
+        sizes = dict(zip(("train_size", "test_size"), spec.build("datasets", config.dataset).sizes(), strict=True))
+        differing += [name for name, size in sizes.items() if name not in expected and getattr(config, name) != size]
         if config.samples_per_step * config.replicas != self.samples_per_step:
             differing.append("samples per step")
         change = f"; this run has other {', '.join(differing)}" if differing else ""
@@ -99,6 +107,8 @@ def with_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
         return dict(given)
     kept = {name for name, value in given.items() if value is not None}
     kept |= {name for alternatives in _ALTERNATIVES if alternatives & kept for name in alternatives}
+    if "steps" in kept:  # evaluations then count steps
+        kept.add("eval_every")
     return dict(given) | {n: value for n, value in recipe(given["recipe"]).options.items() if n not in kept}
 
 

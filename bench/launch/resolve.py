@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -135,8 +135,7 @@ def resolve(options: RunConfig) -> RunConfig:
     from compressors.layer import layers_of, sparse_gradients
 
     num_classes = parts.dataset.num_classes
-    partition = Partition.parse(config.partition)
-    partition.check_classes(num_classes, config.replicas)
+    Partition.parse(config.partition).check_classes(num_classes, config.replicas)
     with torch.device("meta"):  # shapes and dtypes, but no memory
         network = parts.model.build(num_classes)
     if reason := sparse_gradients(network):
@@ -144,20 +143,33 @@ def resolve(options: RunConfig) -> RunConfig:
     gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
     gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
     config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor))
-    if parts.compressor.traits.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
-        raise UsageError(
-            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
-            f"small for it; leave out --bucket-mb, or give --bucket-mb {gradient_mb:g} or more"
-        )
+    _check_bucket(config, parts.compressor, gradient_mb)
     _check_network(config, parts)
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
-    of_recipe = [recipe(config.recipe).note(config)] if config.recipe else []
-    of_parts = [*parts.dataset.warnings(), *parts.compressor.warnings(), *_scaling_notes(config, parts), *of_strategy]
-    if partition.per_rank is not None:
-        of_parts.append("all ranks get as many samples as the rank with the fewest; column unused_samples has the rest")
-    return dataclasses.replace(config, notes=(*of_recipe, *of_parts, *_length_notes(config)))
+    return dataclasses.replace(config, notes=tuple(_notes(config, parts, of_strategy)))
+
+
+def _check_bucket(config: RunConfig, compressor: Compressor, gradient_mb: float) -> None:
+    if compressor.traits.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
+        raise UsageError(
+            f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
+            f"small for it; leave out --bucket-mb, or give --bucket-mb {gradient_mb:g} or more"
+        )
+
+
+def _notes(config: RunConfig, parts: Components, of_strategy: Sequence[str]) -> Iterator[str]:
+    """Yield what the user should know about a complete configuration, one sentence each."""
+    if config.recipe:
+        yield recipe(config.recipe).note(config)
+    yield from parts.dataset.warnings()
+    yield from parts.compressor.warnings()
+    yield from _scaling_notes(config, parts)
+    yield from of_strategy
+    if Partition.parse(config.partition).per_rank is not None:
+        yield "all ranks get as many samples as the rank with the fewest; column unused_samples has the rest"
+    yield from _length_notes(config)
 
 
 def _check_network(config: RunConfig, parts: Components) -> None:

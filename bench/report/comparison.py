@@ -12,7 +12,7 @@ from bench.core.schema import Column
 from bench.report.anytime import Conclusion
 from bench.report.columns import COLUMNS_BY_NAME, find_column, find_metric
 from bench.report.groups import SETTINGS, Condition, RunGroup, group_runs, select
-from bench.report.quality import Quality, quality_of
+from bench.report.quality import Quality
 from bench.report.statistics import Effect, SeedRule, holm, improvement, judge
 from bench.report.store import Row, Run, collect_runs, one_per_seed
 from bench.report.targets import (
@@ -188,8 +188,7 @@ def compare(
     chosen, ambiguity = choose_baseline(
         groups, baseline, BASELINES_OF_SPEED if column.unit in _SPEED_UNITS else BASELINES
     )
-    data = chosen.distinct("dataset")
-    quality = quality_of(run.last_known for run in runs if run["dataset"] in data or not data)
+    quality = chosen.quality
     to_reach = [find_target(text, chosen, quality) for text in targets] or [Target()]
     finished = [group for group in groups if group.ok]
     if finished and not any(
@@ -326,7 +325,7 @@ def _compared(
     is_paired = rule == "anytime"
     changes = [
         quality.effect(*_values(baseline, each, quality.column, rule), paired=is_paired, rule=rule)
-        if each.quality is quality
+        if each.quality is quality or each.distinct("dataset") == baseline.distinct("dataset")
         else None
         for each in candidates
     ]

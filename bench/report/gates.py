@@ -97,7 +97,8 @@ def check(comparison: Comparison, gates: list[Gate]) -> GateResult:
         quality = comparison.quality
         if gate.kind == "slower" and comparison.is_about_quality:
             raise UsageError(
-                f"{gate.text} limits a factor, but --metric {quality.column} is compared by difference; write "
+                f"{gate.text} limits a factor, but --metric {quality.column} is compared by "
+                f"{'' if quality.is_share else 'relative '}difference; write "
                 f"--fail-on {quality.gate} instead"
             )
         if gate.kind in _OF_QUALITY and gate.kind != quality.name:
@@ -185,7 +186,6 @@ def _changes(run: Run, reference: Run) -> Iterator[str]:
     quality = quality_of([reference.last_known])
     now, then = run[quality.column], reference[quality.column]
     exact = all(run[name] == reference[name] for name in _SAME_ROUNDING)
-    allowed = 0.0 if exact else TOLERANCE
-    if now != then and (None in (now, then) or abs(quality.change_between(then, now)) > allowed):
+    if now != then and (exact or None in (now, then) or abs(quality.change_between(then, now)) > TOLERANCE):
         where = "on the same processor and torch" if exact else f"more than {TOLERANCE:.0%} on another machine or torch"
         yield f"{quality.column} was {then} and is {now}, {where}"

@@ -159,8 +159,9 @@ def _sections(results: Results) -> list[Section]:
 
 def _section(label: str, rows: Sequence[Row], baseline: str | None) -> Section:
     # Compare time to target and speed, if they were measured, or else quality.
-    ok = [run for run in collect_runs(rows) if run.ended_well]
-    quality = quality_of(run.last_known for run in ok)
+    runs = collect_runs(rows)
+    ok = [run for run in runs if run.ended_well]
+    quality = quality_of(run.last_known for run in runs)
     columns = {"time_to_target_s": quality.target_column, "samples_per_s": "samples_per_s"}
     measured = [metric for metric, column in columns.items() if any(run[column] is not None for run in ok)]
     compared = [compare(rows, baseline=baseline, metric=metric) for metric in measured or [quality.column]]

@@ -236,4 +236,4 @@ def yardsticks(rows: Iterable[Mapping[str, Any]]) -> str:
     listed = list(rows)
     known = {name: {row.get(f"{name}_bits_per_byte") for row in listed} - {None} for name in _YARDSTICKS}
     texts = [f"{name} {values.pop():.2f}" for name, values in known.items() if len(values) == 1]
-    return f"the same text after {', '.join(texts)} bits per byte" if texts else ""
+    return f"the whole held-out text: {', '.join(texts)} bits per byte" if texts else ""

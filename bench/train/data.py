@@ -84,8 +84,7 @@ class Batches:
         self._used += 1
         if position == 0:
             self._begin_epoch()
-        chosen = self._order[position * self._size : (position + 1) * self._size].to(self._device)
-        inputs, targets = self._train.at(chosen)
+        inputs, targets = self._train.at(self._order[position * self._size : (position + 1) * self._size])
         inputs = inputs.to(self._device)  # lazy inputs are read on the CPU
         if self._config.augment:
             inputs = self._dataset.augment(inputs, self._generator)
@@ -201,8 +200,6 @@ class RankData:
             columns={
                 "label_skew": partition.label_skew(train.targets, shards) if dataset.has_classes else None,
                 "unused_samples": len(train) - sum(map(len, shards)),
-                # They take time, and rank 0 writes the rows. Held-out training samples are of another text.
-                **(dataset.yardsticks() if dist.get_rank() == 0 and not config.holdout_size else {}),
             },
         )
 
@@ -237,8 +234,8 @@ def evaluate(
 ) -> list[Quality]:
     """Return the model's mean loss and accuracy on each set of samples; the results are the same on every rank.
 
-    The model is left in training mode, with running statistics pooled over ranks. Every rank of the group must call
-    this function.
+    The model is evaluated with running statistics pooled over ranks, and left in training mode with this rank's own:
+    otherwise each evaluation would make the ranks' statistics equal. Every rank of the group must call this function.
 
     Args:
         model: the network.
@@ -248,6 +245,7 @@ def evaluate(
         group: the ranks that share the work; None: all ranks.
         on_batch: called after every mini-batch.
     """
+    own_buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     pool_running_statistics_(model, group)
     numel = dataset.dummy_batch(1, "meta").numel()
     size = max(1, min(EVALUATION_BATCH, EVALUATION_BATCH * 3 * IMAGE_SIZE**2 // numel))
@@ -269,4 +267,6 @@ def evaluate(
         loss, accuracy = (totals / samples.num_predictions).tolist()
         qualities.append(Quality(loss=loss, accuracy=accuracy))
     model.train()
+    for buffer, own in own_buffers:
+        buffer.copy_(own)
     return qualities

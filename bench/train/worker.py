@@ -31,7 +31,7 @@ from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
-from bench.train.data import RankData
+from bench.train.data import RankData, pool_running_statistics_
 from bench.train.rank import device_time, end_process, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
@@ -56,8 +56,8 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             raise RuntimeError(f"the run has {config.world_size} ranks, but {dist.get_world_size()} were started")
         if len(set(gather_json(config.digest))) > 1:
             raise RunFailed(
-                "the machines were given different options; use the same command on each, except for --node-rank, and "
-                "add --threads and --device if their cores or GPUs differ"
+                "the machines have different options or data; use the same command on each, except for --node-rank, "
+                "with the same files and the same Python, and add --threads and --device if their cores or GPUs differ"
             )
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
         torch.manual_seed(config.seed)  # every rank draws the same weights
@@ -125,6 +125,8 @@ def _train(
             trainer.resume(state)
         trainer.run()
     checkpointer.wait()
+    if config.save_model:
+        pool_running_statistics_(strategy.model, strategy.loop)
     if dist.get_rank() == 0:
         if config.save_model:
             torch.save(strategy.model.state_dict(), folder.model)
@@ -148,6 +150,8 @@ def _data_and_state(
     """
     train, test, loaded_by = _parts(config)
     data = RankData.of(config, dataset, train, test)
+    if dist.get_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text
+        data.columns.update(dataset.yardsticks())
     if (smallest := min(map(len, data.shards))) < config.samples_per_step:
         raise RunFailed(
             f"--partition {config.partition} leaves {smallest} samples per rank, and a step needs "
@@ -205,7 +209,10 @@ def prepare(path: str) -> None:
     Raises:
         Exception: any exception that a rank would raise while loading the data.
     """
-    parts_of(RunConfig.from_json(RunFolder(Path(path)).config))
+    config = RunConfig.from_json(RunFolder(Path(path)).config)
+    parts_of(config)
+    dataset: Dataset = spec.build("datasets", config.filled["dataset"])
+    dataset.yardsticks()  # takes time, and is kept for the ranks
 
 
 def parts_of(config: RunConfig) -> tuple[Samples, Samples]:
@@ -225,7 +232,7 @@ def _parts(config: RunConfig) -> tuple[Samples, Samples, int]:
         holdout_size=config.holdout_size,
     )
     train, test, loaded_by = load()
-    if loaded_by != os.getpid() and not isinstance(train.inputs, torch.Tensor):
+    if loaded_by != os.getpid() and not all(isinstance(part.inputs, torch.Tensor) for part in (train, test)):
         _load.cache_clear()  # a forked process must not share open files with others
         return load()
     return train, test, loaded_by

@@ -25,7 +25,7 @@ def test_a_text_shows_bits_per_byte_and_its_yardsticks(tmp_path: Path, capsys: p
     lines = summary(tmp_path / "text", row, capsys)
     assert any("bits per byte" in line and "accuracy" not in line for line in lines)
     assert any("2.123" in line and "missed" in line for line in lines)
-    assert lines[-2] == "the same text after gzip 1.97, bz2 1.71, xz 1.58 bits per byte"
+    assert lines[-2] == "the whole held-out text: gzip 1.97, bz2 1.71, xz 1.58 bits per byte"
 
 
 def test_other_data_show_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

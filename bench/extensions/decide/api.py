@@ -190,8 +190,11 @@ def _study(
     candidates = [*map(_settings, methods), *of_file]
     if not candidates:
         raise UsageError(NOTHING_TO_COMPARE)
+    from bench.launch.recipes import with_recipe
+
+    base = shared | given
     return Study(
-        base={"eval_every": 0.25} | shared | given,
+        base=base if "eval_every" in with_recipe(base) else {"eval_every": 0.25} | base,
         methods=[_settings(baseline or "bf16"), *candidates],
         rule={"alpha": 0.05, "same": 1.03, "accuracy_margin": 0.01} | rule,
         first_seed=RunConfig.seed if first_seed is None else first_seed,

@@ -10,7 +10,7 @@ from bench.api.keywords import KEYWORDS
 from bench.api.progress import warn
 from bench.cli.commands import ANSWER, Command
 from bench.cli.console import print_json, stdout_console
-from bench.cli.options import AsJson, takes
+from bench.cli.options import AsJson, given_options, takes
 from bench.core.config.run import OUTPUT, RunConfig
 from bench.core.errors import UsageError
 from bench.extensions.decide.api import ACCURACY_MARGIN, ALPHA, MAX_SEEDS, NOTHING_TO_COMPARE, SAME
@@ -121,8 +121,7 @@ def decide(
     """Decide whether compression makes training finish sooner on a link: add seeds until the answer is clear."""
     from bench.extensions.decide.output import print_answer  # takes long, and `bench --help` imports this module
 
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    chosen = {name for name, origin in sources.items() if origin is not None and origin.name != "DEFAULT"}
+    chosen = set(given_options(context))
     if from_profile is not None:
         if source is not None:
             raise UsageError(f"--from-profile takes its methods from --method; leave out {source}")

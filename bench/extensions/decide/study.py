@@ -121,7 +121,7 @@ class Study:
             UsageError: a configuration is impossible, or two methods are equal.
         """
         link = {name: value for name, value in self.base.items() if value is not None}
-        ranks = place(RunConfig(**link | self.methods[0]))
+        ranks = place(RunConfig(**with_recipe(link | self.methods[0])))
         without = {name: value for name, value in link.items() if name not in LINK_OPTIONS}
         without |= {"world_size": ranks.world_size, "threads": ranks.threads, "device": ranks.device}
         trajectories = _configs(without, self.methods, server)

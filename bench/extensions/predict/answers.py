@@ -66,7 +66,7 @@ _CALIBRATED = ("model", "dataset", "optimizer", "batch_size")
 # Columns in which runs with the same number of ranks must not differ.
 _SAME_SETTINGS = (
     "lr", "lr_scaling", "schedule", "warmup_epochs", "clip_norm", "label_smoothing", "augment", "amp", "train_size",
-    "holdout_size",
+    "holdout_size", "partition",
 )  # fmt: skip
 # Times as long with losses as without, from which on training practically never ends.
 _HOPELESS = 1e4

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bench.cli.commands import ANSWER, Command
-from bench.cli.options import AsJson, takes
+from bench.cli.options import AsJson, given_options, takes
 from bench.core.config.run import MAX_SEED, MEASUREMENT, OUTPUT, WHAT, RunConfig
 from bench.core.files import check_writable, writing
 
@@ -25,6 +25,7 @@ FILE is a sweep file with a table \\[tune], which lists the values to try: of lr
 @takes(RunConfig)
 def tune(
     options: RunConfig,
+    context: typer.Context,
     file: Annotated[
         Path | None,
         typer.Argument(
@@ -83,7 +84,9 @@ def tune(
     from bench.launch.sweep_file import plan_runs
     from bench.launch.sweep_state import SweepState
 
-    methods = tuning.methods_to_tune(options, file, compressors, rates, seeds)
+    values = options.flag_values()
+    given = {name: values[name] for name in given_options(context) if name in values}
+    methods = tuning.methods_to_tune(given, file, compressors, rates, seeds)
     if write is not None and not write.absolute().is_relative_to(out.absolute()):  # the runs make `out`
         check_writable(write)
     with ForkServer(TRAIN) as server:

@@ -43,12 +43,12 @@ HELD_OUT = 0.2
 
 
 def methods_to_tune(
-    options: RunConfig, file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
+    given: dict[str, Any], file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
 ) -> SweepFile:
     """Return the configurations to tune, with the values to try; defaults that are filled in are printed on stderr.
 
     Args:
-        options: options of `bench run` for all runs.
+        given: the options of `bench run` that the user gave, for all runs, by name.
         file: a sweep file with a table [tune]; None if the command line has the options.
         compressors: compressors to tune, separated by commas.
         rates: learning rates to try, separated by commas.
@@ -57,7 +57,7 @@ def methods_to_tune(
     Raises:
         UsageError: options contradict each other, the file is not a sweep file, or a component is unknown.
     """
-    given = {name: value for name, value in options.flag_values().items() if value != getattr(RunConfig, name)}
+    given, options = dict(given), RunConfig(**given)
     try:
         tried: dict[str, list[Any]] = {"lr": sorted({float(rate) for rate in rates.split(",")})} if rates else {}
     except ValueError:

@@ -403,7 +403,7 @@ class DeviceProcess(CommandedRank):
         return flat
 
     def _report(self) -> None:
-        """Send this device's figures, parameters and buffers to the host, and receive the averaged buffers."""
+        """Send this device's figures, parameters and buffers to the host."""
         figures = {
             "traffic": as_dicts(self._transport.traffic),
             "links": dict(self._stage.sent_bytes),
@@ -418,4 +418,3 @@ class DeviceProcess(CommandedRank):
         if self._replica == 0:
             send_all(self._transport, HOST_RANK, list(self._parameters))
         send_all(self._transport, HOST_RANK, self._buffers)
-        receive_all_(self._transport, HOST_RANK, self._buffers)

@@ -144,7 +144,7 @@ class HostTraining(BoundStrategy):
 
     @override
     def synchronize(self) -> None:
-        """Fetch the first replica's parameters; pool buffers (running statistics) over replicas, also on devices."""
+        """Fetch the first replica's parameters, and the replicas' buffers (running statistics), which are pooled."""
         self._tell_all({"command": "report"})
         for peers in zip(*self._plan.ranks, strict=True):  # those that hold the same part of every replica
             stage = self._stages[peers[0]]
@@ -157,8 +157,6 @@ class HostTraining(BoundStrategy):
                 receive_all_(self._transport, rank, buffers)
                 of_replicas.append({name: buffer.clone() for name, buffer in stage.buffers.items()})
             pool_buffers_(stage.buffers, of_replicas)
-            for rank in peers:
-                send_all(self._transport, rank, buffers)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -96,10 +96,10 @@ def test_cells_and_raw_values_are_in_bits_per_byte(tmp_path: Path) -> None:
 
 
 def test_the_yardsticks_stand_below_the_table(tmp_path: Path) -> None:
-    line = "the same text after gzip 1.97, bz2 1.71, xz 1.58 bits per byte"
+    line = "the whole held-out text: gzip 1.97, bz2 1.71, xz 1.58 bits per byte"
     assert line in answer_table(against_dense(tmp_path, BITS)).notes
     assert yardsticks([*text_seeds([1.0], [2.0]), *text_seeds([1.0], [2.0], gzip_bits_per_byte=2.5)]) == (
-        "the same text after bz2 1.71, xz 1.58 bits per byte"  # two texts after gzip
+        "the whole held-out text: bz2 1.71, xz 1.58 bits per byte"  # two texts after gzip
     )
     assert yardsticks([fake_row()]) == ""
 
