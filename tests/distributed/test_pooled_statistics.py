@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import torch
 from torch import nn
 
+from bench.datasets.base import CLASSIFICATION, Dataset, Samples
 from bench.strategies.placed.host import pool_buffers_
-from bench.train.data import pool_running_statistics_
+from bench.train.data import evaluate, pool_running_statistics_
 from tests.testing.ranks import run_ranks
 
 WORLD_SIZE = 3
@@ -41,6 +44,18 @@ def pooled(rank: int) -> tuple[dict[str, torch.Tensor], bool]:
     return first, all(torch.allclose(first[name], buffer) for name, buffer in net.named_buffers())
 
 
+def evaluated(rank: int) -> bool:
+    """Return True if the network has this rank's own statistics after an evaluation."""
+    net = trained(rank)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    samples = Samples(inputs=inputs(rank), targets=torch.zeros(50, dtype=torch.int64))
+    dataset = SimpleNamespace(
+        dummy_batch=lambda n, device: torch.zeros(n, 4, device=device), normalise=lambda x: x, task=CLASSIFICATION
+    )
+    evaluate(net, [samples], cast(Dataset, dataset), torch.device("cpu"))
+    return all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
+
+
 def assert_pooled(buffers: dict[str, torch.Tensor]) -> None:
     everything = torch.cat([inputs(rank) for rank in range(WORLD_SIZE)])
     torch.testing.assert_close(buffers["0.running_mean"], everything.mean(dim=0))
@@ -57,6 +72,10 @@ def test_ranks_pool_their_statistics(tmp_path: Path) -> None:
         assert stays
         assert_pooled(buffers)
         assert all(torch.equal(buffers[name], results[0][0][name]) for name in buffers)
+
+
+def test_an_evaluation_leaves_each_rank_its_own_statistics(tmp_path: Path) -> None:
+    assert run_ranks(evaluated, WORLD_SIZE, tmp_path) == [True] * WORLD_SIZE
 
 
 def test_the_host_of_placed_replicas_pools_theirs() -> None:

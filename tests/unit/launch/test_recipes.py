@@ -102,8 +102,13 @@ def test_a_note_tells_the_published_result_and_what_differs() -> None:
     assert "other" not in same
     (written,) = resolve(named(recipe="resnet20-cifar10", optimizer="sgd:weight_decay=1e-4,momentum=0.9")).notes
     assert written == same
-    (changed,) = resolve(named(recipe="resnet20-cifar10", epochs=2, batch_size=32)).notes
-    assert changed.endswith("; this run has other epochs, samples per step")
+    (changed,) = resolve(named(recipe="resnet20-cifar10", epochs=2, batch_size=32, augment=False, train_size=640)).notes
+    assert changed.endswith("; this run has other augment, epochs, train_size, samples per step")
+
+
+def test_steps_replace_the_evaluations_of_a_recipe_too() -> None:
+    assert "eval_every" not in with_recipe({"recipe": "gpt-stdlib", "steps": 100})
+    assert with_recipe({"recipe": "gpt-stdlib", "eval_every": 0.25})["eval_every"] == 0.25
 
 
 def test_a_measured_result_is_called_so() -> None:

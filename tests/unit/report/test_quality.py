@@ -115,6 +115,14 @@ def test_images_and_texts_are_not_compared(tmp_path: Path) -> None:
         )
 
 
+def test_the_baseline_says_what_is_compared(tmp_path: Path) -> None:
+    stray = text_seeds(SPEED, BITS, compressor="qsgd", target_accuracy=0.6)
+    rows = [*text_seeds(SPEED, BITS), *text_seeds(TWICE, BITS, **TOPK), *stray]
+    comparison = compared(tmp_path, rows)
+    assert comparison.quality is BITS_PER_BYTE
+    assert all(row.accuracy.effect is not None for row in comparison.rows[1:])
+
+
 def test_targets_of_a_text(tmp_path: Path) -> None:
     rows = text_seeds(SPEED, BITS)
     group = compared(tmp_path, rows).baseline
