@@ -42,7 +42,7 @@ def test_every_recipe_says_what_it_is(name: str) -> None:
     assert recipe(name).options["lr_scaling"] == "none"  # else a compressor's default would scale it with the ranks
     assert recipe(name).title
     assert recipe(name).source
-    assert "not measured" in recipe(name).result
+    assert "measured" in recipe(name).result
 
 
 def test_what_the_user_gives_wins_also_if_it_is_the_default() -> None:
