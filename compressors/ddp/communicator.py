@@ -182,7 +182,8 @@ class CompressedCommunicator:
 
         "residual" is what was not sent yet, "proposed" the memory for the next residuals until a step is accepted,
         "momentum" the same two of momentum buffers, "memory" the compressor's own state, "buffers" memory that is
-        reused for messages, "payloads" the last step's payloads, and "collective" what the collective keeps.
+        reused (with PowerSGD the last gradients, too), "payloads" the last step's payloads, and "collective" what the
+        collective keeps.
         """
         of_collectives = sum(collective.nbytes for collective in (self.collective, *self._others))
         return self.reducer.nbytes | {"collective": of_collectives + self._downlink.nbytes}
