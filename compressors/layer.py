@@ -176,7 +176,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     for module in model.modules():
         for field, parameter in module.named_parameters(recurse=False):
             owner.setdefault(id(parameter), (module, field))
-        if module is not model and any(cls.__name__.endswith("Attention") for cls in type(module).__mro__):
+        if any(cls.__name__.endswith("Attention") for cls in type(module).__mro__):
             in_attention.update(map(id, module.modules()))
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     modules = dict.fromkeys(id(owner[id(parameter)][0]) for _, parameter in trainable)

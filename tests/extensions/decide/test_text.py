@@ -117,8 +117,8 @@ def test_table_and_files_are_in_bits_per_byte() -> None:
     assert not any("accuracy" in name for name in (*content, *content["decisions"][0]))
     assert json.loads(json.dumps(content, allow_nan=False)) == content
     assert rows_of(result)[0]["test_bits_per_byte"] == 2.0
-    figure = picture(result).figure
-    assert "Time to 2.10 bits per byte" in (figure.get_suptitle(), figure.axes[0].get_title(loc="left"))
+    axes = picture(result).figure.axes[0]
+    assert "Time to 2.10 bits per byte" in (axes.get_title(), axes.get_title(loc="left"))
     assert Answer(folder=Path("study"), result=result).methods["bits_per_byte_verdict"].tolist() == ["above"]
 
 
