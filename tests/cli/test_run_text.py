@@ -52,6 +52,7 @@ def test_one_seed_trains_twice_alike_and_yardsticks_stand_beside_it(folder: Path
             assert row[column] == again[column]
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_a_text_that_has_changed(folder: Path, tmp_path: Path) -> None:
     dataset = f"text:path={folder},context=32"
     filled = COMPONENTS | {"dataset": spec.full_text(spec.build("datasets", dataset))}
