@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import annotated_types
 import pydantic
 from annotated_types import Ge, Gt, Le, Lt
-from typing_extensions import Doc
+from typing_extensions import Doc, override
 
 MOST = 10**9  # largest count that an option accepts
 Count = Annotated[int, Ge(1), Le(MOST)]
@@ -253,6 +253,42 @@ def _bound_text(bound: Any) -> str:
     """Return a bound of an option's range as text; powers of ten above a million look like ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class PresetOptions(Options):
+    """Base of components whose option `preset` changes the defaults of others; given options take precedence.
+
+    A subclass declares the option `preset`, with "none" as its default.
+
+    Attributes:
+        presets: values of options by preset and name.
+        given: names of the options that were given.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+
+    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __new__(cls, **given: Any) -> Self:
+        """Record which options were given."""
+        component = super().__new__(cls)
+        component.given = frozenset(given)
+        return component
+
+    def __post_init__(self) -> None:
+        for name, value in self.presets.get(vars(self)["preset"], {}).items():  # an unknown one is refused below
+            if name not in self.given:
+                setattr(self, name, value)
+        super().__post_init__()
+
+    @override
+    def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
+        texts = super().option_texts()
+        if not only_changed:
+            return texts
+        defaults = type(self).from_text({"preset": texts["preset"]}).option_texts() | {"preset": "none"}
+        return {name: text for name, text in texts.items() if text != defaults[name]}
 
 
 T = TypeVar("T", bound=Options)

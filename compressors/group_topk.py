@@ -9,12 +9,12 @@ buckets (scope=bucket), so encoding and sending overlap with backward. Indices a
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import Count, value_text
+from collectives.options import Count, PresetOptions, value_text
 from collectives.payloads import GroupSparse, Payload
 from collectives.payloads.codec.values import to_value_dtype
 from compressors.base import Granularity, NonFiniteSum, Traits, finds_nonfinite
@@ -44,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class GroupTopK(DensitySparsifier):
+class GroupTopK(PresetOptions, DensitySparsifier):
     """Group-TopK: sends the entries of largest magnitude of every group of `group_size` elements.
 
     A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes the first. This
@@ -64,6 +64,7 @@ class GroupTopK(DensitySparsifier):
     ceil(log2(min(group_size, m))).
     """
 
+    presets = PRESETS
     sends: ClassVar[type[Payload]] = GroupSparse
     granularity: ClassVar[Granularity] = "bucket"
 
@@ -74,27 +75,6 @@ class GroupTopK(DensitySparsifier):
     preset: Annotated[
         Preset, Doc("change the defaults of several options to those of the patent, or to the recommended ones")
     ] = "none"
-    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __new__(cls, **given: Any) -> Self:
-        """Record which options were given, so that a preset does not override them."""
-        compressor = super().__new__(cls)
-        compressor.given = frozenset(given)
-        return compressor
-
-    def __post_init__(self) -> None:
-        for name, value in PRESETS.get(self.preset, {}).items():  # an unknown preset is refused below
-            if name not in self.given:
-                setattr(self, name, value)
-        super().__post_init__()
-
-    @override
-    def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
-        texts = super().option_texts()
-        if not only_changed:
-            return texts
-        defaults = type(self)(preset=self.preset).option_texts() | {"preset": "none"}
-        return {name: text for name, text in texts.items() if text != defaults[name]}
 
     @functools.cached_property
     @override

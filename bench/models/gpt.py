@@ -9,7 +9,7 @@ Differs: no biases, as in nanoGPT's default configuration; no dropout of attenti
 
 import dataclasses
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Le, Lt
@@ -18,7 +18,7 @@ from torch.nn import functional
 from typing_extensions import Doc, override
 
 from bench.models.base import TextModel
-from collectives.options import Count, OptionError
+from collectives.options import Count, OptionError, PresetOptions
 
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -28,12 +28,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class Gpt(TextModel):
+class Gpt(PresetOptions, TextModel):
     """A transformer that predicts the next byte of a text: 836 736 parameters with the default options.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=nanogpt has 10.8
     million parameters; preset=small has 0.37 million, for short trainings on few cores.
     """
+
+    presets = PRESETS
 
     layers: Annotated[int, Ge(1), Le(1000), Doc("blocks of attention and MLP")] = 4
     width: Annotated[int, Ge(1), Le(65_536), Doc("numbers that stand for a byte; a multiple of heads")] = 128
@@ -45,31 +47,14 @@ class Gpt(TextModel):
     preset: Annotated[
         Literal["none", "small", "nanogpt"], Doc("change the defaults of the other options to those of a known shape")
     ] = "none"
-    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
 
-    def __new__(cls, **given: Any) -> Self:
-        """Record which options were given, so that a preset does not override them."""
-        model = super().__new__(cls)
-        model.given = frozenset(given)
-        return model
-
+    @override
     def __post_init__(self) -> None:
-        for name, value in PRESETS.get(self.preset, {}).items():  # an unknown preset is refused below
-            if name not in self.given:
-                setattr(self, name, value)
         super().__post_init__()
         if self.width % self.heads:
             raise OptionError(
                 f"gpt: width={self.width} cannot be divided among heads={self.heads}; make it a multiple of heads"
             )
-
-    @override
-    def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
-        texts = super().option_texts()
-        if not only_changed:
-            return texts
-        defaults = type(self)(preset=self.preset).option_texts() | {"preset": "none"}
-        return {name: text for name, text in texts.items() if text != defaults[name]}
 
     @property
     @override

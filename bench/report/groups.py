@@ -66,7 +66,7 @@ class RunGroup:
 
     @functools.cached_property
     def quality(self) -> Quality:
-        """What measures the models of these runs: accuracy, or bits per byte."""
+        """The measure of these runs' models: accuracy or bits per byte."""
         return quality_of(run.last_known for run in self.runs)
 
     @property

@@ -46,7 +46,7 @@ class Target:
 
     @property
     def quality(self) -> Quality:
-        """What the target is a value of."""
+        """The measure of which the target is a value: accuracy or bits per byte."""
         return ACCURACY if self.bits_per_byte is None else BITS_PER_BYTE
 
     @property

@@ -80,7 +80,7 @@ class Evidence:
 
     @property
     def quality(self) -> Quality:
-        """What measures the trained models: accuracy, or bits per byte."""
+        """The measure of the trained models: accuracy or bits per byte."""
         return quality_of(each.run.last_known for each in self.trajectories)
 
     @property

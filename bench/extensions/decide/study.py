@@ -59,7 +59,7 @@ class Study:
 
     @property
     def quality(self) -> Quality:
-        """What measures the trained models: accuracy, or bits per byte; as the target says."""
+        """The measure of the trained models: bits per byte if the target is one of them, otherwise accuracy."""
         return quality_of([with_recipe(self.base)])
 
     @property

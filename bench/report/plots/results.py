@@ -49,7 +49,7 @@ class Results:
 
     @functools.cached_property
     def quality(self) -> Quality:
-        """What pictures show of the models: bits per byte if all configurations have them, otherwise accuracy."""
+        """The measure of models in pictures: bits per byte if all configurations have them, otherwise accuracy."""
         found = [group.quality for group in group_runs(self.runs)]
         return ACCURACY if ACCURACY in found or not found else BITS_PER_BYTE
 
