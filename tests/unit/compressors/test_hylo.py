@@ -122,13 +122,13 @@ def test_the_most_important_rows_of_an_embedding_are_sent_but_no_rows_of_zeros(n
 
 @pytest.mark.parametrize("options", [{"max_age": 2}, {"importance": "random"}])
 def test_rows_of_zeros_take_no_row_s_place(options: dict[str, Any]) -> None:
-    table = layer_of(nn.Embedding(50, 4))
-    reducer = reducer_for(Hylo(min_numel=100, **options))  # 35 of 50 rows
-    x = gradient(table, 0, 0).view(50, 4)
+    table = layer_of(nn.Embedding(200, 4))
+    reducer = reducer_for(Hylo(min_numel=100, **options))  # 71 of 200 rows
+    x = gradient(table, 0, 0).view(200, 4)
     x[5:] = 0
     for index in range(6):
         (update,), _ = reduce_once(reducer, alone(), [table], [x.view(-1)], step_at(index))
-        assert update.view(50, 4)[:5].any(1).all()
+        assert update.view(200, 4)[:5].any(1).all()
 
 
 def test_all_filters_are_sent_dense() -> None:
