@@ -1,14 +1,15 @@
-"""Measure the CPU time of encoding and decoding, in units of `r += g`, with native loops and on the reference path.
+"""Measure the time of encoding and decoding, in units of `r += g`, with fast loops and on the reference path.
 
 Encoding is the work of a training step before sending: the residual is added, entries are chosen or rounded, the
 payload is packed, and the remainder stays in the residual; all buffers are kept between steps. Decoding is the work
 after an all-gather: four messages with one percent of the entries each are read, and their mean is written to the
 update. Also measured are torch's own calls for the same selection, zeroing the update, and the lower bound `r += g`.
 All are interleaved on one thread. A figure is the median over rounds of that thread's CPU seconds, on which other work
-on the machine has little effect; a ratio is one of medians:
+on the machine has little effect, or on a GPU of the seconds until its queue is empty; a ratio is one of medians:
 
     python benchmarks/encode.py [NAME ...] [--numel 11000000] [--rounds 15] [--out results/reference/encode.csv]
     python benchmarks/encode.py --model resnet18   # encoding its layers, in one bucket, instead of one layer
+    python benchmarks/encode.py --device cuda
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -58,12 +59,19 @@ OPTIONS = {  # one percent of the entries, at full compression from the first st
     "dgc": "warmup_epochs=0",
     "threshold": "threshold=0.6",  # relative to the largest entry; sends 0.2 to 3 percent of the entries
 }
-PATHS = ("native", "reference")
 WARM_UP = 12
 """Uncounted rounds, in which allocators fill and residuals, and thresholds that follow them, become stationary."""
 
 Way = Callable[[torch.Tensor], float]
-"""A measured operation: takes a gradient and returns the CPU seconds that it took."""
+"""A measured operation: takes a gradient and returns the seconds that it took."""
+
+
+def seconds_of(x: torch.Tensor) -> float:
+    """Return this thread's CPU time or, if `x` lies on a GPU, the time at which the GPU's queue is empty."""
+    if not x.is_cuda:
+        return time.thread_time()
+    torch.cuda.synchronize(x.device)
+    return time.perf_counter()
 
 
 class Encoder:
@@ -78,9 +86,9 @@ class Encoder:
         step = Step(index=self.index, epoch=0, rank=0, world_size=1, seed=1)
         gradients = list(gradient.split([layer.numel for layer in self.layers]))
         bucket = Bucket(layers=self.layers, gradients=gradients, step=step)
-        started = time.thread_time()
-        pending = self.reducer.start(bucket, packed, SingleRank())
-        seconds = time.thread_time() - started
+        started = seconds_of(gradient)
+        pending = self.reducer.start(bucket, packed, SingleRank(gradient.device))
+        seconds = seconds_of(gradient) - started
         pending.finish()
         self.reducer.commit()
         self.index += 1
@@ -102,20 +110,20 @@ def packed(payload: Payload, key: Key) -> PendingSum:
 class Decoder:
     """Compute the update from the messages of several ranks: the second half of a training step's exchange."""
 
-    def __init__(self, compressor: Compressor, numel: int) -> None:
+    def __init__(self, compressor: Compressor, numel: int, device: str) -> None:
         self.reducer = reducer_for(compressor)
         self.layer = Layer(id=0, name="gradient", shape=(numel,), kind="linear", numel=numel, position=0.5)
-        self.update = torch.empty(numel)
-        gradients = gradients_like_training(numel, RANKS)
+        self.update = torch.empty(numel, device=device)
+        gradients = gradients_like_training(numel, RANKS, device)
         self.messages = [
             compressor.encode(gradient, self.layer, self._step(rank)).pack() for rank, gradient in enumerate(gradients)
         ]
 
     def __call__(self, gradient: torch.Tensor) -> float:
         bucket = Bucket(layers=[self.layer], gradients=[self.update], step=self._step(0))
-        started = time.thread_time()
+        started = seconds_of(gradient)
         self.reducer.finish_bucket(UnreducedSum([unpack(message) for message in self.messages]), bucket)
-        return time.thread_time() - started
+        return seconds_of(gradient) - started
 
     def _step(self, rank: int) -> Step:
         return Step(index=0, epoch=0, rank=rank, world_size=RANKS, seed=1)
@@ -135,26 +143,26 @@ def timed(work: Callable[[torch.Tensor], object]) -> Way:
     """Return an operation that measures the CPU seconds of a plain call."""
 
     def run(x: torch.Tensor) -> float:
-        started = time.thread_time()
+        started = seconds_of(x)
         work(x)
-        return time.thread_time() - started
+        return seconds_of(x) - started
 
     return run
 
 
-def gradients_like_training(numel: int, count: int) -> list[torch.Tensor]:
-    """Return gradients with heavy-tailed noise around a common mean, fp32 [numel] each."""
+def gradients_like_training(numel: int, count: int, device: str) -> list[torch.Tensor]:
+    """Return gradients with heavy-tailed noise around a common mean, fp32 [numel] each on `device`."""
     generator = torch.Generator().manual_seed(1)
     mean = torch.randn(numel, generator=generator)
     noises = (torch.randn(numel, generator=generator) for _ in range(count))
-    return [0.3 * mean + noise * noise.abs() for noise in noises]
+    return [(0.3 * mean + noise * noise.abs()).to(device) for noise in noises]
 
 
-def ways_of(names: list[str], paths: tuple[str, ...], layers: list[Layer]) -> dict[tuple[str, str], Way]:
+def ways_of(names: list[str], paths: Sequence[str], layers: list[Layer], device: str) -> dict[tuple[str, str], Way]:
     """Return the measured operations: (compressor or call, path) -> operation."""
     numel = sum(layer.numel for layer in layers)
     whole = numel - numel % GROUP_SIZE
-    residual, update = torch.zeros(numel), torch.zeros(numel)
+    residual, update = torch.zeros(numel, device=device), torch.zeros(numel, device=device)
     ways: dict[tuple[str, str], Way] = {
         (FLOOR, ""): timed(residual.add_),
         (ZEROED, "torch"): timed(lambda _: update.zero_()),
@@ -169,17 +177,17 @@ def ways_of(names: list[str], paths: tuple[str, ...], layers: list[Layer]) -> di
             compressor = build("compressors", Compressor, text)
             ways[name, path] = on(path, Encoder(compressor, layers))
             if name in DECODED:
-                ways[f"decode {RANKS} {name}", path] = on(path, Decoder(compressor, numel))
+                ways[f"decode {RANKS} {name}", path] = on(path, Decoder(compressor, numel, device))
     return ways
 
 
-def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int) -> dict[tuple[str, str], float]:
-    """Return the median CPU seconds of each operation.
+def measure(ways: dict[tuple[str, str], Way], numel: int, rounds: int, device: str) -> dict[tuple[str, str], float]:
+    """Return the median seconds of each operation.
 
     An operation overwrites its gradient, so each gets a copy, which is written one operation earlier, so that it is no
     longer in the caches.
     """
-    gradients = gradients_like_training(numel, 6)
+    gradients = gradients_like_training(numel, 6, device)
     gradient, following = gradients[0].clone(), gradients[0].clone()
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in ways}
     for number in range(-WARM_UP, rounds):
@@ -211,21 +219,24 @@ def main() -> int:
     size.add_argument("--model", help="encode the layers of this model instead")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--native", action="store_true", help="omit the reference path, which takes minutes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     keep_memory()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
-    paths = PATHS[:1] if options.native else PATHS if kernels_in_use() == "native" else PATHS[1:]
+    device = options.device
+    paths = list(dict.fromkeys([kernels_in_use(device), "reference"]))[: 1 if options.native else 2]
     layers = layers_of(spec.build("models", options.model).build(10)) if options.model else one_layer(options.numel)
     numel = sum(layer.numel for layer in layers)
-    medians = measure(ways_of(options.names or encoders(), paths, layers), numel, options.rounds)
+    medians = measure(ways_of(options.names or encoders(), paths, layers, device), numel, options.rounds, device)
     floor = medians[FLOOR, ""]
-    title = f"{numel:,} elements in {len(layers)} layers, loops {found().finding}, load {load:.1f}"
-    table = Table("operation", "path", "CPU ms", f"{FLOOR} times", title=title)
+    loops = "Triton" if paths[0] == "triton" else found().finding
+    title = f"{numel:,} elements in {len(layers)} layers, loops {loops}, load {load:.1f}"
+    table = Table("operation", "path", "ms", f"{FLOOR} times", title=title)
     origin = {
-        **origin_columns(),
-        "loops": found().finding,
+        **origin_columns(device),
+        "loops": loops,
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "load": load,
         "numel": numel,
@@ -235,7 +246,7 @@ def main() -> int:
     rows = []
     for (name, path), seconds in medians.items():
         table.add_row(name, path, f"{seconds * 1e3:.2f}", f"{seconds / floor:.2f}")
-        rows.append({"name": name, "path": path, "cpu_s": seconds, "of_floor": seconds / floor, **origin})
+        rows.append({"name": name, "path": path, "seconds": seconds, "of_floor": seconds / floor, **origin})
     Console().print(table)
     if options.out:
         with options.out.open("w", newline="", encoding="utf-8") as file:

@@ -362,9 +362,9 @@ class SingleRank(Transport):
     """The transport of a job with a single rank, which has no other rank to send to."""
 
     @override
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self.members, self.names, self.rank, self.world_size = [0], [0], 0, 1
-        self.device = torch.device("cpu")
+        self.device = device or torch.device("cpu")
         self.timeout_s = 0.0
         self.ledger = Ledger()
 
