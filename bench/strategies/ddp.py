@@ -5,6 +5,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parall
 
 import abc
 import dataclasses
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -114,6 +115,13 @@ def is_plain(compressor: Compressor, collective: Collective, trigger: str) -> bo
     return (compressor.component_name, collective.component_name, trigger) == ("none", "native", "async")
 
 
+# Before torch 2.14 this option of DDP had another name.
+_TAKEN = inspect.signature(DistributedDataParallel.__init__).parameters
+NO_BROADCASTS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _TAKEN else "broadcast_buffers": False
+}
+
+
 def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:
     """Wrap the model in DDP with buckets of `bucket_mb` MiB, without broadcasts from rank 0.
 
@@ -124,8 +132,8 @@ def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> Distribute
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=True,
-        forward_sync_buffers=False,
         init_sync=False,
+        **NO_BROADCASTS,
     )
 
 
