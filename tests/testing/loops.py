@@ -5,8 +5,9 @@ Triton's kernels run on a GPU, or in Triton's interpreter if TRITON_INTERPRET=1 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -28,6 +29,14 @@ DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 NO_TRITON = library.triton_missing() or ("" if DEVICE == "cpu" or torch.cuda.is_available() else "torch sees no GPU")
 
 needs_triton = [pytest.mark.triton, pytest.mark.skipif(bool(NO_TRITON), reason=NO_TRITON or "there is one")]
+
+
+@contextlib.contextmanager
+def on_triton() -> Iterator[None]:
+    """Use Triton's kernels for tensors on `DEVICE` in a `with` block; on a machine with a GPU they are the default."""
+    with library.serving("triton") if DEVICE == "cpu" else contextlib.nullcontext(), np.errstate(all="ignore"):
+        yield
+
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -61,7 +70,7 @@ def assert_triton_gives_what_the_reference_gives(computed: Computed, cases: Iter
     for seed in cases:
         with library.serving("reference"):
             expected = computed(hard_numbers(seed), seed)
-        with library.serving("triton"), np.errstate(all="ignore"):
+        with on_triton():
             results = computed(hard_numbers(seed, device=DEVICE), seed)
         for mine, theirs in zip(results, expected, strict=True):
             assert same(mine.cpu() if isinstance(mine, torch.Tensor) else mine, theirs), f"case {seed}"

@@ -29,13 +29,17 @@ def row_sums(x: torch.Tensor, row_numel: int, term: str, limit: float = 0.0) -> 
     """
     x, row_numel = x.contiguous(), min(row_numel, max(1, x.numel()))
     pieces, width = _pieces(row_numel)
-    sums = torch.empty(triton.cdiv(x.numel(), row_numel) * pieces, dtype=torch.float64, device=x.device)
-    rows = TILE // width
-    launch(
-        _sum_pieces, triton.cdiv(len(sums), rows), x, sums, x.numel(), row_numel, pieces, len(sums), limit,
-        TERM=term, WIDTH=width, LEVELS=width.bit_length() - 1, ROWS=rows,
-    )  # fmt: skip
-    return sums if pieces == 1 else row_sums(sums, pieces, "given")
+    num_pieces, pieces_left = triton.cdiv(x.numel(), row_numel) * pieces, pieces
+    while width > 1:  # three halvings at a time, as long as there are so many
+        parts = min(8, width)
+        width //= parts
+        sums = torch.empty(num_pieces * width, dtype=torch.float64, device=x.device)
+        launch(
+            _add_parts, triton.cdiv(len(sums), TILE), x, sums, x.numel(), row_numel, pieces_left, len(sums), limit,
+            TERM=term, PARTS=parts, WIDTH=width, TILE=TILE,
+        )  # fmt: skip
+        x, row_numel, pieces_left, term = sums, width, 1, "given"
+    return x if pieces == 1 else row_sums(x, pieces, "given")
 
 
 def row_maxima(x: torch.Tensor, row_numel: int) -> torch.Tensor:
@@ -70,17 +74,36 @@ def _offsets(numel, row_numel, pieces, WIDTH: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["limit"])
-def _sum_pieces(
-    x, out, numel, row_numel, pieces, num_pieces, limit,
-    TERM: tl.constexpr, WIDTH: tl.constexpr, LEVELS: tl.constexpr, ROWS: tl.constexpr,
+def _add_parts(
+    x, out, numel, row_numel, pieces, count, limit,
+    TERM: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    piece, places, inside = _offsets(numel, row_numel, pieces, WIDTH, ROWS)
-    terms = _terms(tl.load(x + places, mask=inside, other=0.0), limit, TERM)
-    for level in tl.static_range(LEVELS):
-        halves = tl.reshape(terms, (ROWS, 2, WIDTH >> (level + 1)))
-        lower, upper = tl.split(tl.permute(halves, (0, 2, 1)))
-        terms = lower + upper
-    tl.store(out + piece, tl.reshape(terms, (ROWS,)), mask=piece < num_pieces)
+    # the sum of every piece's PARTS parts of WIDTH terms, fp64 [count], in the order in which halving adds them
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    piece = place // WIDTH
+    row = piece // pieces
+    first = row * row_numel + (piece % pieces) * (PARTS * WIDTH) + place % WIDTH
+    stop = tl.where(place < count, tl.minimum((row + 1) * row_numel, numel), 0)
+    if PARTS == 8:
+        total = _four(x, first, stop, limit, TERM, WIDTH, 2) + _four(x, first + WIDTH, stop, limit, TERM, WIDTH, 2)
+    elif PARTS == 4:
+        total = _four(x, first, stop, limit, TERM, WIDTH, 1)
+    else:
+        total = _two(x, first, stop, limit, TERM, WIDTH)
+    tl.store(out + place, total, mask=place < count)
+
+
+@triton.jit
+def _four(x, first, stop, limit, TERM: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr):
+    lower = _two(x, first, stop, limit, TERM, 2 * STEP * WIDTH)
+    return lower + _two(x, first + STEP * WIDTH, stop, limit, TERM, 2 * STEP * WIDTH)
+
+
+@triton.jit
+def _two(x, first, stop, limit, TERM: tl.constexpr, DISTANCE: tl.constexpr):
+    lower = _terms(tl.load(x + first, mask=first < stop, other=0.0), limit, TERM)
+    second = first + DISTANCE
+    return lower + _terms(tl.load(x + second, mask=second < stop, other=0.0), limit, TERM)
 
 
 @triton.jit

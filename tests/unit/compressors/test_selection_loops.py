@@ -45,7 +45,7 @@ def sent(x: torch.Tensor, seed: int) -> torch.Tensor:
     values, indices, positions, is_finite = selection.send_groups(
         gradients, residual, left, groups, selection.TYPES[seed % 3], 1 + seed % 5
     )
-    found = values, indices, positions, left, torch.tensor([is_finite])
+    found = values, indices, positions, left, torch.tensor([is_finite], device=x.device)
     return torch.cat([part.double() for part in found])
 
 
@@ -57,20 +57,31 @@ def added(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 def accelerated(x: torch.Tensor, seed: int) -> torch.Tensor:
     start = seed % 4  # like parts of a bucket, which begin at any element, with equal or different alignments
-    now, out = (torch.empty(x.numel() + 16)[first : first + x.numel()] for first in (start, start + seed % 3))
+    now, out = (
+        torch.empty(x.numel() + 16, device=x.device)[first : first + x.numel()] for first in (start, start + seed % 3)
+    )
     accelerate(x, x.flip(0), x.roll(1), [0.9, 0.5, 0.0][seed % 3], nesterov=seed % 2 == 1, now=now, out=out)
     return torch.cat([now, out])
 
 
 def summed_and_measured(x: torch.Tensor, seed: int) -> torch.Tensor:
     out = torch.empty_like(x)
-    return torch.cat([torch.tensor(add_and_measure(x, x.flip(0), out), dtype=torch.float64), out.double()])
+    return torch.cat(
+        [torch.tensor(add_and_measure(x, x.flip(0), out), dtype=torch.float64, device=x.device), out.double()]
+    )
 
 
 def summed_and_found(x: torch.Tensor, seed: int) -> torch.Tensor:
     out = torch.empty_like(x)
     squares, positions, values = add_and_find(x, x.flip(0), level_in(x, seed), out)
-    return torch.cat([torch.tensor([squares], dtype=torch.float64), positions.double(), values.double(), out.double()])
+    return torch.cat(
+        [
+            torch.tensor([squares], dtype=torch.float64, device=x.device),
+            positions.double(),
+            values.double(),
+            out.double(),
+        ]
+    )
 
 
 def summed_and_largest(x: torch.Tensor, seed: int) -> torch.Tensor:

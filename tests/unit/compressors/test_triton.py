@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +15,14 @@ from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.kernels import selection
 from compressors.layer import Layer, Step
-from tests.testing.loops import DEVICE, Computed, assert_triton_gives_what_the_reference_gives, needs_triton, same
+from tests.testing.loops import (
+    DEVICE,
+    Computed,
+    assert_triton_gives_what_the_reference_gives,
+    needs_triton,
+    on_triton,
+    same,
+)
 from tests.unit.collectives.test_codec_loops import LOOPS as CODECS
 from tests.unit.compressors.test_quantizer_loops import LOOPS as QUANTIZERS
 from tests.unit.compressors.test_selection_loops import LOOPS as SELECTIONS
@@ -51,7 +57,7 @@ def test_entries_are_counted_over_several_programs() -> None:
     level = float(x.abs().sort().values[-3000])
     with serving("reference"):
         expected = [selection.top_k(x, 3000), selection.reaching(x, level), selection.sum_of_squares(x)]
-    with serving("triton"), np.errstate(all="ignore"):
+    with on_triton():
         there = x.to(DEVICE)
         results = [selection.top_k(there, 3000), selection.reaching(there, level), selection.sum_of_squares(there)]
     for mine, theirs in zip(results, expected, strict=True):
@@ -68,7 +74,7 @@ def encoders() -> list[str]:
 def test_a_message_is_the_same_bytes_whichever_kernels_made_it(name: str) -> None:
     with serving("reference"):
         expected = messages(name, "cpu")
-    with serving("triton"), np.errstate(all="ignore"):
+    with on_triton():
         assert messages(name, DEVICE) == expected
 
 
@@ -80,7 +86,9 @@ def messages(name: str, device: str) -> list[bytes]:
     for index in range(2):
         gradient = torch.randn(3000, generator=torch.Generator().manual_seed(index)).to(device)
         step = Step(index=index, epoch=0, rank=0, world_size=1, seed=1)
-        message = reducer.message(Bucket(layers=[layer], gradients=[gradient], step=step), SingleRank())
+        message = reducer.message(
+            Bucket(layers=[layer], gradients=[gradient], step=step), SingleRank(torch.device(device))
+        )
         assert message is not None
         sent.append(message.pack().cpu().numpy().tobytes())
         reducer.commit()
@@ -93,5 +101,5 @@ def test_what_lies_between_two_16_bit_floats_becomes_the_even_one(dtype: torch.d
     x = torch.cat([upper + tie - 1, upper + tie, upper + tie + 1]).view(torch.float32)
     with serving("reference"):
         expected = to_value_dtype(x, dtype)
-    with serving("triton"), np.errstate(all="ignore"):
+    with on_triton():
         assert same(to_value_dtype(x.to(DEVICE), dtype).cpu(), expected)
