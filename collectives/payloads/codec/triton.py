@@ -1,7 +1,4 @@
-"""Triton kernels of the codec: random numbers, rounding to 16-bit floats and their sums, and sums of packed codes.
-
-Only Triton's interpreter has run these kernels, no GPU.
-"""
+"""Triton kernels of the codec: random numbers, rounding to 16-bit floats and their sums, and sums of packed codes."""
 
 from collections.abc import Sequence
 
