@@ -52,6 +52,16 @@ def test_one_seed_trains_twice_alike_and_yardsticks_stand_beside_it(folder: Path
             assert row[column] == again[column]
 
 
+@pytest.mark.parametrize("strategy", ["async_server", "placed:by=data,devices=examples/cxl.toml"])
+def test_a_transformer_trains_with_every_strategy(strategy: str, folder: Path, tmp_path: Path) -> None:
+    answer = run(folder, tmp_path / "out", "--strategy", strategy, "--steps", "20", "--eval-every", "10")
+    assert answer.code == 0, answer.error
+    first, last = rows(only_run(tmp_path / "out"))
+    assert last["step"] == "20"
+    assert float(last["test_bits_per_byte"]) < float(first["test_bits_per_byte"]) < 8
+    assert last["replicas_in_sync"] == "true"
+
+
 @pytest.mark.long
 def test_a_run_is_not_resumed_with_a_text_that_has_changed(folder: Path, tmp_path: Path) -> None:
     dataset = f"text:path={folder},context=32"
