@@ -39,7 +39,7 @@ def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     """
     q, r = torch.linalg.qr(matrix.to(torch.promote_types(matrix.dtype, torch.float32)))
     q = q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
-    return torch.where(matrix.any(), q, 0.0).to(matrix.dtype)
+    return torch.where(r.any(), q, 0.0).to(matrix.dtype)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,8 +105,8 @@ class Dion(MatrixOptimizer):
 class DionSteps(MatrixSteps):
     """Run Dion as a torch optimizer.
 
-    Its state for a matrix [out, rest], which is transposed if out < rest, is the momentum M [rows, columns], which
-    differs between ranks, and the basis Q [columns, rank].
+    Its state for a matrix is the momentum M [out, rest], which differs between ranks, and the basis Q [columns, rank],
+    where columns is the smaller of out and rest.
 
     Args:
         options, layers, hidden, lr: as for `MatrixSteps`.
@@ -133,55 +133,54 @@ class DionSteps(MatrixSteps):
         self._whole: list[Layer] = []
         for layer in hidden:
             weight = weight_of(layer)
-            rows, columns = _tall(weight, layer).shape
+            matrix = as_matrix(weight, layer)
+            rows, columns = _tall(matrix).shape
             (self._compressed if options.compresses(rows, columns) else self._whole).append(layer)
             drawn = torch.Generator().manual_seed(layer.id)  # the same on all ranks
             basis = torch.randn(columns, options.rank_of(rows, columns), generator=drawn, dtype=torch.float64)
-            self.state[weight].update(momentum=weight.new_zeros(rows, columns), basis=basis.to(weight))
+            self.state[weight].update(momentum=torch.zeros_like(matrix), basis=basis.to(weight))
 
     @override
     def _update_matrices(self, lr: float) -> None:
         for weight in map(weight_of, self._layers):
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)  # all ranks must exchange the same tensors
-        hidden, others = [*self._compressed, *self._whole], [*self._whole, *self._others]
-        projected = [self._momentum_with_gradient(layer) @ self._basis(layer) for layer in self._compressed]
-        gradients = [weight_of(layer).grad for layer in others]
-        self._mean_([*projected, *(each for each in gradients if each is not None)], [*self._compressed, *others])
-        projected += [self._momentum_with_gradient(layer) @ self._basis(layer) for layer in self._whole]
-        left = [orthonormal(matrix) for matrix in projected]
-        right = [self._momentum(layer).T @ matrix for layer, matrix in zip(hidden, left, strict=True)]
+        others = [*self._whole, *self._others]
+        projected = [self._projected(layer) for layer in self._compressed]
+        gradients = [cast(torch.Tensor, weight_of(layer).grad) for layer in others]
+        self._mean_([*projected, *gradients], [*self._compressed, *others])
+        projected += [self._projected(layer) for layer in self._whole]
+        hidden, left = [*self._compressed, *self._whole], [orthonormal(matrix) for matrix in projected]
+        right = [_tall(self._state(layer)[0]).T @ matrix for layer, matrix in zip(hidden, left, strict=True)]
         self._mean_(right[: len(self._compressed)], self._compressed)
         for layer, p, w in zip(hidden, left, right, strict=True):
             self._apply(layer, p, w, lr)
 
+    def _projected(self, layer: Layer) -> torch.Tensor:
+        """Add a layer's gradient to its momentum M, and return M Q, [rows, rank]."""
+        momentum, basis = self._state(layer)
+        momentum.add_(as_matrix(cast(torch.Tensor, weight_of(layer).grad), layer))
+        return _tall(momentum) @ basis
+
     def _apply(self, layer: Layer, p: torch.Tensor, w: torch.Tensor, lr: float) -> None:
-        """Take p w^T out of a layer's momentum, and update its basis and its weight.
+        """Take what was sent out of a layer's momentum, and update its basis and its weight.
 
         Args:
             layer: the layer.
-            p: orthonormal columns, [rows, rank], or zeros.
-            w: the transposed momentum times p, mean over ranks, [columns, rank].
+            p: orthonormal columns, [rows, rank]; zeros if the momentum is zero.
+            w: the mean over ranks of M^T p, [columns, rank].
             lr: the learning rate.
         """
-        self._momentum(layer).addmm_(p, w.T, alpha=-(1 - self._options.momentum))
-        basis = self._basis(layer)
-        basis.copy_(torch.where(p.any(), w / (w.norm(dim=0) + 1e-8), basis))
-        out, rest = as_matrix(weight_of(layer), layer).shape
-        update = p @ basis.T
-        self._descend(layer, update if out >= rest else update.T, lr, math.sqrt(out / rest))
+        momentum, basis = self._state(layer)
+        out, rest = momentum.shape
+        _tall(momentum).addmm_(p, w.T, alpha=self._options.momentum - 1)
+        basis.copy_(torch.where(w.any(), w / (w.norm(dim=0) + 1e-8), basis))
+        self._descend(layer, p @ basis.T if out >= rest else basis @ p.T, lr, math.sqrt(out / rest))
 
-    def _momentum(self, layer: Layer) -> torch.Tensor:
-        momentum: torch.Tensor = self.state[weight_of(layer)]["momentum"]
-        return momentum
-
-    def _basis(self, layer: Layer) -> torch.Tensor:
-        basis: torch.Tensor = self.state[weight_of(layer)]["basis"]
-        return basis
-
-    def _momentum_with_gradient(self, layer: Layer) -> torch.Tensor:
-        """Add a layer's gradient to its momentum, and return the momentum."""
-        return self._momentum(layer).add_(_tall(cast(torch.Tensor, weight_of(layer).grad), layer))
+    def _state(self, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the momentum [out, rest] and the basis [columns, rank] of a layer."""
+        state = self.state[weight_of(layer)]
+        return state["momentum"], state["basis"]
 
     def _mean_(self, tensors: Sequence[torch.Tensor], layers: Sequence[Layer]) -> None:
         """Replace tensors, one of each of these layers, with their means over ranks."""
@@ -189,11 +188,11 @@ class DionSteps(MatrixSteps):
             return
         sent = [tensor.bfloat16() for tensor in tensors] if self._sends_bf16 else tensors
         self._channel.combine_(sent, "mean", layers, self._collective)
-        for tensor, mean in zip(tensors, sent, strict=True):
-            tensor.copy_(mean)
+        if self._sends_bf16:
+            for tensor, mean in zip(tensors, sent, strict=True):
+                tensor.copy_(mean)
 
 
-def _tall(tensor: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Return a tensor of the layer's shape as a matrix with at least as many rows as columns."""
-    matrix = as_matrix(tensor, layer)
+def _tall(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the matrix, or its transpose if that has more rows; a view."""
     return matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
