@@ -59,7 +59,7 @@ class Dion(MatrixOptimizer):
     result; with compressor bf16 half of that.
     """
 
-    default_lr: ClassVar[float] = 0.01
+    default_lr: ClassVar[float] = 0.02
 
     weight_decay: Annotated[PositiveOrZero, Doc("share of a matrix removed per step, times lr")] = 0.01
     rank_fraction: Annotated[

@@ -57,7 +57,7 @@ class MatrixOptimizer(Optimizer):
     adamw_lr: Annotated[
         Positive | None,
         Doc("learning rate of AdamW for all other parameters; the schedule scales it as it scales lr; none: lr"),
-    ] = 3e-4
+    ] = 0.001
     adamw_beta1: Annotated[float, Ge(0), Lt(1), Doc("AdamW's decay rate of the mean of gradients")] = 0.9
     adamw_beta2: Annotated[float, Ge(0), Lt(1), Doc("AdamW's decay rate of the mean of squared gradients")] = 0.95
     adamw_eps: Annotated[Positive, Doc("added to the root of AdamW's second moment")] = 1e-10
