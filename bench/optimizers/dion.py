@@ -76,8 +76,8 @@ class Dion(MatrixOptimizer):
         name, method = self.component_name, compressor.component_name
         if not isinstance(compressor, NoCompression | Bf16):
             raise Incompatible(
-                f"{name} exchanges small factors of its own, which {method} does not encode; use --compressor none "
-                "or bf16"
+                f"{name} exchanges small factors of its own, which {method} does not encode; use compressor none or "
+                "bf16"
             )
         if reason := incompatibility(collective.check_compatible, Dense):
             raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")

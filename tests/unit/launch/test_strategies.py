@@ -50,7 +50,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"compressor": "dgc", "optimizer": "muon"}, "muon applies its momentum to matrices only and cannot hand it over"),
     ({"model": "linear", "optimizer": "muon"}, "muon updates hidden matrices, and this model has none besides its"),
     ({"model": "linear", "optimizer": "kfac:inner=muon"}, "muon updates hidden matrices, and this model has none"),
-    ({"compressor": "topk", "optimizer": "dion"}, "which topk does not encode; use --compressor none or bf16"),
+    ({"compressor": "topk", "optimizer": "dion"}, "which topk does not encode; use compressor none or bf16"),
     ({"clip_norm": 1.0, "optimizer": "dion"}, "so no rank has the mean gradient that --clip-norm limits"),
     (
         {"compressor": "bf16", "collective": "server:error_feedback=true", "optimizer": "dion"},
