@@ -125,8 +125,6 @@ class DionSteps(MatrixSteps):
     ) -> None:
         super().__init__(options, layers, hidden, lr)
         self._channel = channel
-        # Without the layers' sizes, which are not those of the factors.
-        self._collective = channel.bind(channel.collective.options) if channel else None
         self._sends_bf16 = channel is not None and isinstance(channel.reducer.compressor, Bf16)
         self._layers = list(layers)
         self._compressed: list[Layer] = []
@@ -187,7 +185,7 @@ class DionSteps(MatrixSteps):
         if self._channel is None or not tensors:
             return
         sent = [tensor.bfloat16() for tensor in tensors] if self._sends_bf16 else tensors
-        self._channel.combine_(sent, "mean", layers, self._collective)
+        self._channel.combine_(sent, "mean", layers)
         if self._sends_bf16:
             for tensor, mean in zip(tensors, sent, strict=True):
                 tensor.copy_(mean)

@@ -86,11 +86,7 @@ class CompressedCommunicator:
             report.encoded, report.encode_s = bucket.encoded, bucket.encode_s
 
     def combine_(
-        self,
-        tensors: Sequence[torch.Tensor],
-        op: CombineOp = "mean",
-        layers: Sequence[Layer] | None = None,
-        collective: BoundCollective | None = None,
+        self, tensors: Sequence[torch.Tensor], op: CombineOp = "mean", layers: Sequence[Layer] | None = None
     ) -> None:
         """Replace each tensor with its mean, sum or maximum over ranks, sent uncompressed.
 
@@ -100,7 +96,6 @@ class CompressedCommunicator:
             tensors: tensors of any shape, the same on all ranks; they travel as one message in their common dtype.
             op: how to combine the ranks' elements.
             layers: for each tensor, the layer under which its bytes are reported; None for `self.layers`.
-            collective: combines them; None for `self.collective`, which takes tensors of their layers' sizes only.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -110,8 +105,9 @@ class CompressedCommunicator:
             layers = self.layers if layers is None else layers
             flat = torch.cat([tensor.flatten() for tensor in tensors])
             combined = torch.zeros_like(flat)
-            key = tuple(layer.id for layer in layers)
-            total = (collective or self.collective).sum(Dense(flat), key, "max" if op == "max" else "sum")
+            total = self.collective.sum(
+                Dense(flat), tuple(layer.id for layer in layers), "max" if op == "max" else "sum"
+            )
             total.add_to_(combined, divisor=self.transport.world_size if op == "mean" else 1)
             for tensor, part in zip(tensors, combined.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(part.view_as(tensor))

@@ -25,9 +25,7 @@ from tests.testing.matrix_ranks import (
 )
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
-# Ranks of the factors with a quarter of the smaller side.
 SMALL = "dion:rank_fraction=0.25"
-RANKS = {"conv.weight": 2, "back.weight": 1, "wide.weight": 2, "tall.weight": 2}
 
 
 def closest(got: Tensors, expected: Tensors, tolerance: float) -> None:
@@ -116,24 +114,29 @@ def test_with_the_full_rank_only_a_share_of_the_momentum_is_left() -> None:
         torch.testing.assert_close(momentum, 0.95 * matrix_of(name, gradients[name]), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("compressor", ["none", "bf16"])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_sent_bytes_equal_the_formula(compressor: str, world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("fraction", "compressor", "world_size"), [(0.25, "none", 2), (0.25, "bf16", 4), (0.7, "none", 4), (1.0, "none", 2)]
+)
+def test_sent_bytes_equal_the_formula(fraction: float, compressor: str, world_size: int) -> None:
     def train(transport: MemoryTransport) -> tuple[int, list[float]]:
-        rank = Rank(SMALL, transport, torch.float32, compressor=compressor)
+        rank = Rank(f"dion:rank_fraction={fraction}", transport, torch.float32, compressor=compressor)
         rank.after(noisy, 3)
         assert rank.channel is not None
         encoded = rank.channel.finish_step().encoded
         return rank.channel.traffic["gradient"].nbytes, [each.nbytes for each in encoded]
 
-    factors = sum((rows + columns) * RANKS[name] for name, (rows, columns) in MATRICES.items())
-    others = sum(math.prod(shape) for name, shape in SHAPES.items() if name not in MATRICES)
-    value_nbytes = {"none": 4, "bf16": 2}[compressor]
-    nbytes = value_nbytes * (factors + others)
+    numel, num_factors = 0, 0
+    for name, shape in SHAPES.items():
+        m, n = MATRICES.get(name, (0, 0))
+        factors = (m + n) * math.ceil(fraction * min(m, n))
+        is_compressed = 0 < factors < m * n
+        numel += factors if is_compressed else math.prod(shape)
+        num_factors += 2 if is_compressed else 1
+    nbytes = {"none": 4, "bf16": 2}[compressor] * numel
     results = run_threads(train, world_size)
     assert sum(sent for sent, _ in results) == 3 * 2 * (world_size - 1) * nbytes
     assert all(sum(encoded) == nbytes for _, encoded in results)
-    assert len(results[0][1]) == len(SHAPES) + len(MATRICES)  # the factors of a matrix are two
+    assert len(results[0][1]) == num_factors
 
 
 def test_factors_in_bf16_stay_close_to_those_in_fp32() -> None:
