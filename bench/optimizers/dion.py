@@ -93,7 +93,7 @@ class Dion(MatrixOptimizer):
 
     def compresses(self, rows: int, columns: int) -> bool:
         """Return True if ranks exchange factors of a matrix, False if they exchange its gradient."""
-        return self.rank_fraction < 1 and (rows + columns) * self.rank_of(rows, columns) < rows * columns
+        return (rows + columns) * self.rank_of(rows, columns) < rows * columns
 
     @override
     def steps(
