@@ -89,7 +89,8 @@ class Dion(MatrixOptimizer):
 
     def rank_of(self, rows: int, columns: int) -> int:
         """Return the rank of the factors of a matrix."""
-        return math.ceil(self.rank_fraction * min(rows, columns) - 1e-9)  # 0.07 * 100 is a little more than 7
+        exact = self.rank_fraction * min(rows, columns)
+        return max(1, math.ceil(exact - 1e-9))  # 0.07 * 100 is a little more than 7
 
     def compresses(self, rows: int, columns: int) -> bool:
         """Return True if ranks exchange factors of a matrix, False if they exchange its gradient."""

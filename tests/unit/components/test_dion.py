@@ -101,6 +101,7 @@ def _whole(fraction: float) -> list[str]:
 
 
 def test_matrices_smaller_than_their_factors_are_not_compressed() -> None:
+    assert [Dion(rank_fraction=fraction).rank_of(100, 200) for fraction in (0.07, 0.071, 1.0, 1e-12)] == [7, 8, 100, 1]
     assert _whole(0.25) == []
     assert _whole(0.7) == ["wide.weight", "tall.weight"]  # (20 + 6) * 5 is more than 120
 
