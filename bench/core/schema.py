@@ -260,7 +260,9 @@ WIRE = (
         "control_bytes_per_step", "bytes of flags, sizes and commands sent per rank and step", deterministic=False
     ),
     _wire_bytes(
-        "state_bytes_per_step", "bytes of optimizer state sent per rank and step (the factors of kfac)", absent=0.0
+        "state_bytes_per_step",
+        "bytes of optimizer state sent per rank and step (factors of kfac, matrices of muon:shard=true)",
+        absent=0.0,
     ),
     _wire_bytes(
         "activation_bytes_per_step",

@@ -148,6 +148,7 @@ def resolve(options: RunConfig) -> RunConfig:
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
         parts.compressor.check_compatible(parts.collective, layers_of(network))
+        parts.optimizer.check_layers(layers_of(network))
     return dataclasses.replace(config, notes=tuple(_notes(config, parts, of_strategy)))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from collectives.base import Collective
 from collectives.options import OptionError, Options
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
+from compressors.layer import Layer
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -30,10 +31,13 @@ class Optimizer(Options, abc.ABC):
         default_lr: the learning rate if the user gives none.
         watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
             single forward and backward per step.
+        needs_layers: True if the update of a parameter depends on its layer, so that only `bind`, with the whole
+            network, builds the optimizer that the user asked for.
     """
 
     default_lr: ClassVar[float]
     watches_layers: ClassVar[bool] = False
+    needs_layers: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:
@@ -50,6 +54,13 @@ class Optimizer(Options, abc.ABC):
 
         Raises:
             Incompatible: the optimizer does not work with them; the message names what would work.
+        """
+
+    def check_layers(self, layers: Sequence[Layer]) -> None:
+        """Check that this optimizer can train a network with these trainable parameters.
+
+        Raises:
+            Incompatible: it cannot; the message names what would work.
         """
 
     def bind(self, model: nn.Module, lr: float, channel: CompressedCommunicator | None = None) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -22,6 +22,7 @@ from collectives.payloads import CholeskyFactor, Dense, Payload, Triangle
 from collectives.payloads.symmetric import MatrixForm
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
+from compressors.layer import Layer
 
 
 class Preconditioner:
@@ -217,6 +218,10 @@ class Kfac(Optimizer, name="kfac"):
             raise Incompatible(
                 f"{self.component_name}: transfer={self.transfer} is not possible: {reason}; add collective=ring to it"
             )
+
+    @override
+    def check_layers(self, layers: Sequence[Layer]) -> None:
+        self.stepping.check_layers(layers)
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:

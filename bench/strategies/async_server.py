@@ -129,6 +129,11 @@ class AsyncServer(Strategy):
                 f"{optimizer.component_name} exchanges something between all ranks in every step, and with {name} only "
                 "the server runs the optimizer; use --strategy ddp",
             ),
+            (
+                optimizer.needs_layers,
+                f"{optimizer.component_name} updates layers of each kind in another way, and the server of {name} does "
+                "not know the kinds; use --strategy ddp",
+            ),
         )
 
     @override

@@ -60,6 +60,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "kfac moments": (
         "--optimizer", "kfac:update_every=5,inner=max_adabelief,transfer=cholesky", "--collective", "ring",
     ),
+    "muon": ("--optimizer", "muon:shard=true", "--compressor", "topk:ratio=0.1", "--collective", "allgather"),
+    "dion": ("--optimizer", "dion", "--collective", "ring"),
     "adam": ("--optimizer", "adam", "--compressor", "onebit"),
     "accumulate": ("--accumulate", "2", "--compressor", "topk:ratio=0.05", "--collective", "allgather"),
     "placed": ("--strategy", f"placed:by=type,devices={REPOSITORY / 'examples' / 'cxl.toml'}"),

@@ -103,7 +103,7 @@ class StepParts:
         model = cast(Model, spec.build("models", config.model)).build(dataset.num_classes)
         self._ddp: DistributedDataParallel = wrap(model, device, config.bucket_mb)
         # The gradients never reach the optimizer.
-        self._optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer)).build(model.parameters(), 0.0)
+        self._optimizer = cast(Optimizer, spec.build("optimizers", config.optimizer)).bind(model, 0.0)
         train, _ = dataset.load(Path(config.data_dir), seed=config.seed, train_size=None, test_size=None)
         self._batches = Batches(
             RunConfig(batch_size=config.batch_size, augment=config.augment, seed=config.seed, replicas=1),

@@ -162,6 +162,11 @@ class Placed(Strategy):
                 optimizer.watches_layers,
                 f"{optimizer.component_name} watches whole layers, which {name} splits up; use --strategy ddp",
             ),
+            (
+                optimizer.needs_layers,
+                f"{optimizer.component_name} updates layers of each kind in another way, and the devices of {name} do "
+                "not know the kinds; use --strategy ddp",
+            ),
         )
 
     @override

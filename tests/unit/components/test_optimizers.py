@@ -141,6 +141,10 @@ def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
             "would multiply the maximum by the number of ranks in every step",
         ),
         ("max_adabelief:recursion=merged,max_of=previous", "max_of=previous keeps no maximum for recursion=merged"),
+        ("muon:scale=moonshot", "muon: scale=moonshot is not possible"),
+        ("muon:newton_schulz=0", "muon: newton_schulz=0 is not possible"),
+        ("dion:rank_fraction=0", "dion: rank_fraction=0 is not possible"),
+        ("dion:momentum=1", "dion: momentum=1 is not possible"),
         ("adan", "there is no optimizer 'adan' .did you mean 'adam'"),
     ],
 )

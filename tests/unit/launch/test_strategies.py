@@ -12,6 +12,7 @@ from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
 from bench.launch.resolve import resolve, with_ranks
 from bench.train.trainer import learning_rate
+from tests.testing.devices import CXL
 
 ASP, SSP = "async_server:mode=asp", "async_server"
 
@@ -43,6 +44,18 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": 1.0, "compressor": "topk:momentum_correction=true"}, "add momentum_correction=false to topk"),
     ({"clip_norm": 1.0, "optimizer": "max_adabelief"}, "max_adabelief exchanges moments, so no rank has the mean"),
     ({"clip_norm": 1.0, "optimizer": "kfac:inner=max_adabelief"}, "kfac exchanges moments, so no rank has the mean"),
+    ({"strategy": ASP, "optimizer": "muon"}, "muon updates layers of each kind in another way, and the server of"),
+    ({"strategy": ASP, "optimizer": "muon:shard=true"}, "muon exchanges something between all ranks in every step"),
+    ({"strategy": f"placed:devices={CXL}", "optimizer": "muon"}, "muon updates layers of each kind in another way"),
+    ({"compressor": "dgc", "optimizer": "muon"}, "muon applies its momentum to matrices only and cannot hand it over"),
+    ({"model": "linear", "optimizer": "muon"}, "muon updates hidden matrices, and this model has none besides its"),
+    ({"model": "linear", "optimizer": "kfac:inner=muon"}, "muon updates hidden matrices, and this model has none"),
+    ({"compressor": "topk", "optimizer": "dion"}, "which topk does not encode; use compressor none or bf16"),
+    ({"clip_norm": 1.0, "optimizer": "dion"}, "so no rank has the mean gradient that --clip-norm limits"),
+    (
+        {"compressor": "bf16", "collective": "server:error_feedback=true", "optimizer": "dion"},
+        "leave out error_feedback=true, or use compressor none",
+    ),
     ({"lr_scaling": "linear:gradual=true"}, "rises during warm-up; add --warmup-epochs, such as 5"),
     ({"collective": "allgather", "optimizer": "max_adabelief:reduce=s_max"}, "use collective ring or reduce=mean"),
     (
