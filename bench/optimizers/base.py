@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -30,10 +30,15 @@ class Optimizer(Options, abc.ABC):
         default_lr: the learning rate if the user gives none.
         watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
             single forward and backward per step.
+        default_collectives: names of collectives, best first, if not those of the compressor; used like those of
+            `Strategy`.
+        clips_own_gradients: True if an optimizer that `keeps_gradients` can have each rank's own gradient clipped.
     """
 
     default_lr: ClassVar[float]
     watches_layers: ClassVar[bool] = False
+    default_collectives: ClassVar[tuple[str, ...]] = ()
+    clips_own_gradients: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:
@@ -44,6 +49,10 @@ class Optimizer(Options, abc.ABC):
     def keeps_gradients(self) -> bool:
         """Return True if ranks exchange other data instead of gradients; each rank then uses its own gradients."""
         return False
+
+    def warnings(self) -> list[str]:
+        """Return what the user should know about these options, one sentence each."""
+        return []
 
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         """Check that this optimizer works with this compressor and this collective.
@@ -81,3 +90,14 @@ class Optimizer(Options, abc.ABC):
             parameters: the parameters to update.
             lr: the learning rate before any schedule.
         """
+
+
+@runtime_checkable
+class StepsAlone(Protocol):
+    """A torch optimizer that lets ranks have different parameters between two exchanges."""
+
+    def show_shared(self) -> None:
+        """Set the parameters to those after the last exchange, which are equal on all ranks."""
+
+    def show_own(self) -> None:
+        """Set the parameters to this rank's own, with its steps since the last exchange."""
