@@ -33,12 +33,14 @@ class Optimizer(Options, abc.ABC):
         default_collectives: names of collectives, best first, if not those of the compressor; used like those of
             `Strategy`.
         clips_own_gradients: True if an optimizer that `keeps_gradients` can have each rank's own gradient clipped.
+        steps_alone: True if ranks have different parameters between exchanges; the torch optimizer is a `StepsAlone`.
     """
 
     default_lr: ClassVar[float]
     watches_layers: ClassVar[bool] = False
     default_collectives: ClassVar[tuple[str, ...]] = ()
     clips_own_gradients: ClassVar[bool] = False
+    steps_alone: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:

@@ -108,7 +108,7 @@ class FlatOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        super().load_state_dict(state_dict)
         device = self.parameters[0].device
         self.memory = {name: saved.to(device, copy=True) for name, saved in state_dict["memory"].items()}
         self.counts = dict(state_dict["counts"])

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Ge, Lt
@@ -69,13 +69,13 @@ class OneBitMean:
         residual = self._optimizer.zeros()
         self._optimizer.memory |= {"residual": residual, "owner_residual": residual[slice(*self._own[:2])].clone()}
 
-    def average_(self, x: torch.Tensor, still: torch.Tensor) -> None:
+    def average_(self, x: torch.Tensor, still: torch.Tensor | None) -> None:
         """Replace a vector with its mean over ranks, as far as it was sent; every rank must call this method.
 
         Args:
             x: fp32 [elements of all layers].
-            still: bool, of the same shape; True for elements that count as zero, and are not part of a scale. It must
-                be equal on all ranks.
+            still: bool, of the same shape; True for elements that count as zero, and are not part of a scale; None if
+                there are none. It must be equal on all ranks.
 
         Raises:
             TransportError: a rank was lost, or did not answer in time.
@@ -87,28 +87,34 @@ class OneBitMean:
             report.encode_s = time.perf_counter() - started
             pieces = PackedPieces(self._transport, message, self._layout)
             pieces.run([self._to_owners])
-            total, is_still = memory["owner_residual"], still[slice(*own[:2])]
+            total, is_still = memory["owner_residual"], None if still is None else still[slice(*own[:2])]
             UnreducedSum(pieces.terms(own)).add_to_(total, divisor=self._transport.world_size)
             pieces.held[own] = self._encode(total, [part.numel for part in leaves(pieces[own])], is_still)
             pieces.run([self._from_owners])
             x.zero_()
             for place in self._places:
                 pieces[place].add_to_(x[slice(*place[:2])])
-            x.masked_fill_(still, 0)
+            if still is not None:
+                x.masked_fill_(still, 0)
             report.encoded = self._optimizer.encoded(leaves(message), report.encode_s)
 
-    def _encode(self, values: torch.Tensor, numels: Sequence[int], still: torch.Tensor) -> Payload:
+    def _encode(self, values: torch.Tensor, numels: Sequence[int], still: torch.Tensor | None) -> Payload:
         """Return the signs of `values`, fp32 (mutated), with a scale for each part, and subtract them from `values`."""
-        values.masked_fill_(still, 0)
+        counts = numels
+        if still is not None:
+            values.masked_fill_(still, 0)
+            counts = [part.numel() - int(part.sum()) for part in still.split(numels)]
         payloads = []
-        for part, is_still in zip(values.split(numels), still.split(numels), strict=True):
+        for part, count in zip(values.split(numels), counts, strict=True):
             packed = Codes.room_for_codes(part.numel(), 1, part.device)
-            magnitudes, count = signs_and_magnitude(part, packed), max(1, part.numel() - int(is_still.sum()))
-            scale = magnitudes / count if self._scale == "l1" else math.sqrt(sum_of_squares(part) / count)
+            scale = signs_and_magnitude(part, packed) / max(1, count)
+            if self._scale == "l2":
+                scale = math.sqrt(sum_of_squares(part) / max(1, count))
             scales = torch.tensor([scale], dtype=torch.float32, device=part.device)[: part.numel()]
             payloads.append(Codes(part.numel(), "sign", 1, packed, scales))
             payloads[-1].subtract_from_(part)
-        values.masked_fill_(still, 0)
+        if still is not None:
+            values.masked_fill_(still, 0)
         return together(payloads)
 
 
@@ -144,6 +150,7 @@ class OneBitOptimizer(FlatOptimizer):
         self.memory |= {"mean": self.zeros(), "square": self.zeros()}
         self._bits = OneBitMean(self, options.scale)
         self.average_bits_ = self._bits.average_
+        self._divisor: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def average_whole_(self, gradient: torch.Tensor) -> None:
         """Replace a vector over all parameters with its mean over ranks, sent in fp32."""
@@ -154,28 +161,36 @@ class OneBitOptimizer(FlatOptimizer):
         """Update both moments with the mean gradient."""
         self.memory["mean"].lerp_(gradient, 1 - self.options.beta1)
         self.memory["square"].mul_(self.options.beta2).addcmul_(gradient, gradient, value=1 - self.options.beta2)
+        self._divisor = None
 
-    @property
-    def still(self) -> torch.Tensor:
-        """Return which elements do not move, because their second moment is zero: bool [elements of all parameters]."""
-        return self.memory["square"] == 0
+    def divisor(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what divides a step, and which elements do not move.
 
-    def divided(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x / (root of the second moment + eps) as a new vector, 0 for elements that do not move."""
-        divisor = self.memory["square"].sqrt().add_(self.options.eps)
-        return torch.div(x, divisor, out=divisor).masked_fill_(self.still, 0)
-
-    def direction(self, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what a step subtracts from the parameters, per unit of the learning rate, as a new vector.
-
-        Args:
-            weights: the parameters, if they are not those of `weights()`.
+        Returns:
+            (root of the second moment + eps, infinite where the second moment is zero; True for these elements, None if
+            there are none), both over all parameters.
         """
-        direction = self.divided(self.memory["mean"])
+        if self._divisor is None:
+            square = self.memory["square"]
+            divisor, still = square.sqrt().add_(self.options.eps), square == 0
+            has_still = bool(still.any())
+            self._divisor = (
+                divisor.masked_fill_(still, math.inf) if has_still else divisor,
+                still if has_still else None,
+            )
+        return self._divisor
+
+    def direction(self) -> torch.Tensor:
+        """Return what a step subtracts from the parameters, per unit of the learning rate, as a new vector."""
+        direction = self.memory["mean"] / self.divisor()[0]
         if self.options.weight_decay:
-            decayed = self.weights() if weights is None else weights
-            direction.add_(decayed, alpha=self.options.weight_decay)
+            direction.add_(self.weights(), alpha=self.options.weight_decay)
         return direction
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._divisor = None
 
 
 class OneBitMomentum(OneBitOptimizer):
@@ -191,7 +206,7 @@ class OneBitMomentum(OneBitOptimizer):
             self.observe(gradient)
         else:
             mean = self.memory["mean"].lerp_(gradient, 1 - self.options.beta1)
-            self.average_bits_(mean, self.still)
+            self.average_bits_(mean, self.divisor()[1])
         self.move(self.direction(), -lr)
 
 
@@ -212,9 +227,7 @@ class ZeroOneSteps(OneBitOptimizer):
         options: ZeroOneAdam,
     ) -> None:
         super().__init__(parameters, lr, channel, options)
-        # interval: steps between two updates of the second moment, then between two exchanges; periods: how many of
-        # them (of the steps, in the second phase) have passed since the interval was doubled; lr_sum: since an exchange
-        self.counts |= {"interval": 1, "periods": 0, "lr_sum": 0.0}
+        self.counts["lr_sum"] = 0.0  # of the steps since the last exchange
 
     @override
     def descend(self, gradient: torch.Tensor, lr: float) -> None:
@@ -224,7 +237,6 @@ class ZeroOneSteps(OneBitOptimizer):
         else:
             if "anchor" not in self.memory:
                 self.memory |= {"anchor": self.weights(), "drift": self.zeros()}
-                self.counts |= {"interval": 1, "periods": 0}
                 self._bits.forget()
             self._descend_apart(gradient, lr)
 
@@ -239,35 +251,28 @@ class ZeroOneSteps(OneBitOptimizer):
             self.set_weights(self.memory["anchor"] + self.memory["drift"])
 
     def _descend_together(self, gradient: torch.Tensor, lr: float) -> None:
-        if self.counts["step"] % self.counts["interval"] == 0:
+        if self.options.updates_moment(int(self.counts["step"])):
             self.average_whole_(gradient)
             self.observe(gradient)
-            self._pass_period(self.options.var_update_scaler)
         else:
-            self.average_bits_(gradient, self.still)
+            self.average_bits_(gradient, self.divisor()[1])
             self.memory["mean"].lerp_(gradient, 1 - self.options.beta1)
         self.move(self.direction(), -lr)
 
     def _descend_apart(self, gradient: torch.Tensor, lr: float) -> None:
         mean, anchor, drift = (self.memory[name] for name in ("mean", "anchor", "drift"))
+        divisor, still = self.divisor()
         mean.lerp_(gradient, 1 - self.options.beta1)
-        drift.sub_(self.direction(anchor + drift), alpha=lr)
+        drift.sub_(self.direction(), alpha=lr)
         self.counts["lr_sum"] += lr
-        if self.counts["step"] % self.counts["interval"] == 0 and self.counts["lr_sum"]:
-            sent = self.memory["square"].sqrt().add_(self.options.eps).mul_(drift)
-            self.average_bits_(sent, self.still)
+        if self.options.exchanges_steps(int(self.counts["step"])) and self.counts["lr_sum"]:
+            sent = drift * divisor
+            self.average_bits_(sent, still)
             torch.div(sent, -self.counts["lr_sum"], out=mean)
-            anchor.add_(self.divided(sent))
+            anchor.addcdiv_(sent, divisor)
             drift.zero_()
             self.counts["lr_sum"] = 0.0
-        self._pass_period(self.options.local_step_scaler, self.options.local_step_clipper)
         self.show_own()
-
-    def _pass_period(self, until_doubled: int, limit: float = math.inf) -> None:
-        """Double the interval after every `until_doubled` calls, up to `limit`."""
-        self.counts["periods"] += 1
-        if self.counts["periods"] == until_doubled:
-            self.counts |= {"interval": min(limit, 2 * self.counts["interval"]), "periods": 0}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -350,6 +355,8 @@ class ZeroOneAdam(OneBitOptions, name="zero_one_adam"):
     exchange.
     """
 
+    steps_alone: ClassVar[bool] = True
+
     var_freeze_step: Annotated[Count, Doc("last step that may update the second moment")] = 1000
     var_update_scaler: Annotated[Count, Doc("updates of the second moment until their interval doubles")] = 16
     local_step_scaler: Annotated[Count, Doc("steps after var_freeze_step until the exchanges' interval doubles")] = (
@@ -362,3 +369,17 @@ class ZeroOneAdam(OneBitOptions, name="zero_one_adam"):
         self, parameters: Iterable[nn.Parameter], lr: float, channel: CompressedCommunicator | None
     ) -> FlatOptimizer:
         return ZeroOneSteps(parameters, lr, channel, self)
+
+    def updates_moment(self, step: int) -> bool:
+        """Return True if a step up to `var_freeze_step`, counted from 1, updates the second moment."""
+        last, interval = 0, 1
+        while (
+            end := (last // interval + self.var_update_scaler) * interval
+        ) < step:  # the last update at this interval
+            last, interval = end, 2 * interval
+        return step % interval == 0
+
+    def exchanges_steps(self, step: int) -> bool:
+        """Return True if ranks average their steps after a step beyond `var_freeze_step`, counted from 1."""
+        times_doubled = (step - self.var_freeze_step - 1) // self.local_step_scaler
+        return step % min(self.local_step_clipper, 1 << min(times_doubled, 62)) == 0

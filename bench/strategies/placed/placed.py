@@ -162,6 +162,11 @@ class Placed(Strategy):
                 optimizer.watches_layers,
                 f"{optimizer.component_name} watches whole layers, which {name} splits up; use --strategy ddp",
             ),
+            (
+                optimizer.steps_alone,
+                f"with {optimizer.component_name} devices have different parameters, of which {name} evaluates one set; "
+                "use --strategy ddp",
+            ),
         )
 
     @override
