@@ -103,3 +103,11 @@ class StepsAlone(Protocol):
 
     def show_own(self) -> None:
         """Set the parameters to this rank's own, with its steps since the last exchange."""
+
+
+@runtime_checkable
+class HasPhases(Protocol):
+    """A torch optimizer whose messages depend on the number of steps so far."""
+
+    def go_to(self, step: int) -> None:
+        """Go on as if `step` steps were done, to measure times; the state may not be that of a training."""

@@ -152,6 +152,13 @@ class OneBitOptimizer(FlatOptimizer):
         self.average_bits_ = self._bits.average_
         self._divisor: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
+    def go_to(self, step: int) -> None:
+        """Go on as if `step` steps were done, to measure times; a second moment of zero becomes one."""
+        self.counts["step"] = step
+        if not self.memory["square"].any():
+            self.memory["square"].fill_(1)
+        self._divisor = None
+
     def average_whole_(self, gradient: torch.Tensor) -> None:
         """Replace a vector over all parameters with its mean over ranks, sent in fp32."""
         if self.channel is not None:
@@ -280,6 +287,7 @@ class OneBitOptions(OwnPayloads):
     """The options that 1-bit Adam and 0/1 Adam share."""
 
     default_lr: ClassVar[float] = 0.001
+    default_collectives: ClassVar[tuple[str, ...]] = ("ring",)  # whose bytes are counted, unlike those of native
 
     beta1: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of gradients")] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), Doc("decay rate of the mean of squared gradients")] = 0.999

@@ -57,8 +57,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     "torch_powersgd": ("--compressor", "torch_powersgd"),
     "max_adabelief": ("--optimizer", "max_adabelief", "--compressor", "topk:ratio=0.1", "--collective", "allgather"),
     "demo": ("--optimizer", "demo"),
-    "onebit_adam": ("--optimizer", "onebit_adam:warmup_steps=8", "--collective", "ring"),
-    "zero_one_adam": ("--optimizer", "zero_one_adam:var_freeze_step=10,var_update_scaler=2,local_step_scaler=3"),
+    "onebit_adam": ("--optimizer", "onebit_adam:warmup_steps=30", "--lr", "0.0001"),
+    "zero_one_adam": (
+        "--optimizer", "zero_one_adam:var_freeze_step=30,var_update_scaler=5,local_step_scaler=20", "--lr", "0.0001",
+    ),
     "kfac": ("--optimizer", "kfac:update_every=5", "--collective", "ring"),
     "kfac moments": (
         "--optimizer", "kfac:update_every=5,inner=max_adabelief,transfer=cholesky", "--collective", "ring",

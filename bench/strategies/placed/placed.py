@@ -164,8 +164,8 @@ class Placed(Strategy):
             ),
             (
                 optimizer.steps_alone,
-                f"with {optimizer.component_name} devices have different parameters, of which {name} evaluates one set; "
-                "use --strategy ddp",
+                f"with {optimizer.component_name} devices have different parameters, and {name} evaluates one set; use "
+                "--strategy ddp",
             ),
         )
 

@@ -121,7 +121,7 @@ def test_what_does_not_combine_is_refused_in_a_sentence(choice: dict[str, object
 
 def test_the_collective_that_an_optimizer_needs_is_the_default() -> None:
     assert resolve(RunConfig(optimizer="demo")).collective == "allgather"
-    assert resolve(RunConfig(optimizer="onebit_adam")).collective == "native"
+    assert resolve(RunConfig(optimizer="onebit_adam")).collective == "ring"
 
 
 def test_own_gradients_can_be_clipped() -> None:
