@@ -264,7 +264,10 @@ def build_components(config: RunConfig) -> Components:
     strategy: Strategy = spec.build("strategies", config.strategy)
     compressor: Compressor = spec.build("compressors", config.compressor)
     optimizer: Optimizer = spec.build("optimizers", config.optimizer)
-    defaults = strategy.default_collectives or optimizer.default_collectives or compressor.traits.default_collectives
+    defaults = strategy.default_collectives or (
+        *optimizer.default_collectives,
+        *compressor.traits.default_collectives,
+    )
     names = [config.collective] if config.collective else defaults
     collectives: list[Collective] = [spec.build("collectives", name) for name in names]
     legal = (each for each in collectives if not incompatibility(compressor.check_compatible, each))

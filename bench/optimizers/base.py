@@ -30,8 +30,7 @@ class Optimizer(Options, abc.ABC):
         default_lr: the learning rate if the user gives none.
         watches_layers: True if the optimizer observes the inputs and output gradients of every layer, which requires a
             single forward and backward per step.
-        default_collectives: names of collectives, best first, if not those of the compressor; used like those of
-            `Strategy`.
+        default_collectives: names of collectives, best first, that are tried before the compressor's own.
         clips_own_gradients: True if an optimizer that `keeps_gradients` can have each rank's own gradient clipped.
         steps_alone: True if ranks have different parameters between exchanges; the torch optimizer is a `StepsAlone`.
     """
