@@ -126,8 +126,7 @@ def _piece(place: tuple[int, int, int], terms: frozenset[int]) -> Piece:
 class OneBitOptimizer(FlatOptimizer):
     """Base of both optimizers: Adam's moments without bias correction, whole means of gradients, and `OneBitMean`.
 
-    Elements whose second moment is zero stay where they are: the only steps that their signs could make are as long as
-    1 / eps.
+    Elements whose second moment is zero are moved by weight decay alone: their signs would move them by lr / eps.
 
     Args:
         parameters, lr, channel: as in `FlatOptimizer`.
@@ -171,7 +170,7 @@ class OneBitOptimizer(FlatOptimizer):
         self._divisor = None
 
     def divisor(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what divides a step, and which elements do not move.
+        """Return what divides a step, and which elements stay still but for weight decay.
 
         Returns:
             (root of the second moment + eps, infinite where the second moment is zero; True for these elements, None if
@@ -277,6 +276,8 @@ class ZeroOneSteps(OneBitOptimizer):
             self.average_bits_(sent, still)
             torch.div(sent, -self.counts["lr_sum"], out=mean)
             anchor.addcdiv_(sent, divisor)
+            if still is not None:  # weight decay alone moves these, and equally on all ranks
+                anchor.add_(drift.masked_fill(~still, 0))
             drift.zero_()
             self.counts["lr_sum"] = 0.0
         self.show_own()
@@ -311,7 +312,7 @@ class OneBitAdam(OneBitOptions, name="onebit_adam"):
     Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed"
     (arXiv:2102.02888), and DeepSpeed (runtime/fp16/onebit/adam.py).
     Differs: scale=l1 by default, because the published l2 is no contraction for heavy-tailed momentum; elements whose
-    second moment is zero do not move, which DeepSpeed leaves to a mask of the user; the vector is cut at whole bytes
+    second moment is zero stay still, which DeepSpeed leaves to a mask of the user; the vector is cut at whole bytes
     instead of padded; residuals are saved in checkpoints.
 
     In the first `warmup_steps` steps ranks average whole gradients by the run's collective, as with Adam, but without

@@ -262,6 +262,23 @@ def test_elements_without_a_second_moment_do_not_move() -> None:
         assert bool((first[:2] != before[0][:2]).all())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        OneBitAdam(warmup_steps=5, weight_decay=0.5),
+        ZeroOneAdam(var_freeze_step=5, local_step_scaler=3, local_step_clipper=2, weight_decay=0.5),
+    ],
+)
+def test_weight_decay_moves_them_all_the_same(options: OneBitOptions) -> None:
+    def train(transport: MemoryTransport) -> torch.Tensor:
+        *_, weights = Rank(transport, options).train(lambda *at: [*noisy(*at)[:2], torch.zeros(())], 30)
+        return weights[2]
+
+    expected = list(Network().parameters())[2] * (1 - LR * 0.5) ** 30
+    for weight in run_threads(train, 2):
+        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
+
+
 def test_elements_that_do_not_move_are_no_part_of_a_scale() -> None:
     still = torch.arange(104) % 3 == 0
 
