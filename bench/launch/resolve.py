@@ -166,6 +166,7 @@ def _notes(config: RunConfig, parts: Components, of_strategy: Sequence[str]) -> 
         yield recipe(config.recipe).note(config)
     yield from parts.dataset.warnings()
     yield from parts.compressor.warnings()
+    yield from parts.optimizer.warnings()
     yield from _scaling_notes(config, parts)
     yield from of_strategy
     if Partition.parse(config.partition).per_rank is not None:
@@ -263,14 +264,18 @@ def build_components(config: RunConfig) -> Components:
     """
     strategy: Strategy = spec.build("strategies", config.strategy)
     compressor: Compressor = spec.build("compressors", config.compressor)
-    defaults = strategy.default_collectives or compressor.traits.default_collectives
+    optimizer: Optimizer = spec.build("optimizers", config.optimizer)
+    defaults = strategy.default_collectives or (
+        *optimizer.default_collectives,
+        *compressor.traits.default_collectives,
+    )
     names = [config.collective] if config.collective else defaults
     collectives: list[Collective] = [spec.build("collectives", name) for name in names]
     legal = (each for each in collectives if not incompatibility(compressor.check_compatible, each))
     return Components(
         model=spec.build("models", config.model),
         dataset=spec.build("datasets", config.dataset),
-        optimizer=spec.build("optimizers", config.optimizer),
+        optimizer=optimizer,
         compressor=compressor,
         collective=next(legal, collectives[-1]),  # if none works, `_check_together` refuses the last with the reason
         strategy=strategy,
@@ -296,7 +301,7 @@ def _check_clipping(config: RunConfig, parts: Components) -> None:
             f"{method} applies momentum before it sends, so no rank has the mean gradient that --clip-norm limits; add "
             f"momentum_correction=false to {method}, or use dgc:clip_norm={config.clip_norm:g}, which clips before it"
         )
-    if parts.optimizer.keeps_gradients:
+    if parts.optimizer.keeps_gradients and not parts.optimizer.clips_own_gradients:
         raise UsageError(
             f"{stepping} exchanges moments, so no rank has the mean gradient that --clip-norm limits; leave out "
             f"--clip-norm {config.clip_norm:g}, or use another optimizer"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -33,11 +33,17 @@ class Optimizer(Options, abc.ABC):
             single forward and backward per step.
         needs_layers: True if the update of a parameter depends on its layer, so that only `bind`, with the whole
             network, builds the optimizer that the user asked for.
+        default_collectives: names of collectives, best first, that are tried before the compressor's own.
+        clips_own_gradients: True if an optimizer that `keeps_gradients` can have each rank's own gradient clipped.
+        steps_alone: True if ranks have different parameters between exchanges; the torch optimizer is a `StepsAlone`.
     """
 
     default_lr: ClassVar[float]
     watches_layers: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
+    default_collectives: ClassVar[tuple[str, ...]] = ()
+    clips_own_gradients: ClassVar[bool] = False
+    steps_alone: ClassVar[bool] = False
 
     @property
     def exchanges(self) -> bool:
@@ -48,6 +54,10 @@ class Optimizer(Options, abc.ABC):
     def keeps_gradients(self) -> bool:
         """Return True if ranks exchange other data instead of gradients; each rank then uses its own gradients."""
         return False
+
+    def warnings(self) -> list[str]:
+        """Return what the user should know about these options, one sentence each."""
+        return []
 
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         """Check that this optimizer works with this compressor and this collective.
@@ -92,3 +102,22 @@ class Optimizer(Options, abc.ABC):
             parameters: the parameters to update.
             lr: the learning rate before any schedule.
         """
+
+
+@runtime_checkable
+class StepsAlone(Protocol):
+    """A torch optimizer that lets ranks have different parameters between two exchanges."""
+
+    def show_shared(self) -> None:
+        """Set the parameters to those after the last exchange, which are equal on all ranks."""
+
+    def show_own(self) -> None:
+        """Set the parameters to this rank's own, with its steps since the last exchange."""
+
+
+@runtime_checkable
+class HasPhases(Protocol):
+    """A torch optimizer whose messages depend on the number of steps so far."""
+
+    def go_to(self, step: int) -> None:
+        """Go on as if `step` steps were done, to measure times; the state may not be that of a training."""

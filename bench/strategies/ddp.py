@@ -19,7 +19,7 @@ from typing_extensions import override
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
-from bench.optimizers.base import Optimizer
+from bench.optimizers.base import Optimizer, StepsAlone
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
 from collectives.base import Collective
 from collectives.transport.base import Purpose, Traffic
@@ -255,7 +255,7 @@ class Replicas(BoundStrategy):
         report = self._compute_gradients(batch)
         started = time.perf_counter()
         if not report.skipped:
-            if batch.clip_norm is not None:  # gradients are equal on all ranks by now
+            if batch.clip_norm is not None:  # gradients are equal on all ranks by now, or are to be clipped apart
                 nn.utils.clip_grad_norm_(self.model.parameters(), batch.clip_norm)
             self.optimizer.step()
             if self._channel is not None:
@@ -377,7 +377,16 @@ class OwnGradients(Replicas):
         self._nonfinite = nonfinite
 
     @override
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        if isinstance(self.optimizer, StepsAlone):
+            self.optimizer.show_shared()
+
+    @override
     def _compute_gradients(self, batch: Batch) -> StepReport:
+        if isinstance(self.optimizer, StepsAlone):
+            with torch.no_grad():
+                self.optimizer.show_own()
         batch.backward(self.model)
         started = time.perf_counter()
         if self._trigger == "sync":

@@ -56,6 +56,11 @@ METHODS: dict[str, tuple[str, ...]] = {
     "adaptive_topk": ("--compressor", "adaptive_topk", "--collective", "allgather"),
     "torch_powersgd": ("--compressor", "torch_powersgd"),
     "max_adabelief": ("--optimizer", "max_adabelief", "--compressor", "topk:ratio=0.1", "--collective", "allgather"),
+    "demo": ("--optimizer", "demo"),
+    "onebit_adam": ("--optimizer", "onebit_adam:warmup_steps=30", "--lr", "0.0001"),
+    "zero_one_adam": (
+        "--optimizer", "zero_one_adam:var_freeze_step=30,var_update_scaler=5,local_step_scaler=20", "--lr", "0.0001",
+    ),
     "kfac": ("--optimizer", "kfac:update_every=5", "--collective", "ring"),
     "kfac moments": (
         "--optimizer", "kfac:update_every=5,inner=max_adabelief,transfer=cholesky", "--collective", "ring",

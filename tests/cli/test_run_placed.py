@@ -166,6 +166,7 @@ def has_open(process: psutil.Process, part: str) -> bool:
         ([f"placed:devices={CXL}", "--compressor", "topk"], "topk would compress nothing"),
         ([f"placed:devices={CXL}", "--optimizer", "kfac"], "kfac watches whole layers"),
         ([f"placed:by=data,devices={CXL}", "--optimizer", "kfac:inner=max_adabelief"], "kfac watches whole layers"),
+        ([f"placed:by=data,devices={CXL}", "--optimizer", "zero_one_adam"], "devices have different parameters"),
         ([f"placed:devices={CXL}", "--straggler", "rank=0,slowdown=2"], "rank 0 is the host, which computes nothing"),
         ([f"placed:by=data,devices={CXL}", "--collective", "server:root=4"], "root=4 is none of the 4 ranks"),
         ([f"placed:devices={CXL},merge=host", "--collective", "ring"], "leave out --collective ring"),

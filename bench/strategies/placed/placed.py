@@ -167,6 +167,11 @@ class Placed(Strategy):
                 f"{optimizer.component_name} updates layers of each kind in another way, and the devices of {name} do "
                 "not know the kinds; use --strategy ddp",
             ),
+            (
+                optimizer.steps_alone,
+                f"with {optimizer.component_name} devices have different parameters, and {name} evaluates one set; use "
+                "--strategy ddp",
+            ),
         )
 
     @override
