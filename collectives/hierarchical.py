@@ -59,8 +59,8 @@ class Hierarchical(Collective):
             raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
         if part.recodes or part.keeps_residuals:
             raise OptionError(
-                f"hierarchical: {role}={name} is not possible; "
-                "use downlink=dense or downlink=union without error feedback"
+                f"hierarchical: {role}={name} is not possible: its residuals need the layers of a training run; "
+                f"use {part.without_residuals}"
             )
         return part
 

@@ -74,6 +74,8 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
         return _by_groups(collective, terms, layout)
     if isinstance(collective, Server):
         return _by_layer(collective, terms)
+    if collective.recodes and not layout.elementwise:
+        return None
     order = _ORDERS.get(collective.component_name)
     if order is None or not (layout.elementwise and collective.carries_wires):
         return order and order(terms, layout)

@@ -186,13 +186,17 @@ class PackedPieces:
                 self._replace(message.pieces, received)
                 continue
             for piece, part in zip(message.pieces, _parts(message.pieces, received), strict=True):
-                place, keep_lost = piece.place, shifted(self._keep_lost, piece.start)
+                place = piece.place
                 if message.effect == "own + received":
-                    self.held[place] = self[place].add(part, keep_lost)
+                    self.held[place] = self.add(piece, self[place], part)
                 elif message.effect == "received + own":
-                    self.held[place] = part.add(self[place], keep_lost)
+                    self.held[place] = self.add(piece, part, self[place])
                 else:
                     self._collected.setdefault(place, {})[message.peer] = part
+
+    def add(self, piece: Piece, first: Payload, second: Payload) -> Payload:
+        """Return the sum of two payloads of the elements of a piece, of which one was received."""
+        return first.add(second, shifted(self._keep_lost, piece.start))
 
     def _pack(self, message: Message) -> torch.Tensor:
         pieces = message.pieces

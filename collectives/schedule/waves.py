@@ -251,7 +251,7 @@ def waves_of(
     return of_rounds([rounds or [] for rounds in by_rank], lengths, weights)
 
 
-def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
+def _ring(collective: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
     """Yield the messages of a ring all-reduce, step by step; they also stand for a backend's own all-reduce."""
     start, stop = _as_arrays(layout.chunks(n))
     ranks, lengths = np.arange(n), dataclasses.replace(lengths, itemsize=layout.itemsize)
@@ -260,6 +260,8 @@ def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: I
     for index in range(2 * (n - 1)):
         chunk = (ranks - index) % n
         terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
+        if collective.recodes:  # a sum is as long as one contribution
+            terms = np.ones_like(terms)
         yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms), merged=index < n - 1)
 
 
