@@ -250,3 +250,17 @@ def test_empty_chunks_and_dense_payloads_pass_through() -> None:
         assert torch.equal(total[7:], torch.full((500,), 3.0))
         assert errors.keys() == {3}
     torch.testing.assert_close(results[0][0][:7] + kept, exact, rtol=0, atol=1e-5)
+
+
+def test_every_kept_error_is_in_the_next_sum() -> None:
+    """Also one of the chunk that a rank sends first, which it encoded when messages had another layout."""
+
+    def rank(transport: MemoryTransport) -> torch.Tensor:
+        ring, _ = ring_of(transport, "int8")
+        errors = {layer: torch.ones(LAYERS[layer].numel) for layer in KEY}
+        ring.load_state_dict({"errors": errors, "downlink": {}})
+        nothing = made("int8").encode(torch.zeros(NUMEL), end_to_end(LAYERS), step_at(0, transport.rank, 3))
+        return ring.sum(nothing, KEY).to_dense()
+
+    for total in run_threads(rank, 3):
+        torch.testing.assert_close(total, torch.full((NUMEL,), 3.0))
