@@ -125,6 +125,14 @@ class Collective(Options, abc.ABC):
             Incompatible: they do not work; the message names a setting that would.
         """
 
+    def on_links(self, rates: tuple[float, ...]) -> Self:
+        """Return this collective, adapted to the rates of the ranks' links if its options say so.
+
+        Args:
+            rates: rate of each rank's link in bits per second, in rank order.
+        """
+        return self
+
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
         """Return the messages that `rank` sends and receives in one sum, as a list of rounds.

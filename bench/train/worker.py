@@ -32,7 +32,7 @@ from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
 from bench.train.data import RankData, pool_running_statistics_
-from bench.train.rank import device_time, end_process, process_group, rank_main, set_up_device
+from bench.train.rank import device_time, end_process, link_rates, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from collectives.options import OptionError
@@ -71,7 +71,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 config=config,
                 model=model,
                 compressor=spec.build("compressors", config.filled["compressor"]),
-                collective=spec.build("collectives", config.filled["collective"]),
+                collective=spec.build("collectives", config.filled["collective"]).on_links(link_rates(config)),
                 optimizer=spec.build("optimizers", config.filled["optimizer"]),
                 device=device,
             )

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from collectives.allgather import Allgather
 from collectives.allreduce import HalvingDoubling, Native, Ring, Tree
 from collectives.base import Collective
+from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
 from collectives.payloads.base import HEADER_BYTES
-from collectives.schedule.rounds import Layout, Message, Round
+from collectives.schedule.rounds import Layout, Message, Place, Round
 from collectives.server import Server, Shard
 from collectives.transport import messages
 
@@ -318,6 +319,34 @@ def _allgather(_: Allgather, world_size: int, layout: Layout, lengths: Lengths, 
     return [Wave(ranks, ranks, nbytes[:, None], each_to_each=True)]
 
 
+def _direct(collective: Direct, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterable[Wave] | None:
+    if collective.measures(n):
+        return None
+    lengths = dataclasses.replace(lengths, itemsize=layout.itemsize)
+    segments = collective.owned(n, layout)
+    return itertools.starmap(
+        functools.partial(_sums_and_contributions, lengths=lengths, weights=weights),
+        itertools.pairwise([{}, *segments, {}]),
+    )
+
+
+def _sums_and_contributions(
+    summed: dict[int, Place], contributed: dict[int, Place], *, lengths: Lengths, weights: Ints
+) -> Wave:
+    """Return the messages of one round: sums from their owners to all ranks, and contributions to their owners."""
+    ranks = np.arange(len(weights))
+    waves = []
+    for places, rises in ((contributed, True), (summed, False)):
+        owners = np.repeat(np.array([*places], dtype=np.int64), len(ranks))
+        others = np.tile(ranks, len(places))
+        start, stop = (np.repeat(ends, len(ranks)) for ends in _as_arrays([place[:2] for place in places.values()]))
+        nbytes = lengths.alone(start, stop, weights[others] if rises else int(weights.sum()))
+        is_sent = (owners != others) & ((start < stop) | (lengths.itemsize is None))
+        sources, targets = (others, owners) if rises else (owners, others)
+        waves.append(Wave(sources[is_sent], targets[is_sent], nbytes[is_sent], merged=rises))
+    return _together(waves)
+
+
 def _server(collective: Server, world_size: int, layout: Layout, lengths: Lengths, weights: Ints) -> list[Wave]:
     ranks = np.arange(world_size)
     by_server: dict[int, list[Shard]] = {}
@@ -413,6 +442,7 @@ _OF_CLASS: dict[type, Callable[..., Iterable[Wave] | None]] = {
     HalvingDoubling: _halving_doubling,
     Tree: _tree,
     Allgather: _allgather,
+    Direct: _direct,
     Server: _server,
     Hierarchical: _hierarchical,
 }

@@ -28,6 +28,7 @@ from bench.train.rank import (
     device_time,
     end_process,
     link_columns,
+    link_rates,
     process_group,
     rank_main,
     set_up_device,
@@ -262,7 +263,7 @@ class Summing:
         self._offer = offer
         self._transport = transport.view(range(transport.world_size))
         self._transport.ledger = Ledger()
-        component = cast(Collective, spec.build("collectives", collective))
+        component = cast(Collective, spec.build("collectives", collective)).on_links(link_rates(config))
         self._expected = expected_sum(component, offer.of_all)
         self.bound = component.bind(self._transport)
         self._p50s: list[float] = []
