@@ -108,6 +108,11 @@ class Ring(Collective, name="ring"):
     @override
     def check_compatible(self, kind: type[Payload]) -> None:
         if not self.requantise:
+            if issubclass(kind, Codes):
+                raise Incompatible(
+                    f"ring adds payloads on their way, which {kind.__name__} does not allow; use ring:requantise=true, "
+                    "or collective allgather or server"
+                )
             super().check_compatible(kind)
         elif not (kind.elementwise or issubclass(kind, Codes)):
             raise Incompatible(

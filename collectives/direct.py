@@ -31,7 +31,7 @@ from collectives.schedule.rounds import Layout, Piece, Place, Round, Stretch
 from collectives.transport.base import ReduceOp, Transport
 
 _MOST_SEGMENTS = 32  # the time of the first one, in which no sums come back, is then 3 % of the whole
-_SPARSITY = 16  # by about this factor packed payloads are shorter than dense fp32
+_SPARSITY = 64  # packed payloads are often this many times shorter than dense fp32
 _PROBE_BYTES = 1 << 18  # longer than what a rate limit lets pass at once
 
 
