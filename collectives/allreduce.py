@@ -4,7 +4,7 @@ Dense payloads are cut into parts that are added in place; other payloads are me
 """
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from typing_extensions import Doc, override
@@ -90,8 +90,6 @@ class Ring(Collective, name="ring"):
     except two that are sent once. Payloads that are merged: the packed unions with their headers. Codes: as dense, with
     the packed codes of each chunk.
     """
-
-    without_residuals: ClassVar[str] = "collective allgather"
 
     requantise: Annotated[
         bool, Doc("sum codes (qsgd, int8): encode each partial sum again, and add the error to the next sum")

@@ -80,13 +80,11 @@ class Collective(Options, abc.ABC):
         recodes: True if the sum of payloads that are not element-wise is encoded again by the run's compressor.
         keeps_residuals: True if the error of an encoded or rounded sum is added to the next sum of the same layers;
             this needs the layers of a training run.
-        without_residuals: what a user can use instead if it keeps residuals, for messages.
     """
 
     carries_wires: ClassVar[bool] = True
     leaves_terms: ClassVar[bool] = False
     decodes: ClassVar[bool] = False
-    without_residuals: ClassVar[str] = ""
 
     finds_maxima = True
     recodes = False
@@ -125,14 +123,6 @@ class Collective(Options, abc.ABC):
             Incompatible: they do not work; the message names a setting that would.
         """
 
-    def on_links(self, rates: tuple[float, ...]) -> Self:
-        """Return this collective, adapted to the rates of the ranks' links if its options say so.
-
-        Args:
-            rates: rate of each rank's link in bits per second, in rank order.
-        """
-        return self
-
     @abc.abstractmethod
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
         """Return the messages that `rank` sends and receives in one sum, as a list of rounds.
@@ -170,6 +160,13 @@ class Collective(Options, abc.ABC):
             return None
         rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
         return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
+
+
+def without_residuals(collective: Collective) -> str:
+    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
+    if collective.component_name == "server":
+        return "downlink=dense or downlink=union without error feedback"
+    return "collective allgather"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

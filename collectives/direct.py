@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import torch
 from typing_extensions import Doc, override
@@ -73,10 +73,6 @@ class Direct(Collective):
             raise Incompatible(
                 f"direct: {len(self.rates)} rates do not suit {world_size} ranks; give one rate per rank"
             )
-
-    @override
-    def on_links(self, rates: tuple[float, ...]) -> Self:
-        return self if self.rates or self.shares == "equal" else dataclasses.replace(self, rates=rates)
 
     def measures(self, world_size: int) -> bool:
         """Return True if the shares depend on rates that the ranks measure when they bind the collective."""
@@ -169,6 +165,18 @@ class BoundDirect(BoundCollective):
                     total = total.add(other, shifted(payload.keep_lost, place[0]))
                 pieces.held[place] = total
         return PendingSum.done(pieces.total())
+
+
+def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:
+    """Return a collective with the rates of the ranks' links, if its shares follow them and the user gave none.
+
+    Args:
+        collective: any collective; others than `Direct` are returned unchanged.
+        rates: rate of each rank's link in any unit, in rank order; empty if they are not known.
+    """
+    if isinstance(collective, Direct) and collective.shares == "bandwidth" and not collective.rates:
+        return dataclasses.replace(collective, rates=rates)
+    return collective
 
 
 def best_shares(rates: tuple[float, ...]) -> list[float]:

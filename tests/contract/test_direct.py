@@ -12,7 +12,8 @@ import torch
 from bench.hosts.cluster import Cluster, HostLink
 from bench.train.rank import link_rates
 from collectives import direct
-from collectives.direct import Direct, best_shares, measured_rates
+from collectives.allreduce import Ring
+from collectives.direct import Direct, best_shares, measured_rates, on_links
 from collectives.options import Incompatible, OptionError
 from collectives.payloads.base import Payload
 from collectives.transport.base import Pending, Receive, Send
@@ -121,10 +122,9 @@ def test_links_that_are_known_are_not_measured() -> None:
     asked = Direct(shares="bandwidth")
     assert asked.rounds(4, 0, direct.Layout.dense(10)) is None
     assert asked.expected_bytes(40, 4, 0) is None
-    assert asked.on_links(ONE_SLOW).rates == ONE_SLOW
-    assert asked.on_links(()).rates == ()
-    assert Direct(shares="bandwidth", rates=(1, 2)).on_links(ONE_SLOW).rates == (1, 2)
-    assert Direct().on_links(ONE_SLOW).rates == ()
+    assert on_links(asked, ONE_SLOW).option_texts()["rates"] == "100+100+100+20"
+    for unchanged in (Direct(shares="bandwidth", rates=(1, 2)), Direct(), Ring()):
+        assert on_links(unchanged, ONE_SLOW) is unchanged
 
 
 def test_bad_rates_are_refused() -> None:

@@ -35,6 +35,7 @@ from bench.train.rank import (
 )
 from bench.train.record import mean_overlap, support
 from collectives.base import Collective
+from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.payloads import Dense, Payload, PayloadError, unpack
 from collectives.serial import error_bound, serial_sum
@@ -263,7 +264,7 @@ class Summing:
         self._offer = offer
         self._transport = transport.view(range(transport.world_size))
         self._transport.ledger = Ledger()
-        component = cast(Collective, spec.build("collectives", collective)).on_links(link_rates(config))
+        component = on_links(cast(Collective, spec.build("collectives", collective)), link_rates(config))
         self._expected = expected_sum(component, offer.of_all)
         self.bound = component.bind(self._transport)
         self._p50s: list[float] = []

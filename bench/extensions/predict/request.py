@@ -30,6 +30,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
+from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible, incompatibility
 from collectives.schedule.rounds import Layout
@@ -342,7 +343,7 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
         for host in request.hosts
         for _ in range(request.ranks_per_host)
     )
-    collective = cast(Collective, spec.build("collectives", request.collective)).on_links(rates)
+    collective = on_links(cast(Collective, spec.build("collectives", request.collective)), rates)
     return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
 
 
