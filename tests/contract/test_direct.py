@@ -84,22 +84,21 @@ def test_bytes_of_each_rank(rates: tuple[float, ...], segment_bytes: int) -> Non
 
 
 class TimedTransport(MemoryTransport):
-    """A transport on which a message from one rank to another takes its bytes / the lower rate of the two links."""
+    """A transport on which a message takes its bytes / the lower rate of the sender's uplink and the own downlink."""
 
-    rates: Sequence[float] = ()
+    uplinks: Sequence[float] = ()
+    downlinks: Sequence[float] = ()
     clock = threading.local()
 
     def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
         pendings = super().post(sends, receives)
         for tensor, source in receives:
-            seconds = tensor.nbytes / min(self.rates[source], self.rates[self.rank])
+            seconds = tensor.nbytes / min(self.uplinks[source], self.downlinks[self.rank])
             self.clock.now = getattr(self.clock, "now", 0.0) + seconds
         return pendings
 
 
 def test_ranks_measure_the_rates_of_their_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = (1e6, 3e5, 1e6, 2e5)
-
     class Clock:
         @staticmethod
         def perf_counter() -> float:
@@ -109,11 +108,11 @@ def test_ranks_measure_the_rates_of_their_links(monkeypatch: pytest.MonkeyPatch)
 
     def rank(transport: MemoryTransport) -> tuple[tuple[float, ...], int, int]:
         timed = TimedTransport(transport._wires, transport.rank, list(range(4)), transport.ledger)
-        timed.rates = rates
+        timed.uplinks, timed.downlinks = (1e6, 3e5, 1e6, 1e6), (1e6, 1e6, 1e6, 2e5)
         return measured_rates(timed), timed.traffic["gradient"].nbytes, timed.traffic["control"].nbytes
 
     for measured, gradient, control in run_threads(rank, 4):
-        assert measured == pytest.approx(rates)
+        assert measured == pytest.approx((1e6, 3e5, 1e6, 2e5))
         assert gradient == 0
         assert control > 3 * 2**18
 
