@@ -12,6 +12,8 @@ from typing_extensions import Doc, override
 from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
 from collectives.options import Count, Incompatible
 from collectives.payloads.base import Payload, PayloadError
+from collectives.payloads.codes import Codes
+from collectives.requantisation import RequantisingRing
 from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, Stretch
 from collectives.transport.base import Pending, ReduceOp, Transport
 
@@ -81,9 +83,40 @@ class Ring(Collective, name="ring"):
     Differs: chunks are a balanced partition (no padding to a multiple of n); payloads that are not dense travel as
     chunks that are merged at each hop, so their union grows, and finished chunks are passed on without being unpacked.
 
+    With `requantise`, payloads that are codes are summed, too: each rank decodes what comes, adds its own part, and
+    encodes the sum again with the run's compressor. It keeps the error and adds it to its own part of the next sum.
+
     Bytes: dense, 2 (n-1)/n of the wire tensor if n divides it, in 2 (n-1) messages per rank: every chunk is sent twice,
-    except two that are sent once. Payloads that are merged: the packed unions with their headers.
+    except two that are sent once. Payloads that are merged: the packed unions with their headers. Codes: as dense, with
+    the packed codes of each chunk.
     """
+
+    requantise: Annotated[
+        bool, Doc("sum codes (qsgd, int8): encode each partial sum again, and add the error to the next sum")
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recodes = self.keeps_residuals = self.requantise
+
+    @override
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+        return RequantisingRing(self, transport, downlink) if self.requantise else super().bind(transport)
+
+    @override
+    def check_compatible(self, kind: type[Payload]) -> None:
+        if not self.requantise:
+            if issubclass(kind, Codes):
+                raise Incompatible(
+                    f"ring adds payloads on their way, which {kind.__name__} does not allow; use ring:requantise=true, "
+                    "or collective allgather or server"
+                )
+            super().check_compatible(kind)
+        elif not (kind.elementwise or issubclass(kind, Codes)):
+            raise Incompatible(
+                f"ring:requantise=true encodes sums of Codes again, and {kind.__name__} payloads are none; use "
+                f"collective {'ring' if kind.addable else 'allgather'}"
+            )
 
     @override
     def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round]:

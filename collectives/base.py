@@ -25,7 +25,7 @@ __all__ = ["AnswerEncoder", "BoundCollective", "Collective", "Key", "PendingSum"
 
 
 class AnswerEncoder(Protocol):
-    """Encoder of the sums that the collective `server` sends back to the ranks; it also knows the layers' sizes.
+    """Encoder of sums: the answers of `server`, and the partial sums of `ring`; it also knows the layers' sizes.
 
     A training run implements it with its compressor.
     """
@@ -39,6 +39,15 @@ class AnswerEncoder(Protocol):
         Args:
             total: the sum over ranks, fp32 [elements of all these layers].
             layers: ids of the layers, in the order in which they lie in `total`.
+        """
+
+    def encode_partial(self, total: torch.Tensor, layer: int, hop: int) -> Payload:
+        """Return the payload with which a partial sum travels on, of any elements of one payload.
+
+        Args:
+            total: the partial sum, fp32, 1-D.
+            layer: id of the layer that contains the first of these elements.
+            hop: number of ranks that encoded these elements before; random rounding differs between hops.
         """
 
     def commit(self) -> None:
@@ -86,7 +95,7 @@ class Collective(Options, abc.ABC):
 
         Args:
             transport: connects the ranks.
-            downlink: encodes the sums that a server sends back; collectives without a server ignore it.
+            downlink: encodes the sums that a server sends back, or a ring's partial sums; other collectives ignore it.
 
         Raises:
             Incompatible: the options do not work with this number of ranks.
@@ -151,6 +160,13 @@ class Collective(Options, abc.ABC):
             return None
         rounds = self.rounds(world_size, rank, Layout.dense(nbytes // itemsize, itemsize)) or []
         return sum(itemsize * message.numel for round_ in rounds for message in round_.sends)
+
+
+def without_residuals(collective: Collective) -> str:
+    """Return, for messages, what a user can take in place of a collective that `recodes` or `keeps_residuals`."""
+    if collective.component_name == "server":
+        return "downlink=dense or downlink=union without error feedback"
+    return "collective allgather"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing_extensions import Doc, override
 
 from collectives import options
 from collectives.allgather import Allgather, BoundAllgather
-from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum, without_residuals
 from collectives.options import Count, Incompatible, OptionError
 from collectives.payloads.base import Dense, KeepLost, Payload, unpack
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
@@ -59,8 +59,8 @@ class Hierarchical(Collective):
             raise OptionError(f"hierarchical: {role}={name} is not possible: it is made of other collectives")
         if part.recodes or part.keeps_residuals:
             raise OptionError(
-                f"hierarchical: {role}={name} is not possible; "
-                "use downlink=dense or downlink=union without error feedback"
+                f"hierarchical: {role}={name} is not possible: its residuals need the layers of a training run; "
+                f"use {without_residuals(part)}"
             )
         return part
 

@@ -74,6 +74,8 @@ def _total(collective: Collective, terms: Terms, layout: Payload) -> Payload | N
         return _by_groups(collective, terms, layout)
     if isinstance(collective, Server):
         return _by_layer(collective, terms)
+    if collective.recodes and not layout.elementwise:
+        return None
     order = _ORDERS.get(collective.component_name)
     if order is None or not (layout.elementwise and collective.carries_wires):
         return order and order(terms, layout)
@@ -132,12 +134,20 @@ def _decoded(terms: Terms, layout: Payload | None = None) -> Payload:
     return Dense(functools.reduce(torch.add, [term.to_dense() for term in terms]))
 
 
+def _by_owner(terms: Terms, layout: Payload) -> Payload:
+    """Return the sum of all ranks' payloads in rank order; that of element-wise ones is rounded once."""
+    if not all(leaf.elementwise for leaf in leaves(layout)):
+        return _added(terms)
+    return Bundle([_at_one_place(of_leaf, of_leaf[0]) for of_leaf in zip(*map(leaves, terms), strict=True)])
+
+
 _ORDERS: dict[str, Order] = {
     "ring": _ring,
     "halving_doubling": _halving_doubling,
     "tree": _tree,
     "pool": _at_one_place,
     "allgather": _decoded,
+    "direct": _by_owner,
 }
 
 

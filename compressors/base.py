@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ge
 import torch
 from typing_extensions import Doc, override
 
-from collectives.base import Collective
+from collectives.base import Collective, without_residuals
 from collectives.options import CountOrZero, Incompatible, OptionError, Options
 from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.sparse import IndexedValues
@@ -121,10 +121,12 @@ class Compressor(Options, abc.ABC):
         bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
         # A threshold has bound 1: its residual is sent once it has grown.
         if self.traits.feedback_diverges or (bound is not None and bound > 1):
+            advice = without_residuals(collective)
+            if getattr(self, "error_feedback", True) is False:
+                advice = f"{self.component_name}:error_feedback=true or {advice}"
             raise Incompatible(
-                "server:downlink=recode keeps the error of its answers, which would grow without limit: "
-                f"{self.component_name} is no contraction with these options; use downlink=dense or union, "
-                "or error_feedback=false"
+                f"{collective.component_name} keeps the errors of the sums that it encodes, which would grow without "
+                f"limit: {self.component_name} is no contraction with these options; use {advice}"
             )
 
     def leaves_dense(self, layer: Layer) -> bool:

@@ -245,10 +245,13 @@ def _exchange(parts: Sequence[RankState], rank: int, world_size: int, waiting: W
         name: _means([part["reducer"][name] for part in parts]) if waiting == "sum" else {}
         for name in ("residuals", "velocities")
     }
-    return own | {
-        "reducer": reducer,
-        "collective": _server([part["collective"] for part in parts], world_size, waiting),
-    }
+    collective = own["collective"]
+    if "errors" in collective:  # of a ring's partial sums, which are added to a rank's own part like residuals
+        errors = [part["collective"]["errors"] for part in parts]
+        collective = collective | {"errors": _means(errors) if waiting == "sum" else {}}
+    else:
+        collective = _server([part["collective"] for part in parts], world_size, waiting)
+    return own | {"reducer": reducer, "collective": collective}
 
 
 def _means(by_rank: Sequence[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:

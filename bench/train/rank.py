@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from bench.core.config.configuration import Configuration
+from bench.core.config.run import RanksConfig
 from bench.core.processes import die_with_parent
 from bench.core.run_folder import RunFolder, read_json, write_json
 from collectives.transport.base import TransportError
@@ -32,6 +33,19 @@ def link_columns(folder: RunFolder) -> dict[str, Any]:
     """
     measured = read_json(folder.link) or {}
     return {name: measured.get(name) for name in _OF_LINKS} | {"link_warnings": "; ".join(measured.get("warnings", ()))}
+
+
+def link_rates(config: RanksConfig) -> tuple[float, ...]:
+    """Return the rate of each rank's link in bits per second, in rank order; empty unless every host's is known.
+
+    It is the lower rate of both directions (a trace's mean), and the ranks of a host share it.
+    """
+    of_hosts = []
+    for host in config.cluster["hosts"] if config.cluster else ():
+        traces = (host["uplink_trace"], host["downlink_trace"])
+        rates = [host["uplink_bps"], host["downlink_bps"], *(trace["mean_bps"] for trace in traces if trace)]
+        of_hosts.append(min((rate for rate in rates if rate), default=0.0) / config.ranks_per_host)
+    return tuple(rate for rate in of_hosts for _ in range(config.ranks_per_host)) if all(of_hosts) else ()
 
 
 DYNAMO = "torch._dynamo"

@@ -32,9 +32,10 @@ from bench.strategies.base import BoundStrategy, CommandedRank, Setup
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
 from bench.train.data import RankData, pool_running_statistics_
-from bench.train.rank import device_time, end_process, process_group, rank_main, set_up_device
+from bench.train.rank import device_time, end_process, link_rates, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
+from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
 from collectives.transport.base import TransportError
@@ -71,7 +72,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 config=config,
                 model=model,
                 compressor=spec.build("compressors", config.filled["compressor"]),
-                collective=spec.build("collectives", config.filled["collective"]),
+                collective=on_links(spec.build("collectives", config.filled["collective"]), link_rates(config)),
                 optimizer=spec.build("optimizers", config.filled["optimizer"]),
                 device=device,
             )

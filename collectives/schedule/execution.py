@@ -12,7 +12,7 @@ from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.rounds import Layout, Message, Piece, Place, Round, leaves
 from collectives.transport import messages
 from collectives.transport.base import Pending, ReduceOp, Transport, wait_all
-from collectives.transport.messages import bound_nbytes, combine_
+from collectives.transport.messages import bound_nbytes, combine_, sum_wires
 
 # (first element in the wire tensor, rounding errors of the sums from there on, fp32)
 WireLost = Callable[[int, torch.Tensor], None]
@@ -63,6 +63,8 @@ def run_in_place(
 ) -> None:
     """Replace `wire` with the sum over ranks, by executing rounds of messages. Every rank must call this function.
 
+    Elements that are collected in a round are added in rank order at its end, and rounded once.
+
     Args:
         transport: connects the ranks.
         wire: the tensor to sum, 1-D, mutated.
@@ -88,10 +90,17 @@ def run_in_place(
         receives += [list(itertools.islice(pendings, len(buffers[later]))) for later in to_post]
         sends += pendings
         wait_all(receives[index])
+        collected: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
         for message, buffer in zip(round_.receives, buffers[index], strict=True):
-            if message.effect != "replace":
-                stretch = message.stretch
+            stretch = message.stretch
+            if message.effect == "collect":
+                own = {transport.rank: wire[stretch]}
+                collected.setdefault((stretch.start, stretch.stop), own)[message.peer] = buffer
+            elif message.effect != "replace":
                 combine_(wire[stretch], buffer, op, lost and functools.partial(lost, stretch.start))
+        for (start, stop), by_rank in collected.items():
+            terms = [by_rank[rank] for rank in sorted(by_rank)]
+            wire[start:stop] = sum_wires(terms, op, lost=lost and functools.partial(lost, start))
     wait_all(sends)
 
 
@@ -186,13 +195,17 @@ class PackedPieces:
                 self._replace(message.pieces, received)
                 continue
             for piece, part in zip(message.pieces, _parts(message.pieces, received), strict=True):
-                place, keep_lost = piece.place, shifted(self._keep_lost, piece.start)
+                place = piece.place
                 if message.effect == "own + received":
-                    self.held[place] = self[place].add(part, keep_lost)
+                    self.held[place] = self.add(piece, self[place], part)
                 elif message.effect == "received + own":
-                    self.held[place] = part.add(self[place], keep_lost)
+                    self.held[place] = self.add(piece, part, self[place])
                 else:
                     self._collected.setdefault(place, {})[message.peer] = part
+
+    def add(self, piece: Piece, first: Payload, second: Payload) -> Payload:
+        """Return the sum of two payloads of the elements of a piece, of which one was received."""
+        return first.add(second, shifted(self._keep_lost, piece.start))
 
     def _pack(self, message: Message) -> torch.Tensor:
         pieces = message.pieces

@@ -149,6 +149,15 @@ class Layout:
             borders = _borders_between_blocks(finest, num_parts)
         return list(itertools.pairwise(borders))
 
+    def nearest_cuts(self, positions: Sequence[int]) -> list[int]:
+        """Return, for each position, the nearest element at which the message can be cut between blocks.
+
+        Positions count as in `chunks`: a wire tensor can be cut anywhere.
+        """
+        if self.itemsize is not None:
+            return [*positions]
+        return _nearest_cuts([(leaf.numel, leaf.alignment) for leaf in self.leaves], positions)
+
 
 def leaves(payload: Payload) -> tuple[Payload, ...]:
     """Return the payloads in a bundle, or the payload itself if it is no bundle."""
@@ -168,6 +177,11 @@ def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int
     if len(stretches) == 1:
         ((numel, alignment),) = stretches
         return balanced_borders(numel, num_parts, alignment)
+    return _nearest_cuts(stretches, balanced_borders(sum(numel for numel, _ in stretches), num_parts))
+
+
+def _nearest_cuts(stretches: Sequence[tuple[int, int]], positions: Sequence[int]) -> list[int]:
+    """Return the cut between blocks that is nearest to each position; `stretches` as in `_borders_between_blocks`."""
     offsets = [0, *itertools.accumulate(numel for numel, _ in stretches)]
 
     def nearest_cut(position: int) -> int:
@@ -177,7 +191,7 @@ def _borders_between_blocks(stretches: Sequence[tuple[int, int]], num_parts: int
         above = min(below + alignment, numel)
         return offsets[index] + (below if inside - below <= above - inside else above)
 
-    return [nearest_cut(border) for border in balanced_borders(offsets[-1], num_parts)]
+    return [nearest_cut(position) for position in positions]
 
 
 # How a receiver applies a message: it replaces the own elements, is added to them in this order, or is kept as a term.

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from collectives.allgather import Allgather
 from collectives.allreduce import HalvingDoubling, Native, Ring, Tree
 from collectives.base import Collective
+from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
 from collectives.payloads.base import HEADER_BYTES
-from collectives.schedule.rounds import Layout, Message, Round
+from collectives.schedule.rounds import Layout, Message, Place, Round
 from collectives.server import Server, Shard
 from collectives.transport import messages
 
@@ -251,7 +252,7 @@ def waves_of(
     return of_rounds([rounds or [] for rounds in by_rank], lengths, weights)
 
 
-def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
+def _ring(collective: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterator[Wave]:
     """Yield the messages of a ring all-reduce, step by step; they also stand for a backend's own all-reduce."""
     start, stop = _as_arrays(layout.chunks(n))
     ranks, lengths = np.arange(n), dataclasses.replace(lengths, itemsize=layout.itemsize)
@@ -260,6 +261,8 @@ def _ring(_: Ring | Native, n: int, layout: Layout, lengths: Lengths, weights: I
     for index in range(2 * (n - 1)):
         chunk = (ranks - index) % n
         terms = contributions[chunk + min(index + 1, n)] - contributions[chunk]
+        if collective.recodes:  # a sum is as long as one contribution
+            terms = np.ones_like(terms)
         yield Wave(ranks, following, lengths.alone(start[chunk], stop[chunk], terms), merged=index < n - 1)
 
 
@@ -314,6 +317,34 @@ def _allgather(_: Allgather, world_size: int, layout: Layout, lengths: Lengths, 
     ranks, start = np.arange(world_size), np.zeros(world_size, dtype=np.int64)
     nbytes = lengths.alone(start, start + layout.numel, weights)
     return [Wave(ranks, ranks, nbytes[:, None], each_to_each=True)]
+
+
+def _direct(collective: Direct, n: int, layout: Layout, lengths: Lengths, weights: Ints) -> Iterable[Wave] | None:
+    if collective.measures(n):
+        return None
+    lengths = dataclasses.replace(lengths, itemsize=layout.itemsize)
+    segments = collective.owned(n, layout)
+    return itertools.starmap(
+        functools.partial(_sums_and_contributions, lengths=lengths, weights=weights),
+        itertools.pairwise([{}, *segments, {}]),
+    )
+
+
+def _sums_and_contributions(
+    summed: dict[int, Place], contributed: dict[int, Place], *, lengths: Lengths, weights: Ints
+) -> Wave:
+    """Return the messages of one round: sums from their owners to all ranks, and contributions to their owners."""
+    ranks = np.arange(len(weights))
+    waves = []
+    for places, rises in ((contributed, True), (summed, False)):
+        owners = np.repeat(np.array([*places], dtype=np.int64), len(ranks))
+        others = np.tile(ranks, len(places))
+        start, stop = (np.repeat(ends, len(ranks)) for ends in _as_arrays([place[:2] for place in places.values()]))
+        nbytes = lengths.alone(start, stop, weights[others] if rises else int(weights.sum()))
+        is_sent = (owners != others) & ((start < stop) | (lengths.itemsize is None))
+        sources, targets = (others, owners) if rises else (owners, others)
+        waves.append(Wave(sources[is_sent], targets[is_sent], nbytes[is_sent], merged=rises))
+    return _together(waves)
 
 
 def _server(collective: Server, world_size: int, layout: Layout, lengths: Lengths, weights: Ints) -> list[Wave]:
@@ -411,6 +442,7 @@ _OF_CLASS: dict[type, Callable[..., Iterable[Wave] | None]] = {
     HalvingDoubling: _halving_doubling,
     Tree: _tree,
     Allgather: _allgather,
+    Direct: _direct,
     Server: _server,
     Hierarchical: _hierarchical,
 }

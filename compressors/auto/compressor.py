@@ -179,6 +179,10 @@ class Auto(OwnHook, name="auto"):
                 f"auto cannot switch compressors on collective {name}, which keeps state outside the ranks; use "
                 "collective ring, native, tree, halving_doubling, hierarchical or allgather"
             )
+        if collective.recodes:
+            raise Incompatible(
+                f"auto cannot switch compressors on collective {name} if it encodes sums again; use requantise=false"
+            )
         super().check_compatible(collective, layers)
         ids = {layer.id for layer in layers if layer.numel}
         if layers and any(choice.pair_of.keys() != ids for choice in self.recorded):

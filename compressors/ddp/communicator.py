@@ -278,7 +278,7 @@ def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
 
 
 class Downlink:
-    """Encode the answers of a parameter server with the run's compressor (a `collectives.base.AnswerEncoder`).
+    """Encode a server's answers or a ring's partial sums with the compressor (a `collectives.base.AnswerEncoder`).
 
     Args:
         compressor: the compressor, with its options.
@@ -312,12 +312,28 @@ class Downlink:
             total: fp32 [numel], the layers' concatenated sums.
             layers: ids of the layers, in the order in which they lie in `total`.
         """
-        # An answer is not summed, so the world size is 1; a rank of its own gives it its own random numbers.
-        rank = self.step.world_size + self.step.rank
-        step = dataclasses.replace(self.step, memory=self._memory, rank=rank, world_size=1)
+        step = self._step_at(hop=0)
         groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
         payloads = [
             Dense(part.clone()) if group.dense else cast(PerLayer, self._compressor).encode(part, group.layer, step)
             for group, part in zip(groups, torch.split(total, [group.layer.numel for group in groups]), strict=True)
         ]
         return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+
+    def encode_partial(self, total: torch.Tensor, layer: int, hop: int) -> Payload:
+        """Return a partial sum in encoded form, as one flat layer.
+
+        Args:
+            total: fp32, 1-D, any elements of what ranks encode into one payload.
+            layer: id of the layer that contains the first of these elements.
+            hop: number of ranks that encoded these elements before.
+        """
+        numel = total.numel()
+        flat = Layer(id=layer, name=self._layer_of[layer].name, shape=(numel,), numel=numel)
+        return cast(PerLayer, self._compressor).encode(total, flat, self._step_at(hop))
+
+    def _step_at(self, hop: int) -> Step:
+        # A sum is not encoded to be summed with others, so the world size is 1. Its rank, which no rank of the run has,
+        # gives it random numbers of its own.
+        rank = (1 + hop) * self.step.world_size + self.step.rank
+        return dataclasses.replace(self.step, memory=self._memory, rank=rank, world_size=1)

@@ -42,7 +42,17 @@ from tests.testing.ddp_scenes import (
 )
 from tests.testing.ranks import run_ranks
 
-ALL_SUMS = ("allgather", "halving_doubling", "hierarchical:group_size=2", "native", "pool", "ring", "server", "tree")
+ALL_SUMS = (
+    "allgather",
+    "direct",
+    "halving_doubling",
+    "hierarchical:group_size=2",
+    "native",
+    "pool",
+    "ring",
+    "server",
+    "tree",
+)
 FINE_TUNING = (
     ("none", "ring"),
     ("topk", "allgather"),

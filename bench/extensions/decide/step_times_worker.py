@@ -24,10 +24,11 @@ from bench.optimizers.base import HasPhases
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
 from bench.train.data import RankData
-from bench.train.rank import end_process, process_group, rank_main, set_up_device
+from bench.train.rank import end_process, link_rates, process_group, rank_main, set_up_device
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from bench.train.worker import parts_of, use_batch_scheduling
+from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
@@ -53,6 +54,7 @@ class TimedMethod:
         model = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
         kinds = ("compressor", "collective", "optimizer")
         parts = {kind: spec.build(f"{kind}s", config.filled[kind]) for kind in kinds}
+        parts["collective"] = on_links(parts["collective"], link_rates(config))
         self.strategy: BoundStrategy = spec.build("strategies", config.filled["strategy"]).bind(
             Setup(config=config, model=model, device=device, **parts)
         )

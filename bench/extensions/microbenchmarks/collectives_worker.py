@@ -28,12 +28,14 @@ from bench.train.rank import (
     device_time,
     end_process,
     link_columns,
+    link_rates,
     process_group,
     rank_main,
     set_up_device,
 )
 from bench.train.record import mean_overlap, support
 from collectives.base import Collective
+from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.payloads import Dense, Payload, PayloadError, unpack
 from collectives.serial import error_bound, serial_sum
@@ -262,7 +264,7 @@ class Summing:
         self._offer = offer
         self._transport = transport.view(range(transport.world_size))
         self._transport.ledger = Ledger()
-        component = cast(Collective, spec.build("collectives", collective))
+        component = on_links(cast(Collective, spec.build("collectives", collective)), link_rates(config))
         self._expected = expected_sum(component, offer.of_all)
         self.bound = component.bind(self._transport)
         self._p50s: list[float] = []

@@ -16,6 +16,7 @@ from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.counters import FRAME_BYTES, FRAME_HEADER_BYTES
 from bench.core.errors import UsageError
+from bench.core.units import MAX_RATE_BPS
 from bench.extensions.predict.asynchronous import predict_async
 from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
@@ -29,6 +30,7 @@ from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
 from collectives.base import Collective
+from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
 from collectives.options import Incompatible, incompatibility
 from collectives.schedule.rounds import Layout
@@ -336,7 +338,12 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
             job,
             encoded=[dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded],
         )
-    collective = cast(Collective, spec.build("collectives", request.collective))
+    rates = tuple(
+        min(rate or MAX_RATE_BPS for rate in host.mean_rates)
+        for host in request.hosts
+        for _ in range(request.ranks_per_host)
+    )
+    collective = on_links(cast(Collective, spec.build("collectives", request.collective)), rates)
     return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
 
 

@@ -19,7 +19,16 @@ from collectives.base import Collective
 from collectives.schedule.rounds import Layout
 from collectives.schedule.waves import Ints, Lengths, Wave, waves_of
 
-NAMES = ("ring", "halving_doubling", "tree", "allgather", "server", "server:placement=sharded", "hierarchical")
+NAMES = (
+    "ring",
+    "halving_doubling",
+    "tree",
+    "direct:segment_bytes=3000",
+    "allgather",
+    "server",
+    "server:placement=sharded",
+    "hierarchical",
+)
 FIGURES = ("up_rate", "down_rate", "latency_s")
 COSTS = {"message_s": 1e-3, "per_byte_s": 1e-6, "wake_s": 1e-4, "ack_share": 0.02, "carry_byte_s": 1e-7}
 
@@ -69,6 +78,15 @@ def test_a_slow_uplink_holds_up_a_ring_and_an_allgather() -> None:
     uneven.up_rate[2] = 1e5
     assert seconds("ring", uneven) == pytest.approx(2 * 3 / 4 * 24_000 / 1e5, rel=0.05)
     assert seconds("allgather", uneven) == pytest.approx(3 * 24_016 / 1e5)
+
+
+def test_a_slow_link_without_a_share_carries_the_payload_once() -> None:
+    """Eight segments on the way to the owners, while seven come back; then the last comes back."""
+    uneven = links(4)
+    uneven.up_rate[2] = uneven.down_rate[2] = 1e5
+    shared = seconds("direct:shares=bandwidth,rates=5+5+1+5,segment_bytes=3000", uneven)
+    assert shared == pytest.approx(9 / 8 * 24_000 / 1e5, rel=0.02)
+    assert seconds("ring", uneven) == pytest.approx(2 * 3 / 4 * 24_000 / 1e5, rel=0.05)
 
 
 def test_late_messages_queue_behind_those_that_came_before_them() -> None:

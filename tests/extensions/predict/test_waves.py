@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -85,13 +86,13 @@ def waved(name: str, world_size: int, layout: Layout, lengths: Lengths) -> list[
     return sent
 
 
-WAVED = [name for name in COLLECTIVES if "native" not in name and "pool" not in name]
+WAVED = [name for name in COLLECTIVES if not re.search("native|pool|shares=bandwidth", name)]
 MAKERS = {"dense": dense, "half": half, "seeded": seeded, "sparse": every_ninth, "codes": codes}
 
 
 @pytest.mark.parametrize("world_size", range(1, MOST_RANKS + 1))
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("name", WAVED)
+@pytest.mark.parametrize("name", [name for name in WAVED if "direct:segment" not in name])  # those are uneven
 def test_waves_are_what_a_transport_counts(name: str, kind: str, world_size: int) -> None:
     payloads: list[Payload] = [MAKERS[kind](rank) for rank in range(world_size)]
     if refusal(COLLECTIVES[name](), payloads[0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import pytest
 import torch
@@ -102,3 +103,22 @@ def test_what_waits_to_be_sent_is_applied_by_other_ranks_as_it_would_have_been()
             assert [float(residual) for residual in state["residuals"].values()] == served
             assert state["keepers"] == dict.fromkeys(state["residuals"], EVERY_RANK)
         assert [exchange["reducer"]["memory"]["q"][0] for exchange in exchanges] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("waiting", "mean"), [("sum", 5.0), ("drop", 0.0)])
+def test_what_a_rings_partial_sums_lost_is_added_by_other_ranks_as_it_would_have_been(
+    waiting: Literal["sum", "drop"], mean: float
+) -> None:
+    states = []
+    for rank in range(2):
+        nothing = {"residuals": {}, "velocities": {}, "memory": {}}
+        ring = {"errors": {0: torch.tensor([4.0 + 2 * rank])}, "downlink": {}}
+        old = batches()
+        next(old)
+        exchanges = [{"reducer": nothing, "collective": ring}]
+        states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchanges": exchanges}})
+    config = make_config(batch_size=4, replicas=3, world_size=3)
+    for rank in range(3):
+        new = resized(states, config, rank, waiting, DATASET, TRAIN)  # type: ignore[arg-type]
+        found = new["strategy"]["exchanges"][0]["collective"]
+        assert float(found["errors"].get(0, torch.zeros(1))) == mean

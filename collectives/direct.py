@@ -1,0 +1,220 @@
+"""Direct: every rank sends each part of its payload to the part's owner, which adds and sends the sum to all.
+
+Source: the pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH" (2005); shares that follow the links' rates: Diskin et al., "Distributed deep learning in open collaborations"
+(2021, arXiv:2106.10207), where a linear program finds them.
+The payload is cut into segments, and each segment into one part per rank, its share. The owner of a part adds all
+contributions in rank order, so the result does not depend on the shares. In round k each rank sends segment k to the
+owners and gets the sums of segment k-1, so that both directions of a link are busy.
+
+In a ring every rank sends 2 (n-1)/n of the payload, however long its chunk is, so a slow link delays all ranks. Here
+rank j, whose share is s_j, sends and receives 1 + (n-2) s_j payloads. A rank without a share sends and receives the
+payload once, which is the least possible. With `shares=bandwidth` the shares minimise the longest of the times
+(1 + (n-2) s_j) / rate_j.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from typing import Annotated, Literal
+
+import torch
+from typing_extensions import Doc, override
+
+from collectives.base import AnswerEncoder, BoundCollective, Collective, PendingSum
+from collectives.options import Count, Incompatible, OptionError, Positive
+from collectives.payloads.base import Payload, shifted
+from collectives.schedule.execution import PackedPieces
+from collectives.schedule.rounds import Layout, Piece, Place, Round, Stretch
+from collectives.transport.base import ReduceOp, Transport
+
+_MOST_SEGMENTS = 32  # the time of the first one, in which no sums come back, is then 3 % of the whole
+_SPARSITY = 64  # packed payloads are often this many times shorter than dense fp32
+_PROBE_BYTES = 1 << 18  # longer than what a rate limit lets pass at once
+
+
+@dataclasses.dataclass(kw_only=True)
+class Direct(Collective):
+    """Send each part of the payload to its owner, and get the sums back; shares can follow the rates of the links.
+
+    Bytes: dense, 1 + (n-2) s times the wire tensor on a rank with the share s of the elements: 2 (n-1)/n with equal
+    shares, 1 without a share. Others: the packed parts, and the packed sums of this rank's parts n-1 times.
+
+    Raises:
+        OptionError: rates without shares=bandwidth.
+    """
+
+    shares: Annotated[
+        Literal["equal", "bandwidth"], Doc("parts that the ranks sum: equal, or by the rates of their links")
+    ] = "equal"
+    rates: Annotated[
+        tuple[Positive, ...],
+        Doc("rate of each rank's link, in any unit, joined by +; none: those of the virtual hosts, or measured"),
+    ] = ()
+    segment_bytes: Annotated[
+        Count, Doc("fewest bytes of a segment; sums of one segment come back while the next one is sent")
+    ] = 65_536
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rates and self.shares == "equal":
+            raise OptionError("direct: rates without shares=bandwidth have no effect; add shares=bandwidth")
+
+    @override
+    def bind(self, transport: Transport, downlink: AnswerEncoder | None = None) -> BoundCollective:
+        self.check_ranks(transport.world_size)
+        return BoundDirect(self, transport)
+
+    @override
+    def check_ranks(self, world_size: int) -> None:
+        if self.rates and len(self.rates) != world_size:
+            raise Incompatible(
+                f"direct: {len(self.rates)} rates do not suit {world_size} ranks; give one rate per rank"
+            )
+
+    def measures(self, world_size: int) -> bool:
+        """Return True if the shares depend on rates that the ranks measure when they bind the collective."""
+        return self.shares == "bandwidth" and not self.rates and world_size > 2
+
+    @override
+    def rounds(self, world_size: int, rank: int, layout: Layout) -> list[Round] | None:
+        """Return one round per segment and one more; None if the shares are measured."""
+        if self.measures(world_size):
+            return None
+        everyone, segments = frozenset(range(world_size)), self.owned(world_size, layout)
+        rounds = []
+        for summed, contributed in itertools.pairwise([{}, *segments, {}]):
+            round_ = Round(layout.itemsize)
+            for distance in range(1, world_size):
+                to, source = (rank + distance) % world_size, (rank - distance) % world_size
+                if to in contributed:
+                    round_.send(to, _piece(contributed[to], frozenset([rank])))
+                if rank in contributed:
+                    round_.receive(source, _piece(contributed[rank], frozenset([source])), effect="collect")
+                if rank in summed:
+                    round_.send(to, _piece(summed[rank], everyone))
+                if source in summed:
+                    round_.receive(source, _piece(summed[source], everyone))
+            rounds.append(round_)
+        return rounds
+
+    @override
+    def cuts(self, world_size: int, layout: Layout) -> list[Stretch]:
+        segments = self.owned(world_size, layout)
+        return [place[:2] for segment in segments for place in segment.values()]
+
+    @override
+    def expected_bytes(
+        self, nbytes: int, world_size: int, rank: int, *, elementwise: bool = True, itemsize: int = 4
+    ) -> float | None:
+        if self.measures(world_size):
+            return None
+        return super().expected_bytes(nbytes, world_size, rank, elementwise=elementwise, itemsize=itemsize)
+
+    def owned(self, world_size: int, layout: Layout) -> list[dict[int, Place]]:
+        """Return, for each segment, the place of each owner's part, by rank; ranks without a share own none."""
+        shares = best_shares(self.rates) if self.rates else [1 / world_size] * world_size
+        ((_, numel),) = layout.chunks(1)
+        nbytes = 4 * numel // _SPARSITY if layout.itemsize is None else layout.itemsize * numel
+        num_segments = max(1, min(_MOST_SEGMENTS, nbytes // self.segment_bytes))
+        *before, whole = [0.0, *itertools.accumulate(shares)]
+        starts = [(segment + part / whole) / num_segments for segment in range(num_segments) for part in before]
+        borders = [*layout.nearest_cuts([round(start * numel) for start in starts]), numel]
+        places = [(start, stop, number) for number, (start, stop) in enumerate(itertools.pairwise(borders))]
+        return [
+            {rank: places[segment * world_size + rank] for rank, share in enumerate(shares) if share}
+            for segment in range(num_segments)
+        ]
+
+
+def _piece(place: Place, terms: frozenset[int]) -> Piece:
+    start, stop, number = place
+    return Piece(start, stop, terms, number)
+
+
+class BoundDirect(BoundCollective):
+    """The collective `direct` on one rank; if rates are not known, it measures them when it is made."""
+
+    options: Direct
+
+    def __init__(self, options: Direct, transport: Transport) -> None:
+        super().__init__(options, transport)
+        self._planned = options
+        if options.measures(transport.world_size):
+            self._planned = dataclasses.replace(options, rates=measured_rates(transport))
+
+    @override
+    def rounds_of(self, layout: Layout) -> list[Round]:
+        if layout not in self._rounds:
+            self._rounds[layout] = self._planned.rounds(self.transport.world_size, self.transport.rank, layout) or []
+        return self._rounds[layout]
+
+    @override
+    def start_like(self, payload: Payload, layout: Layout, op: ReduceOp) -> PendingSum:
+        if layout.itemsize is not None:
+            return super().start_like(payload, layout, op)
+        pieces = PackedPieces(self.transport, payload, layout)
+        for round_ in self.rounds_of(layout):
+            pieces.run([round_])
+            owned = [message.pieces[0].place for message in round_.receives if message.effect == "collect"]
+            for place in owned[:1]:  # all of these messages hold the same elements
+                total, *others = pieces.terms(place)
+                for other in others:
+                    total = total.add(other, shifted(payload.keep_lost, place[0]))
+                pieces.held[place] = total
+        return PendingSum.done(pieces.total())
+
+
+def on_links(collective: Collective, rates: tuple[float, ...]) -> Collective:
+    """Return a collective with the rates of the ranks' links, if its shares follow them and the user gave none.
+
+    Args:
+        collective: any collective; others than `Direct` are returned unchanged.
+        rates: rate of each rank's link in any unit, in rank order; empty if they are not known.
+    """
+    if isinstance(collective, Direct) and collective.shares == "bandwidth" and not collective.rates:
+        return dataclasses.replace(collective, rates=rates)
+    return collective
+
+
+def best_shares(rates: tuple[float, ...]) -> list[float]:
+    """Return each rank's share of the elements with which the slowest rank is done as early as possible.
+
+    Rank j sends and receives 1 + (n-2) s_j payloads, which takes (1 + (n-2) s_j) / rate_j. All ranks that own a share
+    take equally long. Ranks whose links are too slow for that own none.
+    """
+    n = len(rates)
+    if n <= 2:  # both send and receive the payload once, whatever the shares
+        return [1 / n] * n
+    fastest = sorted(rates, reverse=True)
+    for num_owners in range(n, 0, -1):
+        seconds = (num_owners + n - 2) / sum(fastest[:num_owners])
+        if seconds * fastest[num_owners - 1] >= 1:
+            break
+    return [max(0.0, seconds * rate - 1) / (n - 2) for rate in rates]
+
+
+def measured_rates(transport: Transport) -> tuple[float, ...]:
+    """Measure the rate of each rank's link in bytes per second, the same numbers on all ranks.
+
+    Every rank must call this function. Each sends 256 KiB to each other rank, to one after the other. A rank's rate is
+    the lower of the highest rates at which it sent and at which it received.
+    """
+    n, rank = transport.world_size, transport.rank
+    flows = [0.0] * (n * n)  # [source][target]
+    message = torch.zeros(_PROBE_BYTES, dtype=torch.uint8, device=transport.device)
+    buffer = torch.empty_like(message)
+    with transport.counted_as("control"):
+        for distance in range(1, n):
+            source = (rank - distance) % n
+            transport.barrier()
+            started = time.perf_counter()
+            received, sent = transport.post([(message, (rank + distance) % n)], [(buffer, source)])
+            received.wait()
+            buffer[-1].item()  # on a GPU, `wait` returns earlier
+            flows[source * n + rank] = _PROBE_BYTES / (time.perf_counter() - started)
+            sent.wait()
+    flows = transport.all_reduce_scalars(flows, "sum")
+    return tuple(min(max(flows[j * n : (j + 1) * n]), max(flows[j::n])) for j in range(n))
