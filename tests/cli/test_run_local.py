@@ -70,3 +70,17 @@ def test_a_run_that_lost_a_rank_between_exchanges_goes_on_as_if_it_had_not(tmp_p
     other = only_run(tmp_path / "undisturbed")
     for name, columns in (("metrics.csv", METRICS), ("layers.csv", LAYERS)):
         assert repeating(folder, name, columns) == repeating(other, name, columns)
+
+
+def test_another_number_of_ranks_goes_on_with_the_mean_of_what_waited(tmp_path: Path) -> None:
+    run = (
+        *RUN, "--model", "small_cnn", "--steps", "33", "--checkpoint-every", "9", "--strategy", "local:steps=2",
+        "--compressor", "mortal:ratio=0.05", "--collective", "ring",
+    )  # fmt: skip
+    told = {"PYTHONPATH": install(tmp_path), "MORTAL": str(tmp_path / "was-killed")}
+    assert execute(*run, "--out", str(tmp_path / "runs"), **told).code == 3
+    folder = only_run(tmp_path / "runs")
+    resumed = execute("run", "--resume", str(folder), "--world-size", "3", "--resume-residuals", "sum", **told)
+    assert resumed.code == 0, resumed.error
+    (row,) = rows(folder)
+    assert (row["world_size"], row["replicas_in_sync"], row["step"]) == ("3", "true", "33")

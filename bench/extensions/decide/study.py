@@ -16,6 +16,7 @@ from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
 from bench.report.quality import Quality, quality_of
+from collectives.options import Spec
 
 # Options that change the time of a run but none of its numbers.
 LINK_OPTIONS = frozenset(
@@ -110,9 +111,17 @@ class Study:
 
     @property
     def is_time_dependent(self) -> bool:
-        """True if the numbers of a method depend on the link, so that only whole runs on the link count."""
-        strategies = (str((self.base | settings).get("strategy")) for settings in self.methods)
-        return any(strategy.partition(":")[0] in TIME_DEPENDENT for strategy in strategies)
+        """True if only whole runs on the link count.
+
+        The numbers of a method depend on the link, or its first steps are of another kind and cannot be timed apart.
+        """
+        strategies = [Spec.parse(str((self.base | settings).get("strategy"))) for settings in self.methods]
+        return any(
+            strategy.name in TIME_DEPENDENT
+            or strategy.options.get("preset") == "post_local"
+            or strategy.options.get("start_after", "0") != "0"
+            for strategy in strategies
+        )
 
     def plan(self, server: ForkServer) -> list[Method]:
         """Return the methods with their complete configurations, the baseline first.

@@ -71,18 +71,14 @@ class Local(LocalOptions, Strategy):
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
         with usage_errors():
             dealt(model, self.fragments)
-        notes = []
-        left = ((config.steps or 0) - self.start_after) % self.interval
-        if config.steps and config.steps < self.start_after + self.interval:
-            notes.append(
-                f"--steps {config.steps} ends before the first exchange, so what is evaluated is the network of step "
-                f"{min(config.steps, self.start_after)}; give --steps {self.start_after + self.steps} or more"
-            )
-        elif config.steps and left:
-            notes.append(
-                f"the last {left} of --steps {config.steps} come after the last exchange and are not evaluated"
-            )
-        return notes
+        steps, first = config.steps or 0, self.start_after
+        left = max(0, steps - first) % self.interval
+        if not left:
+            return []
+        return [
+            f"the last evaluation sees the parameters of step {steps - left}, because no exchange follows; make "
+            f"--steps a multiple of {self.interval}{f' plus {first}' if first else ''}"
+        ]
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:

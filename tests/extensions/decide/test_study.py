@@ -78,6 +78,9 @@ def test_the_hosts_of_the_link_share_the_samples_of_a_recipe() -> None:
 def test_strategies_whose_numbers_depend_on_time_are_known() -> None:
     assert not Study(base={"strategy": "ddp"}, methods=[{}], rule={}).is_time_dependent
     assert Study(base={}, methods=[{}, {"strategy": "async_server:staleness=1"}], rule={}).is_time_dependent
+    assert Study(base={}, methods=[{}, {"strategy": "local:preset=post_local"}], rule={}).is_time_dependent
+    assert Study(base={}, methods=[{}, {"strategy": "local:start_after=9"}], rule={}).is_time_dependent
+    assert not Study(base={}, methods=[{}, {"strategy": "local:steps=9"}], rule={}).is_time_dependent
 
 
 @pytest.mark.parametrize(
