@@ -137,11 +137,18 @@ class Study:
         on_link = trajectories if ranks.cluster is None else _configs(link, self.methods, server)
         if not self.is_time_dependent:  # else a whole run also shows the final accuracy
             on_link = [dataclasses.replace(config, stop_at_target=True) for config in on_link]
-        names = short_names([(config.compressor, config.collective) for config in on_link], self.methods)
+        names = short_names([(_what_is_sent(config), config.collective) for config in on_link], self.methods)
         return [
             Method(name=name, trajectory=trajectory, on_link=config)
             for name, trajectory, config in zip(names, trajectories, on_link, strict=True)
         ]
+
+
+def _what_is_sent(config: RunConfig) -> str:
+    """Return the compressor, after the strategy unless that is the default; without a compressor, only the strategy."""
+    if config.strategy == RunConfig.strategy:
+        return config.compressor
+    return f"{config.strategy} {config.compressor}".removesuffix(" none")
 
 
 def _configs(base: Settings, methods: list[Settings], server: ForkServer) -> list[RunConfig]:
