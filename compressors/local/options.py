@@ -125,6 +125,11 @@ class LocalOptions(PresetOptions, name="local"):
                 f"divides it; use fragments=1, or other options of {method}",
             ),
             (
+                self.delay > 0 and getattr(compressor, "importance", None) == "taylor",
+                f"{method} reads the weights while it encodes, and with delay={self.delay} they change meanwhile; use "
+                "importance=l2 or delay=0",
+            ),
+            (
                 bool(combined) and collective.component_name != "allgather",
                 f"{combined} needs the message of every rank, and {collective.component_name} adds messages on their "
                 "way; use collective allgather",

@@ -62,6 +62,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local:preset=streaming", "compressor": "group_topk:scope=model"},
         "wants the whole model as one message with these options, and fragments=4 divides it; use fragments=1",
     ),
+    (
+        {"strategy": "local:preset=streaming", "compressor": "hylo:importance=taylor"},
+        "hylo reads the weights while it encodes, and with delay=5 they change meanwhile; use importance=l2",
+    ),
     ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
     ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
     ({"collective": "server:mode=asp"}, "server has no option 'mode'"),
