@@ -87,7 +87,9 @@ class LocalSteps(CompressedCommunicator):
         self._nonfinite = nonfinite
         self._steps = self._number = 0  # steps made, exchanges begun
         self._under_way: _Exchange | None = None
-        self._inner: list[torch.Tensor] | None = None  # this rank's parameters while the model holds the outer copy
+        self._outer_buffers = [buffer.clone() for buffer in self._buffers]  # as of the last exchange
+        # This rank's parameters and buffers while the model holds the outer copy.
+        self._inner: list[torch.Tensor] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange") if options.delay else None
 
     @property
@@ -126,6 +128,7 @@ class LocalSteps(CompressedCommunicator):
         if local == 0:
             for fragment in self._fragments:
                 fragment.begin()
+            self._outer_buffers = [buffer.clone() for buffer in self._buffers]
         if local <= 0:
             return
         if (local + self.options.delay) % self.options.interval == 0:
@@ -140,28 +143,30 @@ class LocalSteps(CompressedCommunicator):
 
     @torch.no_grad()
     def show_outer(self) -> None:
-        """Let the model hold the outer copy, for an evaluation, until `show_inner` or the next `start_step`."""
+        """Let the model hold the outer copy and the buffers of the last exchange, until `show_inner` or a new step."""
         self._settle()
         if self._inner is None and self._steps > self.options.start_after:
-            self._inner = [layer.weight.detach().clone() for layer in self.layers if layer.weight is not None]
+            self._inner = [tensor.clone() for tensor in self._own()]
             for fragment in self._fragments:
                 fragment.adopt()
+            for buffer, outer in zip(self._buffers, self._outer_buffers, strict=True):
+                buffer.copy_(outer)
 
     @torch.no_grad()
     def show_inner(self) -> None:
-        """Let the model hold this rank's own parameters again, bit for bit."""
+        """Let the model hold this rank's own parameters and buffers again, bit for bit."""
         if self._inner is not None:
-            weights = [layer.weight for layer in self.layers if layer.weight is not None]
-            for weight, own in zip(weights, self._inner, strict=True):
-                weight.copy_(own)
+            for tensor, own in zip(self._own(), self._inner, strict=True):
+                tensor.copy_(own)
             self._inner = None
 
     @property
     @override
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the tensors that are held on this rank, by purpose; "outer" is the copy with momentum."""
-        tensors = [tensor for each in self._fragments for tensor in (each.outer, each.momentum) if tensor is not None]
-        return super().nbytes | {"outer": memory_nbytes(tensors)}
+        of_fragments = (tensor for each in self._fragments for tensor in (each.outer, each.momentum))
+        held = [tensor for tensor in of_fragments if tensor is not None] + self._outer_buffers
+        return super().nbytes | {"outer": memory_nbytes(held)}
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -172,6 +177,7 @@ class LocalSteps(CompressedCommunicator):
             "number": self._number,
             "outer": [fragment.outer for fragment in self._fragments],
             "momentum": [fragment.momentum for fragment in self._fragments],
+            "buffers": self._outer_buffers,
             "inner": self._inner,
             "under_way": None if self._under_way is None else _saved(self._under_way),
         }
@@ -184,6 +190,7 @@ class LocalSteps(CompressedCommunicator):
         for fragment, outer, momentum in zip(self._fragments, state["outer"], state["momentum"], strict=True):
             fragment.outer.copy_(outer)
             fragment.momentum = None if momentum is None else momentum.clone()
+        self._outer_buffers = [buffer.clone() for buffer in state["buffers"]]
         self._inner = None if state["inner"] is None else [own.clone() for own in state["inner"]]
         saved = state["under_way"]
         self._under_way = None if saved is None else self._loaded(saved)
@@ -224,8 +231,10 @@ class LocalSteps(CompressedCommunicator):
         fragment = self._fragments[exchange.number % len(self._fragments)]
         fragment.step(exchange.mean, self.options)
         fragment.adopt(self.options.alpha)
-        for buffer, mean in zip(self._buffers, exchange.buffers, strict=False):
-            buffer.copy_(mean)
+        if exchange.buffers:
+            self._outer_buffers = exchange.buffers
+            for buffer, mean in zip(self._buffers, exchange.buffers, strict=True):
+                buffer.copy_(mean)
         self._under_way = None
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
@@ -267,6 +276,10 @@ class LocalSteps(CompressedCommunicator):
             received = self._plain.broadcast(own, 0, ()).values
             for buffer, part in zip(others, received.split([buffer.nbytes for buffer in others]), strict=True):
                 buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+
+    def _own(self) -> list[torch.Tensor]:
+        weights = [layer.weight.detach() for layer in self.layers if layer.weight is not None]
+        return [*weights, *self._buffers]
 
     def _settle(self) -> None:
         """Wait until the thread has ended the exchange that is under way; its result is used when it is due."""

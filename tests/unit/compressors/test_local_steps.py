@@ -136,6 +136,23 @@ def test_an_evaluation_sees_the_outer_copy_and_changes_nothing() -> None:
     assert torch.equal(undisturbed[0][-1], one[-1])
 
 
+def test_the_outer_copy_has_the_buffers_of_the_last_exchange() -> None:
+    def work(rank: Rank) -> list[Any]:
+        seen = []
+        for index in range(4):
+            rank.step(drift, index)
+            own = [buffer.clone() for buffer in rank.model.buffers()]
+            rank.outer()
+            seen.append([float(buffer.flatten()[0]) for buffer in rank.model.buffers()])
+            rank.local.show_inner()
+            assert all(map(torch.equal, rank.model.buffers(), own))
+        return seen
+
+    # mean, variance and count begin with 0, 1 and 0; in each step rank r adds 1 + r, and the exchange is in step 3
+    found = run_local(network, work, steps=3)
+    assert found == [[[0.0, 1.0, 0.0]] * 2 + [[4.5, 5.5, 3.0]] * 2] * 2
+
+
 @pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
 def test_what_was_sent_and_what_waits_add_up(decay: float) -> None:
     def work(rank: Rank) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
