@@ -90,7 +90,10 @@ class LocalSteps(CompressedCommunicator):
         self._outer_buffers = [buffer.clone() for buffer in self._buffers]  # as of the last exchange
         # This rank's parameters and buffers while the model holds the outer copy.
         self._inner: list[torch.Tensor] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="exchange") if options.delay else None
+        self._thread = None
+        if options.delay:
+            device = next(model.parameters()).device
+            self._thread = ThreadPoolExecutor(1, "exchange", initializer=_compute_on, initargs=(device,))
 
     @property
     def averages_gradients(self) -> bool:
@@ -294,6 +297,11 @@ class LocalSteps(CompressedCommunicator):
         encoded = [EncodedLayer(layer=layer_of[each["layer"]], **each["of_layer"]) for each in saved["encoded"]]
         exchange.done.set_result(StepReport(**saved["seconds"], encoded=encoded))
         return exchange
+
+
+def _compute_on(device: torch.device) -> None:
+    if device.type == "cuda":  # a new thread begins on the first GPU
+        torch.cuda.set_device(device)
 
 
 def _saved(exchange: _Exchange) -> dict[str, Any]:
