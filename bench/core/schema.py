@@ -210,7 +210,10 @@ SPEED = (
         better="higher",
         deterministic=False,
     ),
-    _step_seconds("step_time_s", "median time of a step"),
+    _step_seconds(
+        "step_time_s",
+        "median time of a step (with --strategy local: of the mean step between two exchanges of the same parameter)",
+    ),
     _step_seconds("step_time_p95_s", "95th percentile of the time of a step"),
     _step_seconds(
         "forward_backward_s",

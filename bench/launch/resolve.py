@@ -228,7 +228,10 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
     obstacles = (
         (config.cluster is not None or config.nnodes > 1, "the run's hosts are part of its configuration"),
         (config.partition != "iid", f"--partition {config.partition} ties samples to ranks"),
-        (parts.strategy.component_name != "ddp", f"{parts.strategy.component_name} gives every rank a different task"),
+        (
+            parts.strategy.component_name not in ("ddp", "local"),
+            f"{parts.strategy.component_name} gives every rank a different task",
+        ),
         (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
         (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by compressor and collective"),
         (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),

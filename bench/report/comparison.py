@@ -219,8 +219,8 @@ def choose_baseline(
 ) -> tuple[RunGroup, str | None]:
     """Choose the baseline of a comparison.
 
-    If several rows match, a row with a successful run is preferred, then one with the collective ``native``, then the
-    one that appears first.
+    If several rows match, a row with a successful run is preferred, then one with the collective ``native``, then one
+    with the strategy ``ddp``, then the one that appears first.
 
     Args:
         rows: the groups of runs, in order of appearance; at least one.
@@ -250,7 +250,9 @@ def choose_baseline(
     for what, found in choices:
         if found:
             ok = [row for row in found if row.ok] or found
-            chosen = next((row for row in ok if row.distinct("collective") == ["native"]), ok[0])
+            chosen = min(
+                ok, key=lambda row: (row.distinct("collective") != ["native"], row.distinct("strategy") != ["ddp"])
+            )
             return chosen, f"{len(found)} rows {what}; the baseline is {chosen.title}{advice}" if found[1:] else None
     if wanted is not None:
         raise NoSuchBaseline(f"no row fits --baseline {wanted}; the rows are: {'; '.join(row.title for row in rows)}")

@@ -278,9 +278,11 @@ class BoundStrategy(abc.ABC):
         model, exchanges, optimizer: the arguments.
         layers: the model's trainable parameters.
         loop: process group of the ranks that run the training loop; None if all ranks do.
+        interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
     """
 
     loop: dist.ProcessGroup | None = None
+    interval: int = 1
 
     def __init__(
         self, model: nn.Module, exchanges: Sequence[Exchange], optimizer: torch.optim.Optimizer | None = None

@@ -62,10 +62,11 @@ class StepTime:
     exposed_s: float | None
 
 
-def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
+def speed_columns(steps: Sequence[StepTime], interval: int = 1) -> dict[str, float | None]:
     """Return the columns of `metrics.csv` about the time of a step and its parts, in seconds, by name.
 
-    The dict is empty if there are no steps.
+    The dict is empty if there are no steps. With an interval, median and percentile are those of the mean steps of
+    intervals, because only some steps of each exchange anything.
 
     The time of a part of a step, such as encoding, is (its share of the time of all steps) x (the median step). The
     mean time of the part could exceed the median step if a few steps are slow.
@@ -79,6 +80,8 @@ def speed_columns(steps: Sequence[StepTime]) -> dict[str, float | None]:
         return part_s / total_s if known and part_s <= total_s else None  # longer than the steps: a clock is wrong
 
     total = torch.tensor([step.total_s for step in steps], dtype=torch.float64)
+    length = min(interval, len(steps))
+    total = total[: len(steps) // length * length].view(-1, length).mean(1)
     median_s, p95_s = total.quantile(torch.tensor([0.5, 0.95], dtype=torch.float64)).tolist()
     shares = {name: share(name) for name in ("encode_s", "exchange_s", "exposed_s")}
     computing, waiting = share("until_exchanged_s"), share("waited_s")
@@ -344,7 +347,7 @@ class Trainer:
                 "test_accuracy": test.accuracy,
                 "test_bits_per_byte": bits_per_byte,
                 **self.data.columns,
-                **speed_columns(times),
+                **speed_columns(times, self.strategy.interval),
             },
             figures={
                 "samples": self.own_steps * self.config.samples_per_step * len(self._batches),

@@ -39,7 +39,7 @@ from compressors.base import (
 from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
 from compressors.kernels.residuals import accelerate, add
-from compressors.layer import Memory, Step, copies, memory_nbytes
+from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
 SumPayloads = Callable[[Payload, Key], Payload]
@@ -146,6 +146,13 @@ class Reducer(abc.ABC):
             state.drop()
         self._buffers.end_step()
         self._encoded = {}
+
+    def scale_residuals_(self, factor: float, layers: Sequence[Layer]) -> None:
+        """Multiply the residuals of these layers by a factor, between two steps."""
+        residuals = self._residuals.by_layer()
+        for layer in layers:
+            if layer.id in residuals:
+                residuals[layer.id].mul_(factor)
 
     def residual_norms(self) -> dict[int, float]:
         """Return, by layer id, the L2 norm of each layer's residual (the part of gradients that was not sent yet)."""

@@ -33,7 +33,8 @@ from collectives.options import OptionError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
 
-# A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together.
+# A block times at least this many steps of a method and level, and more if they take less than BLOCK_S together; of a
+# method that does not exchange something in every step, whole intervals.
 FEWEST_STEPS, MOST_STEPS, BLOCK_S = 3, 30, 0.15
 FEWEST_BLOCKS = 5
 
@@ -84,6 +85,7 @@ class TimedMethod:
         dist.barrier()
         trainer.train_until(trainer.step + count)
         trainer.times.clear()
+        self.strategy.synchronize()  # what this method still sends would slow down the next one
         return (recorder.train_time_s - trained_s) / count, (self._sent_bytes() - sent) / count
 
     def _sent_bytes(self) -> float:
@@ -112,7 +114,9 @@ def run(config: StepTimesConfig, folder: RunFolder) -> None:
             everyone = gather_json([measured[subject] for subject in subjects])
             if block < 0:
                 steps = [math.ceil(BLOCK_S / step_s) for step_s, _ in everyone[0]]
-                counts = {s: min(max(FEWEST_STEPS, n), MOST_STEPS) for s, n in zip(subjects, steps, strict=True)}
+                for subject, wanted in zip(subjects, steps, strict=True):
+                    interval = methods[subject[0]].strategy.interval
+                    counts[subject] = math.ceil(min(max(FEWEST_STEPS, wanted), MOST_STEPS) / interval) * interval
                 continue
             entries = []
             for place, subject in enumerate(subjects):

@@ -16,6 +16,7 @@ from bench.launch.run import execute, resume
 from bench.launch.sweep_file import Settings, SweepFile, plan_runs, read_sweep, table_text
 from bench.launch.sweep_state import PastRun, by_digest, past_runs, run_missing
 from bench.report.quality import Quality, quality_of
+from collectives.options import Spec
 
 # Options that change the time of a run but none of its numbers.
 LINK_OPTIONS = frozenset(
@@ -110,9 +111,17 @@ class Study:
 
     @property
     def is_time_dependent(self) -> bool:
-        """True if the numbers of a method depend on the link, so that only whole runs on the link count."""
-        strategies = (str((self.base | settings).get("strategy")) for settings in self.methods)
-        return any(strategy.partition(":")[0] in TIME_DEPENDENT for strategy in strategies)
+        """True if only whole runs on the link count.
+
+        The numbers of a method depend on the link, or its first steps are of another kind and cannot be timed apart.
+        """
+        strategies = [Spec.parse(str((self.base | settings).get("strategy"))) for settings in self.methods]
+        return any(
+            strategy.name in TIME_DEPENDENT
+            or strategy.options.get("preset") == "post_local"
+            or strategy.options.get("start_after", "0") != "0"
+            for strategy in strategies
+        )
 
     def plan(self, server: ForkServer) -> list[Method]:
         """Return the methods with their complete configurations, the baseline first.
@@ -128,11 +137,18 @@ class Study:
         on_link = trajectories if ranks.cluster is None else _configs(link, self.methods, server)
         if not self.is_time_dependent:  # else a whole run also shows the final accuracy
             on_link = [dataclasses.replace(config, stop_at_target=True) for config in on_link]
-        names = short_names([(config.compressor, config.collective) for config in on_link], self.methods)
+        names = short_names([(_what_is_sent(config), config.collective) for config in on_link], self.methods)
         return [
             Method(name=name, trajectory=trajectory, on_link=config)
             for name, trajectory, config in zip(names, trajectories, on_link, strict=True)
         ]
+
+
+def _what_is_sent(config: RunConfig) -> str:
+    """Return the compressor, after the strategy unless that is the default; without a compressor, only the strategy."""
+    if config.strategy == RunConfig.strategy:
+        return config.compressor
+    return f"{config.strategy} {config.compressor}".removesuffix(" none")
 
 
 def _configs(base: Settings, methods: list[Settings], server: ForkServer) -> list[RunConfig]:

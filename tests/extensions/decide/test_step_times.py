@@ -29,3 +29,14 @@ def test_steps_are_timed_at_each_density_of_the_training() -> None:
     assert 10 * last < first < 25 * last
     assert times["none"].nbytes == [30730 * 4.0]
     assert all(seconds > 0.0 for each in times.values() for block in each.seconds for seconds in block)
+
+
+@pytest.mark.timeout(120)
+def test_timed_steps_contain_as_many_exchanges_as_the_training() -> None:
+    strategy = "local:steps=40,delay=3"  # more steps than a block has otherwise
+    config = resolve(RunConfig(model="linear", strategy=strategy, epochs=6, threads=1))
+    with ForkServer(TRAIN) as server:
+        times = measure_step_times(
+            {"local": config}, {"local": [DensityLevel(nbytes=0.0, step=0)]}, server, max_s=0.0, on_block=lambda _: None
+        )
+    assert times["local"].nbytes == [pytest.approx(30730 * 4 / 40)]

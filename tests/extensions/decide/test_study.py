@@ -75,9 +75,25 @@ def test_the_hosts_of_the_link_share_the_samples_of_a_recipe() -> None:
         assert (method.on_link.model, method.on_link.batch_size, method.on_link.epochs) == ("resnet20", 32, 164)
 
 
+@pytest.mark.usefixtures("planned_here")
+def test_a_method_is_named_after_its_strategy() -> None:
+    methods: list[Settings] = [
+        {"compressor": "bf16"},
+        {"strategy": "local:preset=diloco"},
+        {"strategy": "local:preset=sparseloco", "compressor": "topk"},
+        {"compressor": "topk"},
+    ]
+    with ForkServer(TRAIN) as server:
+        names = [method.name for method in Study(base={"model": "linear"}, methods=methods, rule={}).plan(server)]
+    assert names == ["bf16", "local:preset=diloco", "local:preset=sparseloco topk", "topk"]
+
+
 def test_strategies_whose_numbers_depend_on_time_are_known() -> None:
     assert not Study(base={"strategy": "ddp"}, methods=[{}], rule={}).is_time_dependent
     assert Study(base={}, methods=[{}, {"strategy": "async_server:staleness=1"}], rule={}).is_time_dependent
+    assert Study(base={}, methods=[{}, {"strategy": "local:preset=post_local"}], rule={}).is_time_dependent
+    assert Study(base={}, methods=[{}, {"strategy": "local:start_after=9"}], rule={}).is_time_dependent
+    assert not Study(base={}, methods=[{}, {"strategy": "local:steps=9"}], rule={}).is_time_dependent
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,42 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "async_server:root=2"}, "async_server: root=2 is none of the 2 ranks"),
     ({"strategy": ASP, "collective": "ring"}, "sums nothing; leave out --collective ring"),
     ({"strategy": ASP, "collective": "server:downlink=union"}, "leave out --collective server:downlink=union"),
+    ({"strategy": "local:steps=10,fragments=3"}, "local: fragments=3 does not divide steps=10; choose steps"),
+    (
+        {"strategy": "local:preset=streaming,delay=25"},
+        "local: delay=25 is not below the 25 steps between two exchanges",
+    ),
+    ({"strategy": "local:nesterov=true"}, "local: nesterov=true needs a momentum; add outer_momentum=0.9"),
+    (
+        {"strategy": "local:preset=diloco", "compressor": "dgc"},
+        "and outer_momentum=0.9 of local is a second one; use a",
+    ),
+    ({"strategy": "local", "compressor": "dgc"}, "dgc applies the optimizer's momentum to gradients, which local does"),
+    (
+        {"strategy": "local", "compressor": "torch_fp16"},
+        "hook of gradients, and local exchanges parameters; use another",
+    ),
+    ({"strategy": "local", "compressor": "auto"}, "auto chooses how gradients are sent in every step, and local exch"),
+    ({"strategy": "local", "optimizer": "kfac"}, "kfac exchanges something between all ranks in every step, and with"),
+    ({"strategy": "local", "optimizer": "max_adabelief"}, "max_adabelief exchanges something between all ranks"),
+    ({"strategy": "local", "trigger": "sync"}, "--trigger sync waits for all ranks in every step, which local does"),
+    ({"strategy": "local", "bucket_mb": 1.0}, "--bucket-mb has no meaning with local, which sends each fragment as"),
+    ({"strategy": "local:average=senders", "compressor": "topk", "collective": "ring"}, "use collective allgather"),
+    ({"strategy": "local:clip=median"}, "clip=median needs the message of every rank, and native adds messages"),
+    (
+        {"strategy": "local:clip=median", "compressor": "powersgd", "collective": "allgather"},
+        "clip=median needs messages that can be decoded one by one, and the ranks of powersgd encode together",
+    ),
+    ({"strategy": "local:preset=sparseloco"}, "decay=0.95 needs a residual, and none keeps none with these options"),
+    (
+        {"strategy": "local:preset=streaming", "compressor": "group_topk:scope=model"},
+        "wants the whole model as one message with these options, and fragments=4 divides it; use fragments=1",
+    ),
+    (
+        {"strategy": "local:preset=streaming", "compressor": "hylo:importance=taylor"},
+        "hylo reads the weights while it encodes, and with delay=5 they change meanwhile; use importance=l2",
+    ),
+    ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
     ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
     ({"collective": "server:mode=asp"}, "server has no option 'mode'"),
     ({"compressor": "torch_fp16", "trigger": "sync"}, "torch_fp16 starts its own sends"),
@@ -91,9 +127,44 @@ def test_taken(choice: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("local", "sees the parameters of step 90, because no exchange follows; make --steps a multiple of 30"),
+        ("local:steps=200,fragments=4", ""),
+        (
+            "local:start_after=80",
+            "sees the parameters of step 80, because no exchange follows; make --steps a multiple of 30",
+        ),
+        (
+            "local:steps=8,start_after=90",
+            "sees the parameters of step 98, because no exchange follows; make --steps a mul",
+        ),
+        ("local:steps=120", "sees the parameters of step 0"),
+        ("local:steps=10", ""),
+    ],
+)
+def test_steps_after_the_last_exchange_are_said_to_be_left_out(text: str, said: str) -> None:
+    config = resolve(RunConfig(strategy=text, steps=100))
+    notes = [note for note in config.notes if "no exchange follows" in note]
+    assert [said in note for note in notes] == [True] * bool(said)
+
+
+def test_a_preset_of_local_steps_gives_way_to_options() -> None:
+    config = resolve(RunConfig(strategy="local:preset=diloco,outer_lr=0.5,steps=20", epochs=1))
+    assert config.strategy == "local:outer_lr=0.5,preset=diloco,steps=20"
+    assert (
+        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,start_after=0,steps=20"
+        in (config.filled["strategy"])
+    )
+
+
+@pytest.mark.parametrize(
     "choice",
     [
         {"clip_norm": 1.0, "compressor": "dgc:momentum_correction=false"},
+        {"clip_norm": 1.0, "strategy": "local:preset=post_local", "collective": "server"},
+        {"strategy": "local:preset=sparseloco", "compressor": "group_topk"},
+        {"strategy": "local:preset=streaming,fragments=2", "optimizer": "adabelief", "accumulate": 2},
         {"clip_norm": 1.0, "compressor": "torch_powersgd"},
         {"clip_norm": 1.0, "optimizer": "max_adabelief:mode=gradient"},
         {"clip_norm": 1.0, "optimizer": "kfac"},

@@ -54,6 +54,8 @@ def test_the_strategy_is_named_where_one_is_not_ddp(tmp_path: Path) -> None:
     assert titles(compared(tmp_path, asynchronous)) == ["none + server + async_server:mode=asp"]
     both = titles(compared(tmp_path, [*DENSE, *asynchronous]))
     assert both == ["none + native + ddp", "none + server + async_server:mode=asp"]
+    local = fake_seeds([1.0, 2.0], strategy="local:steps=5", config_id="l")
+    assert titles(compared(tmp_path, [*local, *DENSE])) == ["none + native + ddp", "none + native + local:steps=5"]
 
 
 def test_configurations_that_no_setting_tells_apart_are_told_apart_by_name_or_digest(tmp_path: Path) -> None:

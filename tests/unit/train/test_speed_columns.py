@@ -56,3 +56,11 @@ def test_a_wait_is_set_against_the_steps_of_which_it_is_known() -> None:
 def test_where_clocks_contradict_each_other_the_cell_is_empty() -> None:
     found = speed_columns([step(10.0, None), step(10.0, 88.2)])
     assert (found["exposed_s"], found["forward_backward_s"]) == (None, 10.0)
+
+
+@pytest.mark.parametrize(("interval", "median_s"), [(1, 1.0), (4, 4.0), (30, 4.0)])
+def test_a_step_is_the_mean_of_an_interval_in_which_few_exchange_something(interval: int, median_s: float) -> None:
+    steps = [step(0.0, 0.0), step(0.0, 0.0), step(0.0, 0.0), step(12.0, 12.0)] * 3
+    found = speed_columns(steps, interval)
+    assert found["step_time_s"] == pytest.approx(median_s)
+    assert found["exposed_s"] == pytest.approx(median_s * 12 / 16)

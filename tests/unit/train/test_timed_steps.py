@@ -24,6 +24,8 @@ PART = Samples(inputs=torch.zeros(64, 3, 32, 32, dtype=torch.uint8), targets=tor
 class Among:
     """A strategy that computes nothing; in a step of this rank, all ranks together make `steps_of_all` steps."""
 
+    interval = 1
+
     def __init__(self, steps_of_all: int) -> None:
         self._each, self._done = steps_of_all, 0
 

@@ -1,0 +1,1 @@
+"""Strategy `local`: ranks train alone between exchanges."""

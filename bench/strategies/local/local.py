@@ -1,0 +1,138 @@
+"""Local: every rank trains alone for some steps, then ranks exchange how far their parameters moved.
+
+All ranks keep an outer copy of the parameters, equal bit for bit. After every `steps` steps, each rank sends the outer
+copy minus its own parameters, compressed; an outer optimizer (SGD) moves the copy by the mean, and the rank takes it
+over. Evaluations, checkpoints and the saved model use the outer copy.
+
+Source: Douillard et al. 2023 (DiLoCo, arXiv:2311.08105); the other presets are Streaming DiLoCo (arXiv:2501.18512),
+SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
+"""
+
+import dataclasses
+import time
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from bench.core.config.run import RunConfig
+from bench.core.spec import usage_errors
+from bench.optimizers.base import Optimizer
+from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
+from collectives.base import Collective
+from compressors.base import Compressor
+from compressors.ddp.communicator import own_transport
+from compressors.ddp.report import StepReport
+from compressors.local.exchange import LocalSteps
+from compressors.local.fragments import dealt
+from compressors.local.options import LocalOptions
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Local(LocalOptions, Strategy):
+    """Exchange differences of parameters instead of gradients.
+
+    The defaults are local SGD: every 30 steps the parameters become their mean over ranks. A preset changes the
+    defaults of other options; options that you give take precedence. preset=diloco: steps=500, outer_lr=0.7,
+    outer_momentum=0.9, nesterov=true. preset=streaming: the same with steps=100, outer_lr=0.4, fragments=4, delay=5,
+    alpha=0.5. preset=sparseloco: steps=30, outer_lr=0.4, decay=0.95. preset=post_local: steps=4, start_after=100.
+
+    The inner optimizer's state stays on its rank, and the learning-rate schedule runs over inner steps. Gradients are
+    clipped on each rank, and a rank whose gradient is not finite skips its own step. With fragments, block b of the
+    network belongs to fragment b modulo `fragments`; a fragment is exchanged every steps / fragments steps, and during
+    the next `delay` steps in the background. Floating-point buffers are averaged with the last fragment.
+
+    Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
+    """
+
+    @override
+    def check_compatible(
+        self, config: RunConfig, compressor: Compressor, collective: Collective, optimizer: Optimizer
+    ) -> None:
+        name, stepping = self.component_name, optimizer.component_name
+        self.check_pair(compressor, collective)
+        refuse(
+            (
+                optimizer.exchanges,
+                f"{stepping} exchanges something between all ranks in every step, and with {name} a rank sends nothing "
+                "between two exchanges; use --strategy ddp or another optimizer",
+            ),
+            (
+                config.trigger != "async",
+                f"--trigger {config.trigger} waits for all ranks in every step, which {name} does not; leave it out",
+            ),
+            (
+                config.bucket_mb is not None,
+                f"--bucket-mb has no meaning with {name}, which sends each fragment as one message; leave it out",
+            ),
+        )
+
+    @override
+    def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
+        with usage_errors():
+            dealt(model, self.fragments)
+        steps, first = config.steps or 0, self.start_after
+        left = max(0, steps - first) % self.interval
+        if not left:
+            return []
+        return [
+            f"the last evaluation sees the parameters of step {steps - left}, because no exchange follows; make "
+            f"--steps a multiple of {self.interval}{f' plus {first}' if first else ''}"
+        ]
+
+    @override
+    def bind(self, setup: Setup) -> BoundStrategy:
+        return LocalTraining(setup, self)
+
+
+class LocalTraining(BoundStrategy):
+    """Train on this rank alone between exchanges.
+
+    Args:
+        setup: the run's components and this rank's model.
+        options: the strategy with its options.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, setup: Setup, options: Local) -> None:
+        config = setup.config
+        self._local = LocalSteps(
+            setup.model,
+            options,
+            setup.compressor,
+            setup.collective,
+            own_transport(setup.device, config.timeout_s),
+            nonfinite=config.nonfinite,
+        )
+        super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, config.lr))
+        self.interval = options.steps
+
+    @override
+    def train_step(self, batch: Batch) -> StepReport:
+        for group in self.optimizer.param_groups:
+            group["lr"] = batch.lr
+        self._local.start_step(batch.step)
+        batch.backward(self.model)
+        updates = self._local.prepare_gradients_()
+        started = time.perf_counter()
+        if updates:
+            if batch.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), batch.clip_norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        update_s = time.perf_counter() - started
+        self._local.after_update()
+        report = self._local.finish_step()
+        report.skipped, report.update_s = not updates, update_s
+        return report
+
+    @override
+    def synchronize(self) -> None:
+        """Let the model hold the outer copy, which is equal on all ranks, until the next step."""
+        self._local.show_outer()
+
+    @override
+    def state_dict(self) -> dict[str, object]:
+        self.synchronize()
+        return super().state_dict()

@@ -1,0 +1,191 @@
+"""`attach_local`: train with local steps in your own script, whose model is not in DistributedDataParallel.
+
+local = attach_local(model, optimizer, "group_topk:ratio=0.01", "ring", preset="sparseloco")
+for x, y in batches:
+loss_of(model(x), y).backward()
+optimizer.step()        # every 30 steps the ranks exchange how far their parameters moved
+optimizer.zero_grad()
+with local.outer():
+evaluate(model)         # with parameters that are equal on all ranks
+local.close()
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from collectives.base import Collective
+from collectives.options import build
+from collectives.transport.base import Transport
+from compressors.base import Compressor
+from compressors.ddp.attach import check_types
+from compressors.ddp.communicator import Nonfinite, own_transport
+from compressors.ddp.hook import warn_of_missing_epoch
+from compressors.layer import layers_of, sparse_gradients
+from compressors.local.exchange import LocalSteps
+from compressors.local.options import LocalOptions
+
+
+def attach_local(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    compressor: Compressor | str = "none",
+    collective: Collective | str = "native",
+    *,
+    seed: int = 0,
+    nonfinite: Nonfinite = "skip",
+    timeout_s: float = 300.0,
+    **options: Any,
+) -> "LocalHook":
+    """Let every rank train `model` alone, and exchange differences of parameters after every so many optimizer steps.
+
+    Every rank must call this function. The parameters and buffers of rank 0 are copied to all ranks.
+
+    Args:
+        model: the network, not in DDP or FSDP.
+        optimizer: the (inner) optimizer, or all optimizers, of the model; each makes one `step` per training step. Its
+            state stays on its rank.
+        compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the differences.
+        collective: an instance, or a spec such as "ring"; sums the payloads.
+        seed: seed of the compressor's own random numbers, the same on every rank.
+        nonfinite: what to do about NaN or infinity: "skip" this rank's own step, "raise" when a parameter is not
+            finite at an exchange, or "zero" the elements.
+        timeout_s: longest wait for any one message, in seconds.
+        options: options of local steps, such as steps=30, outer_lr=0.7 or preset="diloco".
+
+    Raises:
+        ValueError: the compressor or collective does not work with local steps; the model is wrapped, or has complex or
+            fp64 parameters or sparse gradients; an optimizer exchanges something itself.
+        OptionError: an option is unknown or impossible, or a spec names no component.
+    """
+    if isinstance(compressor, str):
+        compressor = build("compressors", Compressor, compressor)
+    if isinstance(collective, str):
+        collective = build("collectives", Collective, collective)
+    chosen = LocalOptions.from_text(options)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    chosen.check_pair(compressor, collective)
+    layers = layers_of(model)
+    compressor.check_compatible(collective, layers)
+    check_types(layers, compressor)
+    _check(model, optimizers)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            first = tensor.contiguous()
+            dist.broadcast(first, 0)
+            tensor.copy_(first)
+    transport = own_transport(next(model.parameters()).device, timeout_s)
+    return LocalHook(model, optimizers, chosen, compressor, collective, transport, seed=seed, nonfinite=nonfinite)
+
+
+def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.fsdp")}
+    wide = [name for name, weight in model.named_parameters() if weight.dtype == torch.float64]
+    of_zero = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
+    obstacles = (
+        (
+            isinstance(model, DistributedDataParallel) or bool(names),
+            "attach_local needs the network itself, because DDP and FSDP exchange something in every step; leave out "
+            "the wrapper",
+        ),
+        (not optimizers, "attach_local needs the model's optimizer, whose steps it counts; give it one or several"),
+        (bool(of_zero), "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
+        (bool(wide), f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
+    )
+    reasons = [reason for applies, reason in obstacles if applies]
+    if reason := next(iter(reasons), None) or sparse_gradients(model):
+        raise ValueError(reason)
+
+
+class LocalHook(LocalSteps):
+    """Count the steps of a model's optimizers and exchange what is due; `attach_local` creates it."""
+
+    @override
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        options: LocalOptions,
+        compressor: Compressor,
+        collective: Collective,
+        transport: Transport,
+        *,
+        seed: int,
+        nonfinite: Nonfinite,
+    ) -> None:
+        super().__init__(model, options, compressor, collective, transport, nonfinite=nonfinite)
+        self._seed = seed
+        self._epoch: int | None = None
+        self._epoch_is_missing = compressor.traits.denser_epochs > 0
+        self._updates = True  # false if this rank skips the step
+        self._waiting_for = self._ids = {id(each) for each in optimizers}  # optimizers that have not made this step
+        self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
+        self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of finished epochs, which controls the density during the warm-up epochs.
+
+        Without this call, a compressor skips its warm-up epochs, if it has any, and warns about that.
+        """
+        self._epoch = epoch
+        self._epoch_is_missing = False
+
+    @contextlib.contextmanager
+    def outer(self) -> Iterator[None]:
+        """Let the model hold the outer copy, which is equal on all ranks, in a `with` block: to evaluate or save it."""
+        self.show_outer()
+        try:
+            yield
+        finally:
+            self.show_inner()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that this rank needs to go on bit for bit, besides that of its model and optimizer.
+
+        Save that of every rank, between two steps.
+        """
+        with self.outer():
+            return super().state_dict()
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the whole state with one that `state_dict` returned; load the model and the optimizer first."""
+        super().load_state_dict(state)
+        self.show_inner()
+
+    @override
+    def close(self) -> None:
+        """Release the thread and the connections; the model then holds the outer copy. Every rank must call this."""
+        for handle in self._handles:
+            handle.remove()
+        self.show_outer()
+        super().close()
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+            raise RuntimeError("local steps need gradients before optimizer.step(); call backward(), give no closure")
+        if id(optimizer) not in self._waiting_for:
+            raise RuntimeError("an optimizer made two steps while another made none; call step() of each once per step")
+        if self._waiting_for == self._ids:  # the first of this step
+            if self._epoch_is_missing and self.transport.rank == 0:
+                warn_of_missing_epoch(self.reducer.compressor)
+            self._epoch_is_missing = False
+            self.start_step(self.step_of(self._steps, self._epoch, self._seed))
+            self._updates = self.prepare_gradients_()
+        if not self._updates:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._waiting_for = self._waiting_for - {id(optimizer)}
+        if not self._waiting_for:
+            self._waiting_for = self._ids
+            self.after_update()

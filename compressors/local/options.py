@@ -1,0 +1,150 @@
+"""The options of local steps, their presets, and what they cannot be combined with."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from typing_extensions import Doc, override
+
+from collectives.base import Collective
+from collectives.options import Count, CountOrZero, Incompatible, OptionError, PresetOptions
+from compressors.base import Compressor, PerLayer, TorchHook
+from compressors.ddp.hook import OwnHook
+
+Preset = Literal["none", "diloco", "streaming", "sparseloco", "post_local"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "diloco": {"steps": 500, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True},
+    "streaming": {
+        "steps": 100,
+        "outer_lr": 0.4,
+        "outer_momentum": 0.9,
+        "nesterov": True,
+        "fragments": 4,
+        "delay": 5,
+        "alpha": 0.5,
+    },
+    "sparseloco": {"steps": 30, "outer_lr": 0.4, "decay": 0.95},
+    "post_local": {"steps": 4, "start_after": 100},
+}
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class LocalOptions(PresetOptions, name="local"):
+    """Options of `compressors.local.exchange.LocalSteps`; the defaults average the parameters every 30 steps.
+
+    Raises:
+        OptionError: fragments that do not divide the steps, a delay beyond their interval, or Nesterov momentum of 0.
+    """
+
+    presets = PRESETS
+
+    steps: Annotated[Count, Doc("steps of each rank between two exchanges of the same parameter")] = 30
+    outer_lr: Annotated[float, Gt(0), Le(10), Doc("share of the mean difference by which the outer copy moves")] = 1.0
+    outer_momentum: Annotated[float, Ge(0), Lt(1), Doc("momentum of the outer copy")] = 0.0
+    nesterov: Annotated[bool, Doc("apply Nesterov momentum to the outer copy")] = False
+    start_after: Annotated[CountOrZero, Doc("first steps in which gradients are averaged, uncompressed, as in ddp")] = 0
+    fragments: Annotated[Count, Doc("parts of the model that are exchanged in turn; they must divide steps")] = 1
+    delay: Annotated[CountOrZero, Doc("steps that an exchange may take in the background; below steps / fragments")] = 0
+    alpha: Annotated[
+        float, Ge(0), Le(1), Doc("share of a rank's own parameters that it keeps when it takes over the outer copy")
+    ] = 0.0
+    average: Annotated[
+        Literal["ranks", "senders"],
+        Doc("divide the sum by the number of ranks, or each element by the number of ranks that sent it"),
+    ] = "ranks"
+    clip: Annotated[
+        Literal["none", "median"], Doc("scale a rank's message of a layer down to the median norm over ranks, or not")
+    ] = "none"
+    decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
+    preset: Annotated[
+        Preset, Doc("change the defaults of the other options to those of DiLoCo, its relatives, or post-local SGD")
+    ] = "none"
+
+    @property
+    def interval(self) -> int:
+        """Return the steps between two exchanges, of whichever fragment."""
+        return self.steps // self.fragments
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        obstacles = (
+            (
+                self.steps % self.fragments != 0,
+                f"fragments={self.fragments} does not divide steps={self.steps}; choose steps that are a multiple of "
+                "fragments",
+            ),
+            (
+                self.delay >= self.interval,
+                f"delay={self.delay} is not below the {self.interval} steps between two exchanges (steps / fragments); "
+                "lower it",
+            ),
+            (
+                self.nesterov and not self.outer_momentum,
+                "nesterov=true needs a momentum; add outer_momentum=0.9, or leave it out",
+            ),
+        )
+        for applies, sentence in obstacles:
+            if applies:
+                raise OptionError(f"{self.component_name}: {sentence}")
+
+    def check_pair(self, compressor: Compressor, collective: Collective) -> None:
+        """Check that differences of parameters can be exchanged with these options by a compressor and a collective.
+
+        Raises:
+            Incompatible: they cannot; the message names what would work.
+        """
+        name, method, traits = self.component_name, compressor.component_name, compressor.traits
+        combined = "average=senders" if self.average == "senders" else "clip=median" if self.clip == "median" else ""
+        obstacles = (
+            (
+                isinstance(compressor, TorchHook),
+                f"{method} is PyTorch's own communication hook of gradients, and {name} exchanges parameters; use "
+                "another compressor",
+            ),
+            (
+                isinstance(compressor, OwnHook),
+                f"{method} chooses how gradients are sent in every step, and {name} exchanges parameters every "
+                f"{self.steps} steps; use another compressor",
+            ),
+            (
+                traits.owns_momentum and self.outer_momentum > 0,
+                f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} is a "
+                "second one; use a compressor without momentum, such as topk",
+            ),
+            (
+                traits.owns_momentum,
+                f"{method} applies the optimizer's momentum to gradients, which {name} does not send; use a compressor "
+                "without momentum, such as topk",
+            ),
+            (
+                traits.one_bucket and self.fragments > 1,
+                f"{method} wants the whole model as one message with these options, and fragments={self.fragments} "
+                f"divides it; use fragments=1, or other options of {method}",
+            ),
+            (
+                self.delay > 0 and getattr(compressor, "importance", None) == "taylor",
+                f"{method} reads the weights while it encodes, and with delay={self.delay} they change meanwhile; use "
+                "importance=l2 or delay=0",
+            ),
+            (
+                bool(combined) and collective.component_name != "allgather",
+                f"{combined} needs the message of every rank, and {collective.component_name} adds messages on their "
+                "way; use collective allgather",
+            ),
+            (
+                bool(combined) and (not isinstance(compressor, PerLayer) or traits.needs_all_ranks),
+                f"{combined} needs messages that can be decoded one by one, and the ranks of {method} encode together; "
+                "use another compressor, such as topk",
+            ),
+            (
+                self.decay < 1 and not traits.keeps_residual,
+                f"decay={self.decay:g} needs a residual, and {method} keeps none with these options; use decay=1, "
+                "error_feedback=true or another compressor",
+            ),
+        )
+        for applies, sentence in obstacles:
+            if applies:
+                raise Incompatible(sentence)

@@ -1,0 +1,111 @@
+"""`attach_local` in a script of its own, on two ranks."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from compressors.local import attach_local
+from tests.testing.ranks import run_ranks
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(16, 6, generator=generator)
+    nn.functional.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+def train(rank: int, stops: int | None) -> list[torch.Tensor]:
+    model = network(rank)  # rank 0's weights count
+    optimizers = [torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1:].parameters(), lr=0.1)]
+    options: dict[str, Any] = {"steps": 4, "fragments": 2, "delay": 1, "outer_momentum": 0.5, "start_after": 1}
+    pair = ("topk:ratio=0.2,warmup_epochs=0", "allgather")
+    local = attach_local(model, optimizers, *pair, **options)
+    seen = []
+    for step in range(10):
+        if step == stops:
+            parts = [model, *optimizers, local]
+            states = copy.deepcopy([part.state_dict() for part in parts])
+            local.close()
+            backward(model, rank, 99)
+            model.zero_grad()
+            again = attach_local(model, optimizers, *pair, **options)
+            for part, state in zip([model, *optimizers, again], states, strict=True):
+                part.load_state_dict(state)
+            local = again
+        backward(model, rank, step)
+        if (rank, step) == (1, 5):
+            next(model.parameters()).grad.fill_(float("nan"))
+        before = flat(model)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if (rank, step) == (1, 5):
+            assert torch.equal(flat(model), before)
+        own = flat(model)
+        with local.outer():
+            seen.append(flat(model))
+        assert torch.equal(flat(model), own)
+    assert local.traffic["gradient"].nbytes > 0
+    local.close()
+    assert torch.equal(flat(model), seen[-1])
+    return [*seen, own]
+
+
+def test_ranks_share_an_outer_copy_and_go_on_bit_for_bit(tmp_path: Path) -> None:
+    one, two = run_ranks(train, 2, tmp_path, args=(None,))
+    assert all(torch.equal(a, b) for a, b in zip(one[:-1], two[:-1], strict=True))
+    assert not torch.equal(one[-1], two[-1])
+    for stops in (4, 7):  # an exchange is under way before step 4, none before step 7
+        again, _ = run_ranks(train, 2, tmp_path, args=(stops,))
+        assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
+
+
+def refuse(_: int) -> None:
+    model, embedding = network(1), nn.Embedding(4, 3, sparse=True)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    cases: list[tuple[str, Any]] = [
+        ("needs the network itself", lambda: attach_local(DistributedDataParallel(network(1)), sgd)),
+        ("needs the model's optimizer", lambda: attach_local(model, [])),
+        ("local has no option 'step' (did you mean 'steps'?)", lambda: attach_local(model, sgd, step=4)),
+        ("fragments=3 does not divide steps=10", lambda: attach_local(model, sgd, fragments=3, steps=10)),
+        ("native adds", lambda: attach_local(model, sgd, "topk", "native")),
+        ("dgc applies the optimizer's momentum", lambda: attach_local(model, sgd, "dgc", "allgather")),
+        ("sparse=False", lambda: attach_local(embedding, sgd)),
+        ("0.weight is fp64", lambda: attach_local(network(1).double(), sgd)),
+        ("needs a model of as many blocks", lambda: attach_local(model, sgd, fragments=5, steps=10)),
+    ]
+    for sentence, call in cases:
+        with pytest.raises(ValueError, match=re.escape(sentence)) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+    both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
+    local = attach_local(model, both, steps=2)
+    both[0].step()
+    with pytest.raises(RuntimeError, match="call step\\(\\) of each once"):
+        both[0].step()
+    with pytest.raises(RuntimeError, match="give no closure"):
+        both[1].step(lambda: 0.0)
+    dist.barrier()
+    local.close()
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    run_ranks(refuse, 1, tmp_path)
