@@ -101,6 +101,11 @@ class GroupTopK(PresetOptions, CodingSparsifier):
                 self.scope == "model",
                 "scope=model makes one bucket of the whole model, so sending cannot overlap with backward",
             ),
+            (
+                self.values == "sigma",
+                "values=sigma has one range for all layers of a bucket, so layers with small gradients lose most of "
+                "theirs; use values=two_magnitudes, or topk",
+            ),
         )
         return [note for applies, note in notes if applies]
 

@@ -68,6 +68,7 @@ NOT_FAITHFUL = {
     "topk,error_feedback=False": "drops what it does not send",
     "group_topk,values=two_magnitudes,group_size=100,ratio=0.03,error_feedback=False": "drops what it does not send",
     "group_topk,preset=patent": "drops what it does not send",
+    "group_topk,values=sigma,min_numel=100": "one range for a bucket starves its small layers",
     "powersgd,rank=4,warm_start=False,error_feedback=False": "drops what it does not send",
     "dgc,ratio=0.01,clip_norm=1.0,sample_ratio=0.1": "clips the gradient",
 }

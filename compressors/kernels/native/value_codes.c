@@ -115,8 +115,8 @@ static void two_means(const float *sizes, int64_t count, float largest, uint16_t
             num_large -= is_large;
         }
     }
-    means[0] = to_bf16(limited((float)(low * inverse), LARGEST));
-    means[1] = to_bf16(limited((float)(high * inverse), LARGEST));
+    means[0] = to_bf16((float)(low * inverse));
+    means[1] = to_bf16((float)(high * inverse));
 }
 
 /* values: fp32 [count]; block: a multiple of 4, at most LONGEST_BLOCK; magnitudes: bf16 [2 per block]; packed: codes of
