@@ -56,7 +56,7 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     it. Layers sent in fp32 (`min_numel`, `skip`, `dense_ends`) are not part of the groups.
 
     values=two_magnitudes sends values in 2 bits instead of 16 and positions by their gaps: at 1 %, 0.44 of the bytes,
-    with about a third of the squared error of the published 2-bit code (values=sigma). The error stays in the residual.
+    with about a tenth of the squared error of the published code (values=sigma). The error stays in the residual.
     Sums of codes grow to fp32, so use them with `allgather`, which sums nothing on the way.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=patent sets
@@ -65,8 +65,9 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     as no preset.
 
     Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, with z entries of v bytes and b =
-    ceil(log2(min(group_size, m))). For codes of c bits: 24 + ceil(z c / 8) + 4 per 4096 elements (sigma: 16) +
-    min(ceil(z b / 8), ceil(m / 8), ceil(z l / 8) + ceil((z + floor((m - 1) / 2^l)) / 8)) with l = floor(log2(m / z)).
+    ceil(log2(min(group_size, m))). For codes of c bits: 24 + ceil(z c / 8) + 4 per 4096 elements, or per 32 values if
+    fewer lie there (sigma: 16), + min(ceil(z b / 8), ceil(m / 8), ceil(z l / 8) + ceil((z + floor((m - 1) / 2^l)) / 8))
+    with l = floor(log2(m / z)).
     """
 
     presets = PRESETS

@@ -209,12 +209,13 @@ class TopK(CodingSparsifier, name="topk"):
 
     A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes the first is
     sent. Entries that are zero on the wire are left out. values=two_magnitudes sends them in 2 bits instead of 16, with
-    about a third of the squared error of the published 2-bit code (values=sigma). The error stays in the residual. Sums
+    a fifth to a half of the squared error of the published code (values=sigma). The error stays in the residual. Sums
     of codes grow to fp32, so use them with `allgather`, which sums nothing on the way.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, with v bytes per value; at most 16 + m v. Coordinates
     take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8. For codes of b bits:
-    24 + ceil(k b / 8) + 4 per 4096 elements (sigma: 16) + indices, where coordinates take ceil(k ceil(log2 m) / 8).
+    24 + ceil(k b / 8) + indices + 4 per 4096 elements, or per 32 values if fewer lie there (sigma: 16); coordinates
+    take ceil(k ceil(log2 m) / 8).
     """
 
     sends: ClassVar[type[Payload]] = Sparse

@@ -57,7 +57,7 @@ def code_values(
     Args:
         values: fp32 [count], contiguous.
         coding: how to code them.
-        block: the result of `block_length`.
+        block: the result of `block_length`, at most 4096 except for "sigma".
         rest: the values' positions in a tensor, int64 [count], and that tensor, fp32, from which what the codes stand
             for is subtracted; None if there is none.
     """
