@@ -1,4 +1,4 @@
-"""Methods that send the largest entries of a layer: `topk`, `threshold`, `dgc`, `qsparse` and `adaptive_topk`."""
+"""Methods that send the largest entries of a layer: `topk`, `threshold`, `dgc` and `qsparse`."""
 
 import ctypes
 import dataclasses
@@ -11,10 +11,11 @@ import torch
 from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
-from collectives.options import Count, CountOrZero, Positive, PositiveOrZero
-from collectives.payloads import Payload, Sparse, SparseLevels
+from collectives.options import CountOrZero, OptionError, Positive, PositiveOrZero
+from collectives.payloads import Payload, Sparse, SparseCodes, SparseLevels
+from collectives.payloads.codec.value_codes import MOST_STEPS, SHARED_OVER, ValueCoding, block_length
 from collectives.payloads.codec.values import to_value_dtype
-from collectives.payloads.sparse import LARGEST, NUM_LEVELS
+from collectives.payloads.sparse import LARGEST, NUM_LEVELS, IndexedValues
 from compressors.base import NonFiniteSum, Sparsifier, Traits, finds_nonfinite
 from compressors.kernels.quantisation import pack_nearest_levels
 from compressors.kernels.residuals import add_and_find, add_and_measure, add_and_top_k, send_top_k
@@ -26,7 +27,8 @@ from compressors.kernels.selection import (
     sum_of_squares,
     top_k,
 )
-from compressors.layer import Layer, Step, Tensors, seed_for
+from compressors.kernels.value_codes import code_values
+from compressors.layer import Layer, Step, seed_for
 
 ValueDtype = Literal["fp16", "bf16", "fp32"]
 
@@ -49,7 +51,7 @@ class TypedSparsifier(Sparsifier):
     value_dtype: Annotated[ValueDtype, Doc("type of the values on the wire")] = "fp16"
 
     @override
-    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> Sparse:
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
         values = to_value_dtype(values, TORCH_DTYPES[self.value_dtype], step.world_size)
         if not values.all():
             indices, values = indices[values != 0], values[values != 0]
@@ -86,6 +88,17 @@ class ShareSparsifier(Sparsifier):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         return self._sparse(x, top_k(x, num_kept(self.density_for(layer, step), x.numel())), step)
 
+    def _add_and_code(
+        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
+    ) -> IndexedValues:
+        """Encode the k largest entries of the sum as `_sparse_values` does; other arguments are as in `encode_sum`."""
+        positions, values = add_and_top_k(gradient, residual, k, left)
+        if largest_magnitude(values) == math.inf:  # entries that are not finite are among the largest
+            raise NonFiniteSum
+        payload = self._sparse_values(len(left), positions, values, step)
+        payload.subtract_from_(left)
+        return payload
+
 
 @dataclasses.dataclass(kw_only=True)
 class DensitySparsifier(ShareSparsifier, TypedSparsifier):
@@ -97,17 +110,112 @@ def num_kept(density: float, numel: int) -> int:
     return min(numel, max(1, int(density * numel + 0.5)))
 
 
+# Relative error of a magnitude that is decoded as a product, or as the last of eight.
+TOP_ROUNDOFF = 1e-6
+
+
 @dataclasses.dataclass(kw_only=True)
-class TopK(DensitySparsifier, name="topk"):
+class CodingSparsifier(DensitySparsifier):
+    """Base of the methods that can also send their entries' values as codes of 2 or 8 bits.
+
+    two_magnitudes: a sign bit, and a bit that chooses one of two magnitudes in bf16. As many values as lie in 4096
+        elements (at least 32) share the magnitudes, which five rounds of Lloyd's method find, from the larger half on.
+    sigma: four levels for all values of a payload, each 1.5 standard deviations wide, and the mean of each level.
+    int8: a whole number of steps; values share a step as they share two magnitudes.
+
+    Source: S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28 (1982); sigma:
+    the code of SparseLoCo, Sarfi et al. 2025 (arXiv:2508.15706; one-covenant/templar, tplr/compress.py).
+    Differs: sigma takes 2 bits per code, not a byte, and its levels' means include the mean of all.
+
+    Raises:
+        OptionError: a value_dtype other than fp16, the default, for values that are codes.
+    """
+
+    values: Annotated[
+        Literal["floats", "two_magnitudes", "sigma", "int8"],
+        Doc("floats of value_dtype, or codes: 2 bits (two_magnitudes, sigma) or 8 bits per value"),
+    ] = "floats"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.coding and self.value_dtype != "fp16":
+            raise OptionError(
+                f"{self.component_name}: values={self.values} sends codes, so value_dtype={self.value_dtype} has no "
+                "use; use value_dtype=fp16, the default, or values=floats"
+            )
+
+    @property
+    def coding(self) -> ValueCoding | None:
+        """Return how values are coded; None if they are floats."""
+        return None if self.values == "floats" else self.values
+
+    @functools.cached_property
+    @override
+    def traits(self) -> Traits:
+        emits = super().traits.emits
+        return dataclasses.replace(super().traits, emits=emits - {self.sends} | {SparseCodes} if self.coding else emits)
+
+    @override
+    def kind_for(self, layer: Layer) -> type[Payload]:
+        return SparseCodes if self.coding else self.sends
+
+    @override
+    def _bound_for(self, share: float) -> float:
+        match self.coding:
+            case None:
+                return super()._bound_for(share)
+            case "two_magnitudes":
+                # n values v of a block keep sum(v)^2 / n of their squares if each becomes their mean magnitude
+                return 1 - share * (1 - roundoff("bf16") ** 2) / SHARED_OVER
+            case "sigma":
+                return 1.0  # all values may lie in one level, whose mean may be zero
+            case "int8":
+                # each of n values of a block loses at most half a step, which is 1 / 254 of the largest
+                return 1 - share * (1 - SHARED_OVER / (2 * MOST_STEPS) ** 2) * (1 - TOP_ROUNDOFF)
+
+    @override
+    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
+        if not self.coding:
+            return super()._sparse_values(numel, indices, values, step)
+        if not values.all():
+            indices, values = indices[values != 0], values[values != 0]
+        return self._codes(numel, numel, max(1, len(values)), indices, values)
+
+    def _codes(
+        self,
+        numel: int,
+        group_size: int,
+        k: int,
+        positions: torch.Tensor,
+        values: torch.Tensor,
+        left: torch.Tensor | None = None,
+    ) -> SparseCodes:
+        """Return the payload of entries `values`, fp32 [z], as codes.
+
+        Arguments before `values` are as in `SparseCodes`. If `left`, fp32 [numel], is given, the payload is subtracted
+        from it.
+        """
+        assert self.coding
+        block, rest = block_length(self.coding, len(values), numel), None if left is None else (positions, left)
+        tables, packed, arrived = code_values(values, self.coding, block, rest)
+        return SparseCodes(numel, group_size, k, positions, self.coding, tables, packed).holding(arrived)
+
+
+@dataclasses.dataclass(kw_only=True)
+class TopK(CodingSparsifier, name="topk"):
     """Top-k: sends the entries of largest magnitude of every layer.
 
     Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
 
     A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes the first is
-    sent. Entries that are zero on the wire are left out.
+    sent. Entries that are zero on the wire are left out. values=two_magnitudes sends them in 2 bits instead of 16, with
+    a fifth to a half of the squared error of the published code (values=sigma). The error stays in the residual. Sums
+    of codes grow to fp32, so use them with `allgather`, which sums nothing on the way.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, with v bytes per value; at most 16 + m v. Coordinates
-    take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8.
+    take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8. For codes of b bits:
+    24 + ceil(k b / 8) + indices + 4 per 4096 elements, or per 32 values if fewer lie there (sigma: 16); coordinates
+    take ceil(k ceil(log2 m) / 8).
     """
 
     sends: ClassVar[type[Payload]] = Sparse
@@ -118,6 +226,8 @@ class TopK(DensitySparsifier, name="topk"):
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload | None:
         k, dtype = num_kept(self.density_for(layer, step), layer.numel), TORCH_DTYPES[self.value_dtype]
+        if self.coding:
+            return self._add_and_code(gradients[0], residual, left, k, step)
         positions, values, is_finite = send_top_k(gradients[0], residual, left, k, dtype, step.world_size)
         if not is_finite:
             raise NonFiniteSum
@@ -130,7 +240,10 @@ class TopK(DensitySparsifier, name="topk"):
 
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
-        return Sparse.packed_nbytes(layer.numel, num_kept(self.ratio, layer.numel), TORCH_DTYPES[self.value_dtype])
+        k = num_kept(self.ratio, layer.numel)
+        if self.coding:
+            return SparseCodes.packed_nbytes(layer.numel, layer.numel, k, self.coding)
+        return Sparse.packed_nbytes(layer.numel, k, TORCH_DTYPES[self.value_dtype])
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -250,10 +363,6 @@ class Dgc(DensitySparsifier, name="dgc"):
         return candidates
 
 
-# Relative error of the largest magnitude, which is decoded as the last of eight products.
-TOP_ROUNDOFF = 1e-6
-
-
 @dataclasses.dataclass(kw_only=True)
 class QSparse(ShareSparsifier, name="qsparse"):
     """Quantised top-k: sends the entries of `topk` with four bits per value, about half its bytes at ratio=0.01.
@@ -276,14 +385,9 @@ class QSparse(ShareSparsifier, name="qsparse"):
     def encode_sum(
         self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
     ) -> Payload:
-        positions, values = add_and_top_k(
-            gradients[0], residual, num_kept(self.density_for(layer, step), layer.numel), left
+        return self._add_and_code(
+            gradients[0], residual, left, num_kept(self.density_for(layer, step), layer.numel), step
         )
-        if largest_magnitude(values) == math.inf:  # entries that are not finite are among the largest
-            raise NonFiniteSum
-        payload = self._sparse_values(layer.numel, positions, values, step)
-        payload.subtract_from_(left)
-        return payload
 
     @override
     def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> SparseLevels:
@@ -305,108 +409,3 @@ class QSparse(ShareSparsifier, name="qsparse"):
     @override
     def expected_nbytes(self, layer: Layer) -> int:
         return SparseLevels.packed_nbytes(layer.numel, num_kept(self.ratio, layer.numel))
-
-
-FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # grid of a layer's ratio, as multiples of the common ratio
-COMMON = FACTORS.index(1.0)
-BISECTIONS = 40
-CURVES = "curves"  # state per layer: squared error at each ratio of the grid, then the number of elements
-MEASURED_AT = "measured_at"  # state per layer: the common density at which its curve was measured
-
-
-@dataclasses.dataclass(kw_only=True)
-class AdaptiveTopK(TopK, name="adaptive_topk"):
-    """Adaptive top-k: sends the fewest entries whose squared error is at most that of `topk` at the same ratio.
-
-    Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): among all choices of a ratio per layer whose total error is
-    at most that of one common ratio, take the one with the fewest entries.
-    Differs: a Lagrange multiplier over a grid of ratios makes the choice, not dynamic programming. Each rank chooses
-    from its own gradients: sparse payloads describe themselves, so ranks need not agree.
-
-    Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
-    """
-
-    refresh: Annotated[Count, Doc("steps after which the layers' errors are measured again")] = 100
-
-    @override
-    def density_for(self, layer: Layer, step: Step) -> float:
-        factors = step.memory.derived("factors", lambda: choose_factors(step.memory.by_layer(CURVES)))
-        # the factor is 1 until the layer's errors are measured
-        return min(1.0, super().density_for(layer, step) * factors.get(layer.id, 1.0))
-
-    @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        if self._measures(layer, step):
-            density = super().density_for(layer, step)
-            step.memory.propose(CURVES, layer.id, _error_curve(x, density).cpu())
-            step.memory.propose(MEASURED_AT, layer.id, torch.tensor(density, dtype=torch.float64))
-        return super().encode(x, layer, step)
-
-    @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        if self._measures(layer, step):
-            return None
-        return super().encode_sum(gradients, residual, left, layer, step)
-
-    def _measures(self, layer: Layer, step: Step) -> bool:
-        # every `refresh` steps, and if warm-up has changed the density since the last measurement
-        measured_at = step.memory.get(MEASURED_AT, layer.id)
-        if measured_at is None or step.index % self.refresh == 0:
-            return True
-        return float(measured_at) != super().density_for(layer, step)
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> None:
-        return None
-
-    @override
-    def contraction_bound(self, layer: Layer) -> float:
-        # 1 - k / m for the smallest k of the grid
-        return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
-
-
-def choose_factors(curves: Tensors) -> dict[int, float]:
-    """Return, by layer id, the factor from `FACTORS` by which each layer's ratio of entries to send is multiplied.
-
-    The factors minimise the number of entries, with a total squared error of at most that of factor 1 for all layers:
-    each layer takes the factor with the smallest entries + multiplier * error, for the smallest multiplier that keeps
-    the error.
-
-    Args:
-        curves: fp64 [len(FACTORS) + 1] by layer id: squared error at each factor, then the layer's number of elements.
-    """
-    if not curves:
-        return {}
-    table = torch.stack(list(curves.values()))
-    errors = table[:, :-1]
-    entries = table[:, -1:] * torch.tensor(FACTORS, dtype=table.dtype)
-    allowed = float(errors[:, COMMON].sum())
-    rows = torch.arange(len(table))
-
-    def chosen(multiplier: float) -> torch.Tensor:
-        return (entries + multiplier * errors).argmin(1)
-
-    low, high = 0.0, 1.0
-    while float(errors[rows, chosen(high)].sum()) > allowed and high < 1e30:
-        high *= 16
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        if float(errors[rows, chosen(middle)].sum()) > allowed:
-            low = middle
-        else:
-            high = middle
-    picked = chosen(high)
-    if float(entries[rows, picked].sum()) > float(entries[:, COMMON].sum()):
-        return dict.fromkeys(curves, 1.0)
-    return {layer_id: FACTORS[index] for layer_id, index in zip(curves, picked.tolist(), strict=True)}
-
-
-def _error_curve(x: torch.Tensor, ratio: float) -> torch.Tensor:
-    # the squared error of top-k at each ratio, then the number of elements: fp64 [len(FACTORS) + 1]
-    counts = [num_kept(min(1.0, ratio * factor), x.numel()) for factor in FACTORS]
-    largest = x[top_k(x, counts[-1])].double().square().sort(descending=True).values
-    total = largest.new_tensor(sum_of_squares(x))
-    lost = (total - largest.cumsum(0)[torch.tensor(counts) - 1]).clamp(min=0)
-    return torch.cat([lost, total.new_tensor([float(x.numel())])])

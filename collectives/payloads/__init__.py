@@ -5,6 +5,7 @@ from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans
 from collectives.payloads.group_sparse import GroupSparse, RowSparse
 from collectives.payloads.sparse import Seeded, Sparse, SparseLevels
+from collectives.payloads.sparse_codes import SparseCodes
 from collectives.payloads.symmetric import CholeskyFactor, Triangle
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "RowSparse",
     "Seeded",
     "Sparse",
+    "SparseCodes",
     "SparseLevels",
     "Triangle",
     "TwoMeans",

@@ -75,18 +75,12 @@ class GroupSparse(IndexedValues):
     indices: torch.Tensor
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.group_size:
-            raise PayloadError(f"k must lie in 1..{self.group_size} (the group size), got {self.k}")
         if self.values.dim() != 1 or self.values.shape != self.indices.shape:
             raise PayloadError(
                 f"values {list(self.values.shape)} and indices {list(self.indices.shape)} must be 1-D and equally long"
             )
-        count, num_groups = self.values.numel(), -(-self.numel // self.group_size)
-        most = min(self.k, self.numel - (num_groups - 1) * self.group_size)
-        if count and not 1 <= count - (num_groups - 1) * self.k <= most:
-            raise PayloadError(
-                f"{count} entries do not fill {num_groups} groups with {self.k} each (the last one with 1..{most})"
-            )
+        count = self.values.numel()
+        check_entries(self.numel, self.group_size, self.k, count)
         self.values = canonical_values(self.values)
         self.alignment = self.group_size
         self.nbytes = self.packed_nbytes(self.numel, self.group_size, self.num_entries, self.values.dtype)
@@ -122,7 +116,7 @@ class GroupSparse(IndexedValues):
         if wire.form == LOCAL:
             bits = bits_for(min(group_size, numel))
             packed = wire.body.tensor(packed_nbytes(count, bits), torch.uint8)
-            indices, positions = _unpack_groups(packed, count, bits, group_size, k, numel)
+            indices, positions = unpack_groups(packed, count, bits, group_size, k, numel)
         else:
             indices = positions_in(wire.body.tensor(packed_nbytes(numel, 1), torch.uint8), numel, count)
             indices -= _group_starts(count, group_size, k, indices.device)
@@ -141,7 +135,19 @@ class GroupSparse(IndexedValues):
         return GroupSparse(stop - start, self.group_size, self.k, self.values[entries], self.indices[entries])
 
 
-def _unpack_groups(
+def check_entries(numel: int, group_size: int, k: int, count: int) -> None:
+    """Raise PayloadError unless `count` entries, if there are any, are k per whole group and 1..k in the last group."""
+    if not 1 <= k <= group_size:
+        raise PayloadError(f"k must lie in 1..{group_size} (the group size), got {k}")
+    num_groups = -(-numel // group_size)
+    most = min(k, numel - (num_groups - 1) * group_size)
+    if count and not 1 <= count - (num_groups - 1) * k <= most:
+        raise PayloadError(
+            f"{count} entries do not fill {num_groups} groups with {k} each (the last one with 1..{most})"
+        )
+
+
+def unpack_groups(
     packed: torch.Tensor, count: int, bits: int, group_size: int, k: int, numel: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the entries' indices within their groups, integer [count], and in the flat tensor, int64 [count].

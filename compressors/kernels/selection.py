@@ -128,6 +128,7 @@ def folded_sum(terms: torch.Tensor) -> torch.Tensor:
 
 LONGEST_GROUP = 16384  # the largest group that the group loops take
 TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types of values on the wire, in the order of the native loops
+KEPT = len(TYPES)  # stands for fp32 values that are not subtracted
 # Before the number of entries is known, memory is allocated for numel // FEW + SPARE of them.
 FEW, SPARE = 16, 4096
 
@@ -211,25 +212,58 @@ def send_groups(
         The values, in the order of `select_groups`, with +0.0 for -0.0; their indices within their groups, int64; their
         positions, int64; and True if all of x is finite.
     """
-    group_size, k, k_last = groups
-    numel, loop = len(left), _SEND_GROUPS[dtype]
-    if group_size <= LONGEST_GROUP and loop.serves(left):
-        x = Parts(gradients)
-        num_groups, rest = divmod(numel, group_size)
-        num_sent = num_groups * k + (k_last if rest else 0)
-        values = torch.empty(num_sent, dtype=dtype)
-        indices, positions = (torch.empty(num_sent, dtype=torch.int64) for _ in range(2))
-        is_finite = loop(
-            x.starts, x.borders, residual, numel, *groups, TYPES.index(dtype), value_limit(dtype, world_size),
-            values, indices, positions, left,
-        )  # fmt: skip
-        return values, indices, positions, bool(is_finite)
+    if groups[0] <= LONGEST_GROUP and _SEND_GROUPS[dtype].serves(left):
+        limit = value_limit(dtype, world_size)
+        return _sent_by_loop(gradients, residual, left, groups, dtype, TYPES.index(dtype), limit)
     torch.add(torch.cat(list(gradients)), residual, out=left)
     positions = select_groups(left, *groups)
     largest = left.index_select(0, positions)
     values = to_value_dtype(largest, dtype, world_size) + 0
     left.scatter_add_(0, positions, values.float().neg())
-    return values, positions.remainder(group_size), positions, bool(largest.isfinite().all())
+    return values, positions.remainder(groups[0]), positions, bool(largest.isfinite().all())
+
+
+def add_and_select_groups(
+    gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, groups: tuple[int, int, int]
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Write x = gradients + residual to `left`; select the k entries of largest magnitude per group.
+
+    Arguments are as in `send_groups`.
+
+    Returns:
+        The entries, fp32, in the order of `select_groups`, with +0.0 for -0.0; their positions, int64; and True if all
+        of x is finite.
+    """
+    if groups[0] <= LONGEST_GROUP and _SEND_GROUPS[torch.float32].serves(left):
+        values, _, positions, is_finite = _sent_by_loop(
+            gradients, residual, left, groups, torch.float32, KEPT, math.inf
+        )
+        return values, positions, is_finite
+    torch.add(torch.cat(list(gradients)), residual, out=left)
+    positions = select_groups(left, *groups)
+    values = left.index_select(0, positions) + 0
+    return values, positions, bool(values.isfinite().all())
+
+
+def _sent_by_loop(
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    groups: tuple[int, int, int],
+    dtype: torch.dtype,
+    kind: int,
+    limit: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
+    """Run the native loop of `send_groups`; `kind` is the number of `dtype` in `TYPES`, or KEPT."""
+    group_size, k, k_last = groups
+    x, (num_groups, rest) = Parts(gradients), divmod(len(left), group_size)
+    num_sent = num_groups * k + (k_last if rest else 0)
+    values = torch.empty(num_sent, dtype=dtype)
+    indices, positions = (torch.empty(num_sent, dtype=torch.int64) for _ in range(2))
+    is_finite = _SEND_GROUPS[dtype](
+        x.starts, x.borders, residual, len(left), *groups, kind, limit, values, indices, positions, left
+    )
+    return values, indices, positions, bool(is_finite)
 
 
 @also_on_gpus

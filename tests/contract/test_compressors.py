@@ -66,7 +66,9 @@ NOT_FAITHFUL = {
     "twobit": "a threshold in units of the gradient fits one scale only",
     "sign,mode=vote,error_feedback=False": "a vote forgets magnitudes",
     "topk,error_feedback=False": "drops what it does not send",
+    "group_topk,values=two_magnitudes,group_size=100,ratio=0.03,error_feedback=False": "drops what it does not send",
     "group_topk,preset=patent": "drops what it does not send",
+    "group_topk,values=sigma,min_numel=100": "one range for a bucket starves its small layers",
     "powersgd,rank=4,warm_start=False,error_feedback=False": "drops what it does not send",
     "dgc,ratio=0.01,clip_norm=1.0,sample_ratio=0.1": "clips the gradient",
 }
@@ -102,7 +104,7 @@ def test_what_is_sent_and_what_is_kept_make_the_compensated_gradient(case: Case)
         for layer, g, sent in zip(LAYERS, gradients, updates, strict=True):
             x = g + before[layer.id]
             kept = after.get(layer.id, torch.zeros(layer.numel))
-            if case.name in EXACT:
+            if case.name in EXACT and "values" not in dict(case.options):
                 assert torch.equal(sent + kept, x)
             else:
                 torch.testing.assert_close(sent + kept, x, rtol=1e-6, atol=1e-6 * float(x.abs().max()))
@@ -345,7 +347,7 @@ def test_sent_is_accounted_for_every_layer(case: Case) -> None:
         if encoded.density_wanted is not None:
             assert 0 < encoded.density_wanted <= 1
             assert compressor.granularity == "layer"
-            assert encoded.payload in ("Sparse", "SparseLevels", "Seeded")
+            assert encoded.payload in ("Sparse", "SparseCodes", "SparseLevels", "Seeded")
     expected = expected_bucket_nbytes(compressor, LAYERS)
     if expected is not None:
         overhead = 16 + 8 * (2 + len(LAYERS)) + 8 * len(LAYERS)  # overhead of a bundle

@@ -17,12 +17,14 @@ from collectives.payloads import (
     RowSparse,
     Seeded,
     Sparse,
+    SparseCodes,
     SparseLevels,
     Triangle,
 )
 from collectives.payloads.base import Payload
 from collectives.payloads.codec.bits import find_codebook, pack_bits
 from collectives.payloads.codec.philox import seeded_positions
+from collectives.payloads.codec.value_codes import ValueCoding, bits_of_code, block_length, table_dtype, table_length
 from collectives.payloads.codes import TwoMeans
 from collectives.schedule.rounds import Layout
 
@@ -70,6 +72,30 @@ def sparse_levels_example(
     values = low * ratio ** (codes % 8) * torch.where(codes < 8, 1, -1)  # 1.5^7 has 12 bits: exact in fp32
     dense, sent = _scattered(numel, indices, values)
     return Example(SparseLevels(numel, indices, low, ratio, pack_bits(codes, 4)), dense, sent)
+
+
+def sparse_codes_example(
+    numel: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    coding: ValueCoding = "two_magnitudes",
+    group_size: int = 64,
+    k: int = 3,
+) -> Example:
+    groups = group_sparse_example(numel, dtype, generator, group_size, k).payload
+    count, positions = groups.num_entries, groups.positions  # type: ignore[attr-defined]
+    shared = torch.rand(table_length(coding, count, numel), generator=generator) + 0.5
+    codes = torch.randint(4 if bits_of_code(coding) == 2 else 256, (count,), generator=generator)
+    packed, tables = pack_bits(codes, bits_of_code(coding)), shared.to(table_dtype(coding))
+    blocks = torch.arange(count) // block_length(coding, count, numel)
+    if coding == "two_magnitudes":
+        values = tables.float()[2 * blocks + codes // 2] * (1 - 2 * (codes % 2))
+    elif coding == "sigma":
+        values = tables[codes]
+    else:
+        values = tables[blocks] * torch.where(codes < 128, codes, codes - 256)
+    dense, sent = _scattered(numel, positions, values)
+    return Example(SparseCodes(numel, group_size, k, positions, coding, tables, packed), dense, sent)
 
 
 def group_sparse_example(
@@ -183,6 +209,9 @@ MAKERS: dict[str, Maker] = {
     "sparse-1%": lambda n, d, g: sparse_example(n, d, g, density=0.01),
     "sparse-30%": lambda n, d, g: sparse_example(n, d, g, density=0.3),
     "sparse_levels": sparse_levels_example,
+    "sparse_codes": sparse_codes_example,
+    "sparse_codes-sigma": lambda n, d, g: sparse_codes_example(n, d, g, "sigma", group_size=100, k=1),
+    "sparse_codes-int8": lambda n, d, g: sparse_codes_example(n, d, g, "int8", group_size=64, k=20),
     "group_sparse": group_sparse_example,
     "group_sparse-1000": lambda n, d, g: group_sparse_example(n, d, g, group_size=1000, k=10),
     "group_sparse-bitmap": lambda n, d, g: group_sparse_example(n, d, g, group_size=8, k=4),

@@ -13,6 +13,7 @@
 #define MANY_LANES 192
 #define LANES_PER_KEPT 3
 #define FEW 16 /* bits of one mask */
+#define KEPT 3 /* a type: fp32, and what is sent also stays */
 
 /* A bound that at least k of the elements reach, and few more. */
 static inline __attribute__((always_inline)) int32_t bound_by_lanes(const int32_t *x, int64_t size, int64_t k,
@@ -155,7 +156,8 @@ int64_t send_groups(const float *const *starts, const int64_t *borders, const fl
             indices[sent] = chosen[i];
             positions[sent] = start + chosen[i];
             all_finite &= magnitude((int32_t)bits_of(*entry)) < INFINITE;
-            *entry -= put_value(*entry, type, limit, values, sent);
+            float arrives = put_value(*entry, type == KEPT ? FP32 : type, limit, values, sent);
+            *entry -= type == KEPT ? 0 : arrives;
         }
         int64_t rest = numel - start - size, following = rest < size ? rest : size;
         next = read_group(&gradient, residual, start + size, following, x, past_cache, left + start);

@@ -9,8 +9,9 @@ import struct
 import pytest
 import torch
 
-from collectives.payloads import GroupSparse
+from collectives.payloads import GroupSparse, SparseCodes
 from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.codec.index_sets import bitmap_of
 from tests.testing.mutations import mutated, outcome_of
 from tests.testing.payloads import make
 
@@ -38,6 +39,9 @@ DAMAGE = {
     "levels that fall": ("sparse_levels", "<f", 20, 0.5),
     "levels that are no numbers": ("sparse_levels", "<f", 20, float("nan")),
     "group sparse in an unknown coding": ("group_sparse", "<H", 4, 2),
+    "codes at positions in an unknown coding": ("sparse_codes", "<H", 4, 9),
+    "codes of sigma with magnitudes in bf16": ("sparse_codes", "<H", 4, 3),
+    "codes in groups of no elements": ("sparse_codes", "<I", 16, 0),
     "groups of no elements": ("group_sparse", "<I", 16, 0),
     "more entries per group than elements": ("group_sparse", "<I", 20, 65),
     "rows of no elements": ("row_sparse", "<I", 16, 0),
@@ -61,6 +65,16 @@ DAMAGE = {
     "members in no space": ("bundle", "<I", 20, 0),
     "integers in a sparse payload": ("sparse", "<B", 3, 4),
 }
+
+
+def test_positions_of_codes_in_a_longer_form_are_refused() -> None:
+    payload = make("sparse_codes", 64, torch.float32).payload
+    assert isinstance(payload, SparseCodes)
+    bitmap = bitmap_of(payload.positions, 64)
+    longer = torch.cat([payload.pack()[:-3], bitmap])  # instead of three indices of 6 bits
+    longer[4] = 1
+    with pytest.raises(PayloadError, match="shorter indices"):
+        unpack(longer)
 
 
 @pytest.mark.parametrize("name", DAMAGE)

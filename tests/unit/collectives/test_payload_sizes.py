@@ -13,12 +13,14 @@ from collectives.payloads import (
     RowSparse,
     Seeded,
     Sparse,
+    SparseCodes,
     SparseLevels,
     Triangle,
     TwoMeans,
 )
 from collectives.payloads.base import Payload, unpack
-from tests.testing.payloads import group_sparse_example, packed_codes, sparse_example
+from collectives.payloads.codec.value_codes import ValueCoding
+from tests.testing.payloads import group_sparse_example, packed_codes, sparse_codes_example, sparse_example
 
 HALF, SINGLE = torch.float16, torch.float32
 
@@ -57,6 +59,46 @@ GOLDEN: dict[str, tuple[Payload, str]] = {
         SparseLevels(1000, torch.tensor([1, 600, 999]), 0.5, 2.0, torch.tensor([0xF0, 2], dtype=torch.uint8)),
         # indices as above; 0.5, -64, 2
         "5747 0b 00 0200 0000 e8030000 03000000  0000003f 00000040  0158e7 29 f002",
+    ),
+    "sparse codes, two magnitudes at local indices": (
+        SparseCodes(
+            20,
+            16,
+            2,
+            torch.tensor([1, 15, 18]),
+            "two_magnitudes",
+            torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+            torch.tensor([0b00_11_10], dtype=torch.uint8),
+        ),
+        # values 2, -2, 1; 4-bit indices 1, 15, 2
+        "5747 0c 02 0000 0000 14000000 03000000  10000000 02000000  803f 0040 0e  f102",
+    ),
+    "sparse codes, sigma at local indices": (
+        SparseCodes(
+            9,
+            9,
+            3,
+            torch.tensor([0, 3, 8]),
+            "sigma",
+            torch.tensor([-1.0, 0.0, 0.5, 2.0]),
+            torch.tensor([0b10_11_00], dtype=torch.uint8),
+        ),
+        # values -1, 2, 0.5; 4-bit indices 0, 3, 8
+        "5747 0c 00 0300 0000 09000000 03000000  09000000 03000000  000080bf 00000000 0000003f 00000040 2c  3008",
+    ),
+    "sparse codes, int8 by gaps": (
+        SparseCodes(
+            1000,
+            1000,
+            8,
+            torch.tensor([1, 65, 130, 300, 600, 700, 900, 999]),
+            "int8",
+            torch.tensor([0.5]),
+            torch.tensor([1, 255, 2, 129, 1, 1, 1, 1], dtype=torch.uint8),
+        ),
+        # values 0.5, -0.5, 1, -63.5, 0.5, ..; low 6 bits 1, 1, 2, 44, 24, 60, 4, 39; high parts 0, 1, 2, 4, 9, 10, 14,
+        # 15 -> ones at bits 0, 2, 4, 7, 13, 15, 20, 22
+        "5747 0c 00 0800 0000 e8030000 08000000  e8030000 08000000  0000003f 01ff028101010101 4120b0184f9c 95a050",
     ),
     "group sparse": (
         GroupSparse(20, 16, 2, torch.tensor([1.0, 2.0, 1.0], dtype=HALF), torch.tensor([1, 15, 2])),
@@ -167,6 +209,33 @@ def test_group_sparse_at_full_size() -> None:
 def test_group_sparse(numel: int, group_size: int, k: int, nbytes: int) -> None:
     payload = group_sparse_example(numel, SINGLE, generator(), group_size, k).payload
     assert payload.nbytes == payload.pack().numel() == nbytes
+
+
+@pytest.mark.parametrize(
+    ("numel", "group_size", "k", "coding", "nbytes"),
+    [
+        (1 << 20, 1024, 10, "two_magnitudes", 24 + 256 * 4 + 10_240 // 4 + (10_240 * 6 // 8 + 26_623 // 8 + 1)),
+        (1 << 20, 4096, 64, "two_magnitudes", 24 + 256 * (4 + 16) + (16_384 * 6 // 8 + 32_767 // 8 + 1)),
+        (1 << 20, 1024, 1, "two_magnitudes", 24 + 32 * 4 + 256 + 1024 * 10 // 8),  # 32 values share magnitudes
+        (1 << 20, 1024, 10, "sigma", 24 + 16 + 10_240 // 4 + (10_240 * 6 // 8 + 26_623 // 8 + 1)),
+        (1 << 20, 1024, 10, "int8", 24 + 256 * 4 + 10_240 + (10_240 * 6 // 8 + 26_623 // 8 + 1)),
+        (64, 8, 4, "two_magnitudes", 24 + 4 + 8 + 8),  # a bitmap
+        (1, 1024, 1, "two_magnitudes", 24 + 4 + 1),
+    ],
+)
+def test_sparse_codes(numel: int, group_size: int, k: int, coding: ValueCoding, nbytes: int) -> None:
+    """With 1 % of the entries, 2 bits of value, 0.8 of magnitudes and 8.6 of position: 0.44 of 16 and 10 bits."""
+    payload = sparse_codes_example(numel, SINGLE, generator(), coding, group_size, min(k, group_size)).payload
+    assert payload.nbytes == payload.pack().numel() == nbytes
+
+
+def test_indices_of_12_bits() -> None:
+    """Pairs (i, j) take three bytes: i & 255; (i >> 8) | ((j & 15) << 4); j >> 4."""
+    i, j, shared = 0xABC, 0xDEF, torch.ones(2, dtype=torch.bfloat16)
+    codes = SparseCodes(
+        8192, 4096, 1, torch.tensor([i, 4096 + j]), "two_magnitudes", shared, torch.zeros(1, dtype=torch.uint8)
+    )
+    assert codes.pack()[-3:].tolist() == [i & 255, (i >> 8) | ((j & 15) << 4), j >> 4]
 
 
 def test_zeros_are_header_only() -> None:
