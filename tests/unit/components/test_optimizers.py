@@ -112,7 +112,7 @@ def test_sgd_hands_its_momentum_over_and_goes_on_as_before(nesterov: bool) -> No
 
 @pytest.mark.parametrize("name", sorted(set(registry.entries("optimizers")) - {"sgd"}))
 def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
-    with pytest.raises(OptionError, match="has no momentum to hand over|cannot hand it over"):
+    with pytest.raises(OptionError, match=r"has no momentum to hand over|cannot hand it over"):
         build(name).hand_over_momentum()
 
 
