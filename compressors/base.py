@@ -164,10 +164,6 @@ class PerLayer(Compressor):
         if "encode" in vars(cls) and "encode_sum" not in vars(cls):
             cls.encode_sum = PerLayer.encode_sum  # type: ignore[method-assign]
 
-    def kind_for(self, layer: Layer) -> type[Payload]:
-        """Return the class of the payloads of this layer after any warm-up; by default `sends`."""
-        return self.sends
-
     @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         """Return the payload for `x`, and propose to `step.memory` what the method needs at the next step.
@@ -350,8 +346,8 @@ class SharedScale(LossyCompressor):
 
     combine: ClassVar[Literal["max", "mean"]]
 
-    @override
     def kind_for(self, layer: Layer) -> type[Payload]:
+        """Return the class of the payload that `encode` returns for this layer after any warm-up."""
         return Dense if self.shares_scale(layer) else Codes
 
     def shares_scale(self, layer: Layer) -> bool:

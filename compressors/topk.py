@@ -119,7 +119,7 @@ class CodingSparsifier(DensitySparsifier):
     """Base of the methods that can also send their entries' values as codes of 2 or 8 bits.
 
     two_magnitudes: a sign bit, and a bit that chooses one of two magnitudes in bf16. As many values as lie in 4096
-        elements (at least 32) share the magnitudes, which five rounds of Lloyd's method find, from the larger half on.
+        elements (at least 32) share the magnitudes, which five rounds of Lloyd's method from the median find.
     sigma: four levels for all values of a payload, each 1.5 standard deviations wide, and the mean of each level.
     int8: a whole number of steps; values share a step as they share two magnitudes.
 
@@ -143,21 +143,13 @@ class CodingSparsifier(DensitySparsifier):
                 f"{self.component_name}: values={self.values} sends codes, so value_dtype={self.value_dtype} has no "
                 "use; use value_dtype=fp16, the default, or values=floats"
             )
+        if self.coding:
+            self.sends = SparseCodes  # type: ignore[misc]  # instead of the class's
 
     @property
     def coding(self) -> ValueCoding | None:
         """Return how values are coded; None if they are floats."""
         return None if self.values == "floats" else self.values
-
-    @functools.cached_property
-    @override
-    def traits(self) -> Traits:
-        emits = super().traits.emits
-        return dataclasses.replace(super().traits, emits=emits - {self.sends} | {SparseCodes} if self.coding else emits)
-
-    @override
-    def kind_for(self, layer: Layer) -> type[Payload]:
-        return SparseCodes if self.coding else self.sends
 
     @override
     def _bound_for(self, share: float) -> float:

@@ -102,14 +102,14 @@ def planned_layers(compressor: Compressor, layers: Sequence[Layer]) -> list[Plan
 
 
 def _payload(compressor: Compressor, layer: Layer) -> str:
-    from compressors.base import PerLayer
+    from compressors.base import PerLayer, SharedScale
     from compressors.ddp.hook import OwnHook
 
     if isinstance(compressor, OwnHook):
         return "to be chosen"
     if compressor.leaves_dense(layer) or not isinstance(compressor, PerLayer):
         return "Dense"
-    return compressor.kind_for(layer).__name__
+    return (compressor.kind_for(layer) if isinstance(compressor, SharedScale) else compressor.sends).__name__
 
 
 def expected_bucket_nbytes(compressor: Compressor, layers: Sequence[Layer]) -> int | None:

@@ -8,7 +8,7 @@
 
 #define LONGEST_BLOCK 4096
 #define PRECISION 40 /* bits of a magnitude in a sum: 4096 of them fill 52 */
-#define ROUNDS 5
+#define ROUNDS 4
 #define LEVELS 4
 /* Blocks are short: vectors of 8 leave no rest of a multiple of 8, four vectors at once would. */
 #define IN_EIGHTS _Pragma("clang loop vectorize_width(8) interleave_count(1)")
@@ -43,13 +43,6 @@ static inline float largest_size(const float *x, int64_t count) {
         largest = size > largest ? size : largest;
     }
     return size_of(float_of((uint32_t)largest));
-}
-
-static inline int32_t smallest_of(const int32_t *sizes, int64_t count) {
-    int32_t smallest = INFINITE;
-    for (int64_t i = 0; i < count; i++)
-        smallest = sizes[i] < smallest ? sizes[i] : smallest;
-    return smallest;
 }
 
 /* 2^bits / (the power of two above x), and its inverse. */
@@ -89,33 +82,25 @@ static inline void pack_pairs(const uint8_t *codes, int64_t count, uint8_t *pack
 }
 
 /* Two magnitudes, in bf16, for a block: means of the small and of the large ones after ROUNDS rounds of Lloyd's method,
-   which begins with the larger half. */
+   which begins at the mean. */
 static void two_means(const float *sizes, int64_t count, float largest, uint16_t *means) {
-    int64_t wholes[LONGEST_BLOCK], total = 0, large = 0, num_large = 0;
-    const int32_t *bits = (const int32_t *)sizes;
-    double scale, inverse, low, high;
+    int64_t wholes[LONGEST_BLOCK], total = 0;
+    double scale, inverse;
     scale_of(largest, PRECISION, &scale, &inverse);
-    int32_t half = bound_reached_by(count > 1 ? count / 2 : 1, 0, bits, count, smallest_of(bits, count));
     IN_EIGHTS for (int64_t i = 0; i < count; i++) {
-        int64_t reaches = -(int64_t)(bits[i] >= half);
         wholes[i] = whole(sizes[i] * scale);
         total += wholes[i];
-        large += wholes[i] & reaches;
-        num_large -= reaches;
     }
-    for (int round = 1;; round++) {
-        double mean = (double)total / (double)count;
-        low = num_large < count ? (double)(total - large) / (double)(count - num_large) : mean;
-        high = num_large ? (double)large / (double)num_large : mean;
-        if (round == ROUNDS)
-            break;
-        int64_t middle = (int64_t)((low + high) / 2);
-        large = num_large = 0;
+    double low = (double)total / (double)count, high = low;
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t middle = (int64_t)((low + high) / 2), large = 0, num_large = 0;
         IN_EIGHTS for (int64_t i = 0; i < count; i++) {
             int64_t is_large = -(int64_t)(wholes[i] > middle);
             large += wholes[i] & is_large;
             num_large -= is_large;
         }
+        low = (double)(total - large) / (double)(count - num_large); /* the smallest is never large */
+        high = num_large ? (double)large / (double)num_large : low;
     }
     means[0] = to_bf16((float)(low * inverse));
     means[1] = to_bf16((float)(high * inverse));
