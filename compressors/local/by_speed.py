@@ -1,0 +1,118 @@
+"""`LocalStepsBySpeed`: between two exchanges, every rank makes as many steps as it can in a given time.
+
+At an exchange the ranks tell each other how long their steps took. Every rank then computes the same plan: how many
+steps each rank makes until the next exchange, so that all arrive there together. The mean of the differences is
+weighted by these numbers.
+
+Source: McMahan et al. 2017 (federated averaging, arXiv:1602.05629), whose mean is weighted by each client's samples.
+Differs: the number of samples follows from the measured speed. Wang et al. 2020 (FedNova, arXiv:2007.07481) show that
+ranks that make more steps then pull the model towards their own data, which matters if the ranks' data differ.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from compressors.local.exchange import LocalSteps
+
+# Steps of each rank before the first exchange, when no speed is known.
+FIRST_STEPS = 5
+
+
+def planned_steps(step_s: Sequence[float], seconds: float, left: int) -> list[int]:
+    """Return how many steps each rank makes until the next exchange: at least 1, and `left` of all ranks at most.
+
+    The steps that are left are divided into equal intervals of at least `seconds`, as far as there are enough.
+
+    Args:
+        step_s: the seconds that a step takes on each rank.
+        seconds: time until the next exchange.
+        left: steps that all ranks may still make together, at least one per rank; afterwards either none are left, or
+            again at least one per rank.
+    """
+    speeds = [1 / each for each in step_s]
+    possible = max(len(speeds), round(seconds * sum(speeds)))
+    total = left // max(1, left // possible)
+    shares = [(total - len(speeds)) * speed / sum(speeds) for speed in speeds]
+    steps = [1 + int(share) for share in shares]
+    by_remainder = sorted(range(len(steps)), key=lambda rank: int(shares[rank]) - shares[rank])
+    for rank in by_remainder[: total - sum(steps)]:
+        steps[rank] += 1
+    return steps
+
+
+class LocalStepsBySpeed(LocalSteps):
+    """Local steps whose number on each rank follows from its speed; the options have steps=auto.
+
+    A step of the run is as many steps of ranks as there are ranks, whichever ranks make them. Call `plan` before every
+    step.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._made = 0  # steps of this rank since the last exchange
+        self._planned = [0] * self.transport.world_size  # steps of every rank between the last exchange and the next
+        self._made_by_all = 0  # steps of all ranks until the last exchange
+        self._step_s: list[float] = []  # seconds per step of every rank before the last exchange; empty before it
+        self._timed_since = 0.0
+
+    def plan(self, stop_at: int) -> None:
+        """Plan the steps until the next exchange, if this step is the first after one.
+
+        Args:
+            stop_at: the step of the run after which an exchange must take place, because ranks stop there together.
+        """
+        if self._made == 0:
+            world_size = self.transport.world_size
+            left = stop_at * world_size - self._made_by_all
+            known = self._step_s or [self.options.seconds / FIRST_STEPS] * world_size
+            self._planned = planned_steps(known, self.options.seconds, left)
+            self._weight = self._planned[self.transport.rank] * world_size / sum(self._planned)
+            self._timed_since = time.perf_counter()
+
+    @property
+    @override
+    def interval(self) -> int:
+        return self._planned[self.transport.rank]
+
+    @property
+    def num_steps(self) -> int:
+        """Return the steps of the run: exact after an exchange; before it, as if all ranks were as far as this one."""
+        since = sum(self._planned) * self._made // self.interval if self._made else 0
+        return (self._made_by_all + since) // self.transport.world_size
+
+    @override
+    @torch.no_grad()
+    def after_update(self) -> None:
+        self._steps += 1
+        self._made += 1
+        if self._made == self.interval:
+            self._compare_speeds()
+            self._begin()
+            self._end()
+            self._made_by_all += sum(self._planned)
+            self._made = 0
+        elif self._made == 1:  # the first step is not timed, because its batch was loaded before
+            self._timed_since = time.perf_counter()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that this rank needs to go on; call it after an exchange."""
+        return super().state_dict() | {"made_by_all": self._made_by_all, "step_s": self._step_s}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._made_by_all, self._step_s = state["made_by_all"], state["step_s"]
+
+    def _compare_speeds(self) -> None:
+        device = self.transport.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        step_s = (time.perf_counter() - self._timed_since) / max(1, self._made - 1)
+        with self.exchanging():
+            own = [step_s if rank == self.transport.rank else 0.0 for rank in range(self.transport.world_size)]
+            self._step_s = self.transport.all_reduce_scalars(own, "sum")
