@@ -33,14 +33,15 @@ def planned_steps(step_s: Sequence[float], seconds: float, left: int) -> list[in
         left: steps that all ranks may still make together, at least one per rank; afterwards either none are left, or
             again at least one per rank.
     """
-    speeds = [1 / each for each in step_s]
-    possible = max(len(speeds), round(seconds * sum(speeds)))
+    ranks = range(len(step_s))
+    speed = sum(1 / each for each in step_s)  # of all ranks together
+    possible = max(len(ranks), round(seconds * speed))
     total = left // max(1, left // possible)
-    shares = [(total - len(speeds)) * speed / sum(speeds) for speed in speeds]
-    steps = [1 + int(share) for share in shares]
-    by_remainder = sorted(range(len(steps)), key=lambda rank: int(shares[rank]) - shares[rank])
-    for rank in by_remainder[: total - sum(steps)]:
-        steps[rank] += 1
+    steps = [max(1, int(total / speed / each)) for each in step_s]
+    while sum(steps) < total:
+        steps[min(ranks, key=lambda rank: (steps[rank] + 1) * step_s[rank])] += 1  # the first to be done with it
+    while sum(steps) > total:
+        steps[max(ranks, key=lambda rank: steps[rank] * step_s[rank] * (steps[rank] > 1))] -= 1  # the last
     return steps
 
 

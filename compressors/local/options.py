@@ -81,10 +81,13 @@ class LocalOptions(PresetOptions, name="local"):
         of_equal_steps = {"fragments": 1, "delay": 0, "start_after": 0, "average": "ranks", "clip": "none"}
         changed = [name for name, value in of_equal_steps.items() if getattr(self, name) != value]
         obstacles = (
-            (
-                is_auto and bool(changed),
-                f"steps=auto lets ranks make different numbers of steps, and {next(iter(changed), '')} is for equal "
-                "ones; leave it out, or give steps a number",
+            *(
+                (
+                    is_auto,
+                    f"steps=auto lets ranks make different numbers of steps, and {name}={getattr(self, name)} needs "
+                    f"equal ones; use {name}={of_equal_steps[name]} or a number of steps",
+                )
+                for name in changed
             ),
             (
                 not is_auto and self.seconds != type(self).seconds,
