@@ -1,8 +1,9 @@
 """`LocalStepsBySpeed`: between two exchanges, every rank makes as many steps as it can in a given time.
 
-At an exchange the ranks tell each other how long their steps took. Every rank then computes the same plan: how many
-steps each rank makes until the next exchange, so that all arrive there together. The mean of the differences is
-weighted by these numbers.
+At an exchange the ranks tell each other how long their steps and the exchange before took. Every rank then computes the
+same plan: how many steps each rank makes until the next exchange, so that all arrive there together. The mean of the
+differences is weighted by these numbers. A slow link delays all ranks alike, so it makes exchanges rarer, and not the
+steps of its rank fewer.
 
 Source: McMahan et al. 2017 (federated averaging, arXiv:1602.05629), whose mean is weighted by each client's samples.
 Differs: the number of samples follows from the measured speed. Wang et al. 2020 (FedNova, arXiv:2007.07481) show that
@@ -20,6 +21,8 @@ from compressors.local.exchange import LocalSteps
 
 # Steps of each rank before the first exchange, when no speed is known.
 FIRST_STEPS = 5
+# Ranks compute at least so many times as long as an exchange takes. On a slow link, exchanges then add at most a fifth.
+COMPUTE_PER_EXCHANGE = 5
 
 
 def planned_steps(step_s: Sequence[float], seconds: float, left: int) -> list[int]:
@@ -29,7 +32,7 @@ def planned_steps(step_s: Sequence[float], seconds: float, left: int) -> list[in
 
     Args:
         step_s: the seconds that a step takes on each rank.
-        seconds: time until the next exchange.
+        seconds: time until the next exchange, at least.
         left: steps that all ranks may still make together, at least one per rank; afterwards either none are left, or
             again at least one per rank.
     """
@@ -58,6 +61,8 @@ class LocalStepsBySpeed(LocalSteps):
         self._planned = [0] * self.transport.world_size  # steps of every rank between the last exchange and the next
         self._made_by_all = 0  # steps of all ranks until the last exchange
         self._step_s: list[float] = []  # seconds per step of every rank before the last exchange; empty before it
+        self._exchange_s = 0.0  # duration of the last exchange on this rank, without waiting for ranks that come late
+        self._seconds = self.options.seconds  # until the next exchange, at least
         self._timed_since = 0.0
 
     def plan(self, stop_at: int) -> None:
@@ -69,8 +74,8 @@ class LocalStepsBySpeed(LocalSteps):
         if self._made == 0:
             world_size = self.transport.world_size
             left = stop_at * world_size - self._made_by_all
-            known = self._step_s or [self.options.seconds / FIRST_STEPS] * world_size
-            self._planned = planned_steps(known, self.options.seconds, left)
+            known = self._step_s or [self._seconds / FIRST_STEPS] * world_size
+            self._planned = planned_steps(known, self._seconds, left)
             self._weight = self._planned[self.transport.rank] * world_size / sum(self._planned)
             self._timed_since = time.perf_counter()
 
@@ -92,8 +97,10 @@ class LocalStepsBySpeed(LocalSteps):
         self._made += 1
         if self._made == self.interval:
             self._compare_speeds()
+            started = time.perf_counter()
             self._begin()
             self._end()
+            self._exchange_s = time.perf_counter() - started
             self._made_by_all += sum(self._planned)
             self._made = 0
         elif self._made == 1:  # the first step is not timed, because its batch was loaded before
@@ -102,18 +109,21 @@ class LocalStepsBySpeed(LocalSteps):
     @override
     def state_dict(self) -> dict[str, Any]:
         """Return the state that this rank needs to go on; call it after an exchange."""
-        return super().state_dict() | {"made_by_all": self._made_by_all, "step_s": self._step_s}
+        own = {"step_s": self._step_s, "seconds": self._seconds, "exchange_s": self._exchange_s}
+        return super().state_dict() | own | {"made_by_all": self._made_by_all}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._made_by_all, self._step_s = state["made_by_all"], state["step_s"]
+        self._step_s, self._seconds, self._exchange_s = state["step_s"], state["seconds"], state["exchange_s"]
+        self._made_by_all = state["made_by_all"]
 
     def _compare_speeds(self) -> None:
         device = self.transport.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         step_s = (time.perf_counter() - self._timed_since) / max(1, self._made - 1)
-        with self.exchanging():
-            own = [step_s if rank == self.transport.rank else 0.0 for rank in range(self.transport.world_size)]
-            self._step_s = self.transport.all_reduce_scalars(own, "sum")
+        own = [step_s if rank == self.transport.rank else 0.0 for rank in range(self.transport.world_size)]
+        with self.exchanging():  # no rank leaves before all have come, so the exchange begins on all at once
+            *self._step_s, exchange_s = self.transport.all_reduce_scalars([*own, self._exchange_s], "max")
+        self._seconds = max(self.options.seconds, COMPUTE_PER_EXCHANGE * exchange_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import threading
 import types
@@ -103,7 +104,23 @@ def test_ranks_meet_at_exchanges_and_count_by_their_steps(clock: Clock) -> None:
     assert moved == pytest.approx((10 * 10 + 4 * 4) / 14)  # weighted by steps: the plain mean would be 7
     assert fast[-1][0] + slow[-1][0] == 52
     assert fast[-1][1] == 26
-    assert sent["control"] == len(fast) * 2 * 8
+    assert sent["control"] == len(fast) * 3 * 8
+
+
+def test_ranks_compute_five_times_as_long_as_the_last_exchange_but_one(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LocalStepsBySpeed._begin
+
+    def on_a_slow_link(self: LocalStepsBySpeed) -> None:
+        clock.now += 1.0 + self.transport.rank
+        begin(self)
+
+    monkeypatch.setattr(LocalStepsBySpeed, "_begin", on_a_slow_link)
+    found = run_local(lambda: Scalars(0.0), lambda rank: train(rank, clock, [0.5, 0.5], 90), steps="auto", seconds=2.0)
+    for seen in found:
+        steps = [each[0] for each in seen]
+        assert [b - a for a, b in itertools.pairwise(steps)][:3] == [4, 20, 20]  # 2 s, then 5 x 2 s
 
 
 def test_a_saved_state_goes_on_bit_for_bit(clock: Clock) -> None:
