@@ -44,6 +44,10 @@ class Local(LocalOptions, Strategy):
     network belongs to fragment b modulo `fragments`; a fragment is exchanged every steps / fragments steps, and during
     the next `delay` steps in the background. Floating-point buffers are averaged with the last fragment.
 
+    With steps=auto, the ranks plan at each exchange how many steps each makes until the next one, from the times that
+    steps and exchanges took, and the mean is weighted by these numbers. A step of the run is then `world_size` steps of
+    ranks, whichever ranks make them.
+
     Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
     """
 
