@@ -69,8 +69,8 @@ class Option:
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is Annotated else self.hint
 
     def notes(self, kind: type[N]) -> list[N]:
-        """Return the option's annotations that are instances of `kind`."""
-        return [note for note in getattr(self.hint, "__metadata__", ()) if isinstance(note, kind)]
+        """Return the annotations that are instances of `kind`: of the option, of its alternatives and of its items."""
+        return [note for note in _notes(self.hint) if isinstance(note, kind)]
 
     @functools.cached_property
     def _adapter(self) -> pydantic.TypeAdapter[Any]:  # made when it is needed, because it takes long
@@ -233,6 +233,11 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return str(value)
+
+
+def _notes(hint: Any) -> list[Any]:
+    inner = typing.get_args(hint)[:1] if typing.get_origin(hint) is Annotated else typing.get_args(hint)
+    return [*getattr(hint, "__metadata__", ()), *(note for part in inner for note in _notes(part))]
 
 
 def _type_text(bare: Any) -> str:

@@ -232,6 +232,7 @@ def with_ranks(config: RunConfig, world_size: int) -> RunConfig:
             parts.strategy.component_name not in ("ddp", "local"),
             f"{parts.strategy.component_name} gives every rank a different task",
         ),
+        ("steps=auto" in config.strategy, f"{config.strategy} gives every rank another number of steps"),
         (isinstance(compressor, TorchHook), f"{compressor.component_name} keeps its state in PyTorch's own hook"),
         (isinstance(compressor, OwnHook), f"{compressor.component_name} keeps residuals by compressor and collective"),
         (parts.optimizer.keeps_gradients, f"{parts.optimizer.component_name} keeps different moments on every rank"),

@@ -177,6 +177,7 @@ class Batch:
         amp: compute forward in bf16 (autocast).
         label_smoothing: share of each target that is spread evenly over all classes, 0 to below 1.
         clip_norm: largest L2 norm of the mean gradient, which the strategy clips before the update; None: no limit.
+        stop_at: the step of the run after which all ranks stop together, to evaluate or to save.
         on_loss: called with the mean loss, detached, before its gradient is used; raises if training has diverged.
     """
 
@@ -189,6 +190,7 @@ class Batch:
     amp: bool = False
     label_smoothing: float = 0.0
     clip_norm: float | None = None
+    stop_at: int = 0
     on_loss: Callable[[torch.Tensor], object] = lambda _: None
 
     def backward(

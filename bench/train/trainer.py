@@ -253,6 +253,7 @@ class Trainer:
             amp=config.amp == "bf16",
             label_smoothing=config.label_smoothing,
             clip_norm=config.clip_norm,
+            stop_at=min(self._evaluate_at, self._checkpoint_at),
             on_loss=self._remember_loss,
         )
         report = self.strategy.train_step(batch)

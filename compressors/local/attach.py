@@ -69,6 +69,8 @@ def attach_local(
     if isinstance(collective, str):
         collective = build("collectives", Collective, collective)
     chosen = LocalOptions.from_text(options)
+    if chosen.steps == "auto":
+        raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     chosen.check_pair(compressor, collective)
     layers = layers_of(model)

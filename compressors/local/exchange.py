@@ -86,6 +86,7 @@ class LocalSteps(CompressedCommunicator):
         self._numel_of = {layer.id: layer.numel for layer in self.layers}
         self._nonfinite = nonfinite
         self._steps = self._number = 0  # steps made, exchanges begun
+        self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
         self._under_way: _Exchange | None = None
         self._outer_buffers = [buffer.clone() for buffer in self._buffers]  # as of the last exchange
         # This rank's parameters and buffers while the model holds the outer copy.
@@ -99,6 +100,11 @@ class LocalSteps(CompressedCommunicator):
     def averages_gradients(self) -> bool:
         """Return True in the first `start_after` steps, in which ranks stay equal by averaging their gradients."""
         return self._steps < self.options.start_after
+
+    @property
+    def interval(self) -> int:
+        """Return this rank's steps between two exchanges of the same parameter."""
+        return self.options.interval * self.options.fragments
 
     @override
     def start_step(self, step: Step) -> None:
@@ -209,6 +215,8 @@ class LocalSteps(CompressedCommunicator):
         started = time.perf_counter()
         fragment = self._fragments[self._number % len(self._fragments)]
         mean = fragment.difference()
+        if self._weight != 1:
+            mean *= self._weight
         if zero_nonfinite_(mean, self._nonfinite) and self._nonfinite == "raise":
             raise NonFiniteGradient(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]

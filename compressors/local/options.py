@@ -35,12 +35,19 @@ class LocalOptions(PresetOptions, name="local"):
     """Options of `compressors.local.exchange.LocalSteps`; the defaults average the parameters every 30 steps.
 
     Raises:
-        OptionError: fragments that do not divide the steps, a delay beyond their interval, or Nesterov momentum of 0.
+        OptionError: fragments that do not divide the steps, a delay beyond their interval, Nesterov momentum of 0, or
+            steps=auto with options that need equal numbers of steps.
     """
 
     presets = PRESETS
 
-    steps: Annotated[Count, Doc("steps of each rank between two exchanges of the same parameter")] = 30
+    steps: Annotated[
+        Count | Literal["auto"],
+        Doc("steps of each rank between two exchanges of the same parameter; auto: as many as it makes in `seconds`"),
+    ] = 30
+    seconds: Annotated[
+        float, Gt(0), Le(86400), Doc("with steps=auto, the time that ranks compute between two exchanges, at least")
+    ] = 2.0
     outer_lr: Annotated[float, Gt(0), Le(10), Doc("share of the mean difference by which the outer copy moves")] = 1.0
     outer_momentum: Annotated[float, Ge(0), Lt(1), Doc("momentum of the outer copy")] = 0.0
     nesterov: Annotated[bool, Doc("apply Nesterov momentum to the outer copy")] = False
@@ -64,15 +71,30 @@ class LocalOptions(PresetOptions, name="local"):
 
     @property
     def interval(self) -> int:
-        """Return the steps between two exchanges, of whichever fragment."""
-        return self.steps // self.fragments
+        """Return the steps between two exchanges, of whichever fragment; 1 with steps=auto, which has no number."""
+        return 1 if self.steps == "auto" else self.steps // self.fragments
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        is_auto = self.steps == "auto"
+        of_equal_steps = {"fragments": 1, "delay": 0, "start_after": 0, "average": "ranks", "clip": "none"}
+        changed = [name for name, value in of_equal_steps.items() if getattr(self, name) != value]
         obstacles = (
+            *(
+                (
+                    is_auto,
+                    f"steps=auto lets ranks make different numbers of steps, and {name}={getattr(self, name)} needs "
+                    f"equal ones; use {name}={of_equal_steps[name]} or a number of steps",
+                )
+                for name in changed
+            ),
             (
-                self.steps % self.fragments != 0,
+                not is_auto and self.seconds != type(self).seconds,
+                f"seconds={self.seconds:g} is for steps=auto; add that, or leave out seconds",
+            ),
+            (
+                self.steps != "auto" and self.steps % self.fragments != 0,
                 f"fragments={self.fragments} does not divide steps={self.steps}; choose steps that are a multiple of "
                 "fragments",
             ),
@@ -106,8 +128,8 @@ class LocalOptions(PresetOptions, name="local"):
             ),
             (
                 isinstance(compressor, OwnHook),
-                f"{method} chooses how gradients are sent in every step, and {name} exchanges parameters every "
-                f"{self.steps} steps; use another compressor",
+                f"{method} chooses how gradients are sent in every step, and {name} exchanges parameters, less often; "
+                "use another compressor",
             ),
             (
                 traits.owns_momentum and self.outer_momentum > 0,

@@ -84,3 +84,27 @@ def test_another_number_of_ranks_goes_on_with_the_mean_of_what_waited(tmp_path: 
     assert resumed.code == 0, resumed.error
     (row,) = rows(folder)
     assert (row["world_size"], row["replicas_in_sync"], row["step"]) == ("3", "true", "33")
+
+
+BY_SPEED = (
+    *RUN, "--model", "small_cnn", "--steps", "32", "--eval-every", "16", "--checkpoint-every", "4", "--world-size", "2",
+    "--strategy", "local:steps=auto,seconds=0.02", "--compressor", "mortal:ratio=0.05", "--collective", "ring",
+    "--accumulate", "2", "--schedule", "cosine",
+)  # fmt: skip
+
+
+def test_ranks_with_different_numbers_of_steps_use_the_samples_that_the_rows_say(tmp_path: Path) -> None:
+    told = {"PYTHONPATH": install(tmp_path), "MORTAL": str(tmp_path / "was-killed")}
+    killed = execute(*BY_SPEED, "--straggler", "rank=1,slowdown=4", "--out", str(tmp_path / "runs"), **told)
+    assert killed.code == 3, killed.error  # in the eighth exchange
+    assert "steps=auto follows measured times, so another run will not repeat this one" in killed.error
+    folder = only_run(tmp_path / "runs")
+    resized = execute("run", "--resume", str(folder), "--world-size", "3", "--resume-residuals", "sum", **told)
+    assert (resized.code, "gives every rank another number of steps, so the run cannot" in resized.error) == (2, True)
+    resumed = execute("run", "--resume", str(folder), **told)
+    assert resumed.code == 0, resumed.error
+    found = rows(folder)
+    assert [(row["step"], row["samples"]) for row in found] == [(str(n), str(n * 2 * 2 * 16)) for n in (16, 32)]
+    assert {row["replicas_in_sync"] for row in found} == {"true"}
+    assert float(found[-1]["train_loss"]) < float(found[0]["train_loss"])
+    assert float(found[-1]["control_bytes_per_step"]) > 0

@@ -86,6 +86,7 @@ def refuse(_: int) -> None:
         ("needs the model's optimizer", lambda: attach_local(model, [])),
         ("local has no option 'step' (did you mean 'steps'?)", lambda: attach_local(model, sgd, step=4)),
         ("fragments=3 does not divide steps=10", lambda: attach_local(model, sgd, fragments=3, steps=10)),
+        ("at an exchange; give steps a number", lambda: attach_local(model, sgd, steps="auto")),
         ("native adds", lambda: attach_local(model, sgd, "topk", "native")),
         ("dgc applies the optimizer's momentum", lambda: attach_local(model, sgd, "dgc", "allgather")),
         ("sparse=False", lambda: attach_local(embedding, sgd)),

@@ -11,6 +11,7 @@ from torch import nn
 from bench.core import spec
 from collectives.base import Collective
 from compressors.base import Compressor
+from compressors.local.by_speed import LocalStepsBySpeed
 from compressors.local.exchange import LocalSteps
 from compressors.local.options import LocalOptions
 from tests.testing.compressor_cases import step_at
@@ -35,7 +36,8 @@ class Rank:
         self, transport: MemoryTransport, model: nn.Module, compressor: str, collective: str, options: dict[str, Any]
     ) -> None:
         self.transport, self.model = transport, model
-        self.local = LocalSteps(
+        kind = LocalStepsBySpeed if options.get("steps") == "auto" else LocalSteps
+        self.local = kind(
             model,
             LocalOptions(**options),
             cast(Compressor, spec.build("compressors", compressor)),

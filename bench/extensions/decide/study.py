@@ -113,13 +113,14 @@ class Study:
     def is_time_dependent(self) -> bool:
         """True if only whole runs on the link count.
 
-        The numbers of a method depend on the link, or its first steps are of another kind and cannot be timed apart.
+        The numbers of a method depend on time, or its first steps are of another kind and cannot be timed apart.
         """
         strategies = [Spec.parse(str((self.base | settings).get("strategy"))) for settings in self.methods]
         return any(
             strategy.name in TIME_DEPENDENT
             or strategy.options.get("preset") == "post_local"
             or strategy.options.get("start_after", "0") != "0"
+            or strategy.options.get("steps") == "auto"
             for strategy in strategies
         )
 

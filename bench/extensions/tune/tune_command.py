@@ -15,6 +15,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench tune
 
+  bench tune --strategy local:steps=30 --rates 0.02,0.05,0.1 --outer-rates 0.7,1
+
   bench tune --compressors none,topk,powersgd --rates 0.01,0.02,0.05,0.1 --holdout-size 300 --epochs 5
 
   bench sweep results/runs/tune/tuned.toml --out results/runs/tuned
@@ -45,6 +47,14 @@ def tune(
         typer.Option(
             help="Learning rates to try, separated by commas.",
             show_default="from a quarter to four times --lr, or the optimizer's default",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = None,
+    outer_rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Outer learning rates of --strategy local to try, separated by commas.",
+            show_default="0.4,0.7,1",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -86,7 +96,7 @@ def tune(
 
     values = options.flag_values()
     given = {name: values[name] for name in given_options(context) if name in values}
-    methods = tuning.methods_to_tune(given, file, compressors, rates, seeds)
+    methods = tuning.methods_to_tune(given, file, compressors, rates, outer_rates, seeds)
     if write is not None and not write.absolute().is_relative_to(out.absolute()):  # the runs make `out`
         check_writable(write)
     with ForkServer(TRAIN) as server:

@@ -31,10 +31,13 @@ from bench.launch.sweep_file import (
 )
 from bench.launch.sweep_state import SweepState
 from bench.report.quality import Quality, quality_of
+from collectives.options import Spec, value_text
 
 METHODS = ["none", "topk", "powersgd"]
 # Learning rates to try, relative to --lr or the optimizer's default.
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Outer learning rates of local steps to try: those of Streaming DiLoCo and SparseLoCo, of DiLoCo, and of averaging.
+OUTER_RATES = (0.4, 0.7, 1.0)
 # Share of the training samples that is held out.
 HELD_OUT = 0.2
 
@@ -43,7 +46,12 @@ HELD_OUT = 0.2
 
 
 def methods_to_tune(
-    given: dict[str, Any], file: Path | None, compressors: str | None, rates: str | None, seeds: str | None
+    given: dict[str, Any],
+    file: Path | None,
+    compressors: str | None,
+    rates: str | None,
+    outer_rates: str | None,
+    seeds: str | None,
 ) -> SweepFile:
     """Return the configurations to tune, with the values to try; defaults that are filled in are printed on stderr.
 
@@ -52,18 +60,17 @@ def methods_to_tune(
         file: a sweep file with a table [tune]; None if the command line has the options.
         compressors: compressors to tune, separated by commas.
         rates: learning rates to try, separated by commas.
+        outer_rates: outer learning rates of local steps to try, separated by commas.
         seeds: seeds of the runs after tuning.
 
     Raises:
         UsageError: options contradict each other, the file is not a sweep file, or a component is unknown.
     """
     given, options = dict(given), RunConfig(**given)
-    try:
-        tried: dict[str, list[Any]] = {"lr": sorted({float(rate) for rate in rates.split(",")})} if rates else {}
-    except ValueError:
-        raise UsageError(f"--rates {rates} is not a list of numbers; write 0.01,0.02,0.05") from None
+    tried: Lists = {"lr": _numbers("--rates", rates)} if rates else {}
+    outer = _numbers("--outer-rates", outer_rates) if outer_rates else []
     if file is not None:
-        if given or compressors or seeds or rates:
+        if given or compressors or seeds or rates or outer_rates:
             raise UsageError(f"{file} must contain all options; write the other options there, or leave out the file")
         return read_sweep(file, "tune")
     if "compressor" in given and compressors:
@@ -80,17 +87,30 @@ def methods_to_tune(
             seeds=parse_seeds(seeds) if seeds else first_seed,
             matrix={"compressor": spec.split_list(compressors)} if compressors else {},
             tune=tried,
-        )
+        ),
+        outer,
     )
 
 
-def with_defaults(sweep: SweepFile) -> SweepFile:
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        return sorted({float(number) for number in text.split(",")})
+    except ValueError:
+        raise UsageError(f"{flag} {text} is not a list of numbers; write 0.01,0.02,0.05") from None
+
+
+def with_defaults(sweep: SweepFile, outer_rates: Sequence[float]) -> SweepFile:
     """Return the sweep with what it lacks for tuning: compressors, learning rates, number of held-out samples.
 
     Print on stderr the command-line options that set the same values.
 
+    Args:
+        sweep: the sweep.
+        outer_rates: outer learning rates of local steps to try; empty for the default ones.
+
     Raises:
-        UsageError: the optimizer, the data set or one of their options is unknown.
+        UsageError: the optimizer, the data set or one of their options is unknown, or outer learning rates are given
+            for another strategy than local.
     """
     base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
     if "compressor" not in base | matrix:
@@ -106,6 +126,15 @@ def with_defaults(sweep: SweepFile) -> SweepFile:
         if not base.get("holdout_size"):
             base["holdout_size"] = max(1, round(HELD_OUT * train_size))
             said.append(f"--holdout-size {base['holdout_size']}")
+    strategy = Spec.parse(with_recipe(base).get("strategy") or RunConfig.strategy)
+    if outer_rates and (strategy.name != "local" or "outer_lr" in strategy.options):
+        raise UsageError("--outer-rates sets outer_lr of --strategy local; give that strategy, without outer_lr")
+    if strategy.name == "local" and "outer_lr" not in strategy.options:
+        texts = [value_text(rate) for rate in outer_rates or OUTER_RATES]
+        if not outer_rates:
+            said.append(f"--outer-rates {','.join(texts)}")
+        base.pop("strategy", None)
+        tune["strategy"] = [str(Spec(strategy.name, strategy.options | {"outer_lr": text})) for text in texts]
     if said:
         print(f"chosen by default: {' '.join(said)}", file=sys.stderr)
     return dataclasses.replace(sweep, base=base, matrix=matrix, tune=tune)

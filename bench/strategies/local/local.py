@@ -10,6 +10,7 @@ SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
 
 import dataclasses
 import time
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.communicator import own_transport
 from compressors.ddp.report import StepReport
+from compressors.local.by_speed import LocalStepsBySpeed
 from compressors.local.exchange import LocalSteps
 from compressors.local.fragments import dealt
 from compressors.local.options import LocalOptions
@@ -41,6 +43,10 @@ class Local(LocalOptions, Strategy):
     clipped on each rank, and a rank whose gradient is not finite skips its own step. With fragments, block b of the
     network belongs to fragment b modulo `fragments`; a fragment is exchanged every steps / fragments steps, and during
     the next `delay` steps in the background. Floating-point buffers are averaged with the last fragment.
+
+    With steps=auto, the ranks plan at each exchange how many steps each makes until the next one, from the times that
+    steps and exchanges took, and the mean is weighted by these numbers. A step of the run is then `world_size` steps of
+    ranks, whichever ranks make them.
 
     Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
     """
@@ -71,6 +77,8 @@ class Local(LocalOptions, Strategy):
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
         with usage_errors():
             dealt(model, self.fragments)
+        if self.steps == "auto":
+            return ["steps=auto follows measured times, so another run will not repeat this one bit for bit"]
         steps, first = config.steps or 0, self.start_after
         left = max(0, steps - first) % self.interval
         if not left:
@@ -82,7 +90,7 @@ class Local(LocalOptions, Strategy):
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
-        return LocalTraining(setup, self)
+        return LocalTrainingBySpeed(setup, self) if self.steps == "auto" else LocalTraining(setup, self)
 
 
 class LocalTraining(BoundStrategy):
@@ -93,11 +101,12 @@ class LocalTraining(BoundStrategy):
         options: the strategy with its options.
     """
 
+    kind: ClassVar[type[LocalSteps]] = LocalSteps
     optimizer: torch.optim.Optimizer
 
     def __init__(self, setup: Setup, options: Local) -> None:
         config = setup.config
-        self._local = LocalSteps(
+        self._local = self.kind(
             setup.model,
             options,
             setup.compressor,
@@ -106,7 +115,7 @@ class LocalTraining(BoundStrategy):
             nonfinite=config.nonfinite,
         )
         super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, config.lr))
-        self.interval = options.steps
+        self.interval = self._local.interval
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
@@ -136,3 +145,18 @@ class LocalTraining(BoundStrategy):
     def state_dict(self) -> dict[str, object]:
         self.synchronize()
         return super().state_dict()
+
+
+class LocalTrainingBySpeed(LocalTraining):
+    """Train on this rank alone for as many steps as its speed allows until the next exchange."""
+
+    kind = LocalStepsBySpeed
+    _local: LocalStepsBySpeed
+
+    @override
+    def train_step(self, batch: Batch) -> StepReport:
+        self._local.plan(batch.stop_at)
+        self.interval = self._local.interval
+        report = super().train_step(batch)
+        report.num_steps = self._local.num_steps
+        return report

@@ -54,6 +54,14 @@ def test_tuned_then_swept(tmp_path: Path) -> None:
         ),
         (("--lr", "0.4", "--compressor", "sign"), "--rates 0.1,0.2,0.4,0.8,1.6 --holdout-size 269"),
         (("--rates", "0.1", "--holdout-size", "9"), "--compressors none,topk,powersgd"),
+        (
+            ("--strategy", "local:preset=diloco", "--compressor", "topk", "--rates", "0.1"),
+            "--holdout-size 269 --outer-rates 0.4,0.7,1",
+        ),
+        (
+            ("--strategy", "local:outer_lr=0.8", "--compressor", "topk", "--rates", "0.1"),
+            "--holdout-size 269",
+        ),
     ],
 )
 @pytest.mark.usefixtures("planned_here")
@@ -66,9 +74,25 @@ def test_what_is_left_open_has_defaults(
     assert answer.error.splitlines()[0] == f"chosen by default: {chosen}"
 
 
+@pytest.mark.usefixtures("planned_here")
+def test_outer_rates_are_tried_with_the_other_options_of_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    local = ("--strategy", "local:steps=8,preset=diloco", "--outer-rates", "0.9,0.5")
+    answer = invoke("tune", *local, "--rates", "0.1,0.2", "--compressors", "topk", "--dry-run", "--json")
+    assert answer.code == 0, answer.error
+    strategies = [f"local:outer_lr={outer},preset=diloco,steps=8" for outer in (0.5, 0.9)]
+    assert sorted((each["settings"]["lr"], each["settings"]["strategy"]) for each in json.loads(answer.out)) == [
+        (lr, strategy) for lr in (0.1, 0.2) for strategy in strategies
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--outer-rates", "1,b", "--strategy", "local"), "--outer-rates 1,b is not a list of numbers; write 0.01"),
+        (("--outer-rates", "1"), "--outer-rates sets outer_lr of --strategy local; give that strategy, without"),
+        (("--outer-rates", "1", "--strategy", "local:outer_lr=1"), "give that strategy, without outer_lr"),
+        (("x.toml", "--outer-rates", "1"), "x.toml must contain all options"),
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
         (("x.toml", "--lr", "0.1"), "x.toml must contain all options; write the other options there"),

@@ -153,7 +153,7 @@ def test_a_preset_of_local_steps_gives_way_to_options() -> None:
     config = resolve(RunConfig(strategy="local:preset=diloco,outer_lr=0.5,steps=20", epochs=1))
     assert config.strategy == "local:outer_lr=0.5,preset=diloco,steps=20"
     assert (
-        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,start_after=0,steps=20"
+        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,seconds=2,start_after=0,steps=20"
         in (config.filled["strategy"])
     )
 
