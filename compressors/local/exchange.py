@@ -103,7 +103,8 @@ class LocalSteps(CompressedCommunicator):
     @override
     def start_step(self, step: Step) -> None:
         self.show_inner()
-        super().start_step(step)
+        # Leaves out the downlink's step, which the thread may be reading.
+        self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
     def prepare_gradients_(self) -> bool:
         """Make the gradients ready for the optimizer; return False if this rank must not update its parameters.
@@ -114,6 +115,7 @@ class LocalSteps(CompressedCommunicator):
         if self.averages_gradients:
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            self._downlink.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None])
         bad = [zero_nonfinite_(weight.grad, self._nonfinite) for weight in weights if weight.grad is not None]
         return not any(bad)
@@ -245,6 +247,7 @@ class LocalSteps(CompressedCommunicator):
     def _exchange(self, exchange: _Exchange, step: Step) -> StepReport:
         """Replace the difference with the mean over ranks of what was sent, and the buffers with those of all ranks."""
         started = time.perf_counter()
+        self._downlink.step = step
         fragment = self._fragments[exchange.number % len(self._fragments)]
         if self.options.decay < 1:
             self.reducer.scale_residuals_(self.options.decay, fragment.layers)

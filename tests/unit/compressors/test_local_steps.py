@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -134,6 +135,33 @@ def test_an_evaluation_sees_the_outer_copy_and_changes_nothing() -> None:
     assert not torch.equal(one[0], one[-2])
     undisturbed = run_local(network, lambda rank: work(rank, evaluates=False), ranks=3, **options)
     assert torch.equal(undisturbed[0][-1], one[-1])
+
+
+@pytest.mark.parametrize("collective", ["ring:requantise=true", "server:downlink=recode"])
+def test_random_numbers_do_not_depend_on_how_long_an_exchange_takes(
+    collective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(rank: Rank, *, waits: int) -> torch.Tensor:
+        reduce, may_begin = rank.local.reducer.reduce, threading.Event()
+
+        def slow_reduce(*arguments: Any) -> None:
+            assert may_begin.wait(10)
+            may_begin.clear()
+            reduce(*arguments)
+
+        monkeypatch.setattr(rank.local.reducer, "reduce", slow_reduce)
+        for index in range(8):
+            if index % 4 == 1 + waits:  # an exchange begins after steps 1 and 5, and is due after steps 3 and 7
+                may_begin.set()
+            rank.step(drift, index)
+            if not waits:
+                rank.outer()
+        return rank.outer()
+
+    options: dict[str, Any] = {"compressor": "qsgd", "collective": collective, "steps": 4, "delay": 2}
+    early, late = (run_local(network, lambda rank, waits=waits: work(rank, waits=waits), **options) for waits in (0, 2))
+    assert torch.equal(early[0], late[0])
+    assert torch.equal(early[1], late[1])
 
 
 def test_the_outer_copy_has_the_buffers_of_the_last_exchange() -> None:
