@@ -27,7 +27,7 @@ from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, zero
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
-from compressors.layer import Step, layers_of, memory_nbytes
+from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from compressors.local.fragments import Fragment, dealt
 from compressors.local.messages import combined
 from compressors.local.options import LocalOptions
@@ -106,17 +106,21 @@ class LocalSteps(CompressedCommunicator):
         # Leaves out the downlink's step, which the thread may be reading.
         self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
-    def prepare_gradients_(self) -> bool:
+    def prepare_gradients_(self, layers: Sequence[Layer] | None = None) -> bool:
         """Make the gradients ready for the optimizer; return False if this rank must not update its parameters.
 
         In the first `start_after` steps they become the mean over ranks, which then decide alike.
+
+        Args:
+            layers: those that the optimizer updates; None for all.
         """
-        weights = [layer.weight for layer in self.layers if layer.weight is not None]
+        layers = self.layers if layers is None else layers
+        weights = [layer.weight for layer in layers if layer.weight is not None]
         if self.averages_gradients:
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._downlink.step = self._step
-            self.combine_([weight.grad for weight in weights if weight.grad is not None])
+            self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
         bad = [zero_nonfinite_(weight.grad, self._nonfinite) for weight in weights if weight.grad is not None]
         return not any(bad)
 
