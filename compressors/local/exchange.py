@@ -137,7 +137,10 @@ class LocalSteps(CompressedCommunicator):
         if local == 0:
             for fragment in self._fragments:
                 fragment.begin()
-            self._outer_buffers = [buffer.clone() for buffer in self._buffers]
+            buffers = self._buffers_to_send()
+            with self.exchanging():
+                self._share_buffers_(buffers)
+            self._adopt_buffers(buffers)
         if local <= 0:
             return
         if (local + self.options.delay) % self.options.interval == 0:
@@ -218,7 +221,7 @@ class LocalSteps(CompressedCommunicator):
         if zero_nonfinite_(mean, self._nonfinite) and self._nonfinite == "raise":
             raise NonFiniteGradient(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]
-        buffers = [buffer.clone() for buffer in self._buffers] if is_last else []
+        buffers = self._buffers_to_send() if is_last else []
         exchange = self._under_way = _Exchange(number=self._number, mean=mean, buffers=buffers)
         index = self._number // len(self._fragments)
         self._number += 1
@@ -241,9 +244,7 @@ class LocalSteps(CompressedCommunicator):
         fragment.step(exchange.mean, self.options)
         fragment.adopt(self.options.alpha)
         if exchange.buffers:
-            self._outer_buffers = exchange.buffers
-            for buffer, mean in zip(self._buffers, exchange.buffers, strict=True):
-                buffer.copy_(mean)
+            self._adopt_buffers(exchange.buffers)
         self._under_way = None
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
@@ -258,9 +259,7 @@ class LocalSteps(CompressedCommunicator):
         bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
         self.reducer.reduce(bucket, self._sum, self.transport)
         self.commit()
-        if exchange.buffers and self.transport.world_size > 1:
-            with self.transport.counted_as("state"):
-                self._share_buffers_(exchange.buffers)
+        self._share_buffers_(exchange.buffers)
         if exchange.mean.is_cuda:
             torch.cuda.current_stream(exchange.mean.device).synchronize()
         busy_s = time.perf_counter() - started
@@ -270,22 +269,35 @@ class LocalSteps(CompressedCommunicator):
         numels = [self._numel_of[layer_id] for layer_id in key]
         return combined(self.collective.sum(payload, key), numels, self.options)
 
+    def _buffers_to_send(self) -> list[torch.Tensor]:
+        """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
+        pairs = zip(self._buffers, self._outer_buffers, strict=True)
+        return [torch.where(buffer.isfinite(), buffer, outer) for buffer, outer in pairs]
+
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and others with those of rank 0."""
+        if self.transport.world_size == 1:
+            return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]
         others = [buffer for buffer in buffers if not buffer.is_floating_point() and buffer.numel()]
-        if floats:
-            flat = torch.cat([buffer.flatten().float() for buffer in floats])
-            mean = torch.zeros_like(flat)
-            self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
-            for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
-                buffer.copy_(part.view_as(buffer))
-        if others:
-            flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
-            own = Dense(flat) if self.transport.rank == 0 else None
-            received = self._plain.broadcast(own, 0, ()).values
-            for buffer, part in zip(others, received.split([buffer.nbytes for buffer in others]), strict=True):
-                buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+        with self.transport.counted_as("state"):
+            if floats:
+                flat = torch.cat([buffer.flatten().float() for buffer in floats])
+                mean = torch.zeros_like(flat)
+                self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
+                for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
+                    buffer.copy_(part.view_as(buffer))
+            if others:
+                flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
+                own = Dense(flat) if self.transport.rank == 0 else None
+                received = self._plain.broadcast(own, 0, ()).values
+                for buffer, part in zip(others, received.split([buffer.nbytes for buffer in others]), strict=True):
+                    buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+
+    def _adopt_buffers(self, buffers: list[torch.Tensor]) -> None:
+        self._outer_buffers = buffers
+        for buffer, outer in zip(self._buffers, buffers, strict=True):
+            buffer.copy_(outer)
 
     def _own(self) -> list[torch.Tensor]:
         weights = [layer.weight.detach() for layer in self.layers if layer.weight is not None]

@@ -107,13 +107,14 @@ class Fragment:
 
     @torch.no_grad()
     def adopt(self, alpha: float = 0.0) -> None:
-        """Set the inner parameters to alpha x inner + (1 - alpha) x outer."""
-        for layer, outer in zip(self.layers, self.split(self.outer), strict=True):
-            weight = cast(torch.Tensor, layer.weight)
+        """Set the inner parameters to alpha x inner + (1 - alpha) x outer; to outer where inner is not finite."""
+        for layer, flat in zip(self.layers, self.split(self.outer), strict=True):
+            weight, outer = cast(torch.Tensor, layer.weight), flat.view(layer.shape)
             if alpha == 0:
-                weight.copy_(outer.view(layer.shape))
-            elif alpha < 1:
-                weight.mul_(alpha).add_(outer.view(layer.shape), alpha=1 - alpha)
+                weight.copy_(outer)
+            else:
+                weight.mul_(alpha).add_(outer, alpha=1 - alpha)
+                weight.copy_(torch.where(weight.isfinite(), weight, outer))
 
     def _inner(self) -> torch.Tensor:
         weights = [cast(torch.Tensor, layer.weight).detach().flatten() for layer in self.layers]

@@ -164,7 +164,14 @@ def test_random_numbers_do_not_depend_on_how_long_an_exchange_takes(
     assert torch.equal(early[1], late[1])
 
 
-def test_the_outer_copy_has_the_buffers_of_the_last_exchange() -> None:
+@pytest.mark.parametrize(
+    ("start_after", "wanted"),
+    [
+        (0, [[0.0, 1.0, 0.0]] * 2 + [[4.5, 5.5, 3.0]] * 2),
+        (1, [[1.5, 2.5, 1.0]] * 3 + [[6.0, 7.0, 4.0]]),  # shared after step 1, exchanged after step 4
+    ],
+)
+def test_the_outer_copy_has_the_buffers_of_the_last_exchange(start_after: int, wanted: list[list[float]]) -> None:
     def work(rank: Rank) -> list[Any]:
         seen = []
         for index in range(4):
@@ -176,9 +183,8 @@ def test_the_outer_copy_has_the_buffers_of_the_last_exchange() -> None:
             assert all(map(torch.equal, rank.model.buffers(), own))
         return seen
 
-    # mean, variance and count begin with 0, 1 and 0; in each step rank r adds 1 + r, and the exchange is in step 3
-    found = run_local(network, work, steps=3)
-    assert found == [[[0.0, 1.0, 0.0]] * 2 + [[4.5, 5.5, 3.0]] * 2] * 2
+    # mean, variance and count begin with 0, 1 and 0; in each step rank r adds 1 + r
+    assert run_local(network, work, steps=3, start_after=start_after) == [wanted] * 2
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
@@ -278,12 +284,26 @@ def test_a_rank_without_a_finite_gradient_skips_its_own_step() -> None:
     assert run_local(lambda: Scalars(0.0), work, steps=2) == [True, False]
 
 
-def test_a_rank_that_is_not_finite_takes_over_the_outer_copy() -> None:
-    def work(rank: Rank) -> list[float]:
+@pytest.mark.parametrize(("alpha", "of_rank_0"), [(0.0, -0.5), (0.5, -0.75), (1.0, -1.0)])
+def test_a_rank_that_is_not_finite_takes_over_the_outer_copy(alpha: float, of_rank_0: float) -> None:
+    def work(rank: Rank) -> float:
         rank.step(lambda model, rank, _: next(model.parameters()).sub_(float("inf") if rank else 1.0), 0)
-        return flat(rank.model).tolist()
+        return float(flat(rank.model))
 
-    assert run_local(lambda: Scalars(0.0), work, steps=1) == [[-0.5], [-0.5]]
+    assert run_local(lambda: Scalars(0.0), work, steps=1, alpha=alpha) == [of_rank_0, -0.5]
+
+
+def test_buffers_that_are_not_finite_do_not_spread() -> None:
+    def change(model: nn.Module, rank: int, step: int) -> None:
+        drift(model, rank, step)
+        if rank:
+            model[1].running_mean[0] = float("nan")
+
+    def work(rank: Rank) -> list[float]:
+        rank.step(change, 0)
+        return rank.model[1].running_mean[:2].tolist()
+
+    assert run_local(network, work, steps=1) == [[0.5, 1.5]] * 2  # 0 for the NaN, and 1; 1 and 2
 
 
 @pytest.mark.parametrize(
