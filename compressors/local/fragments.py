@@ -19,7 +19,8 @@ def units_of(model: nn.Module) -> list[list[Layer]]:
     """Return the model's trainable parameters by block, in registration order.
 
     A block is a direct child of the model, or of a `Sequential`, a `ModuleList` or a `ModuleDict` in it, such as an
-    embedding, a block of a transformer or a head. A module that only wraps another one is not a block.
+    embedding, a block of a transformer or a head. A module that only wraps another one, or that contains such a list
+    and is no element of one, is not a block but consists of blocks.
     """
     layer_of = {id(layer.weight): layer for layer in layers_of(model)}
     units = []
@@ -34,11 +35,16 @@ def _blocks(module: nn.Module) -> Iterator[list[nn.Parameter]]:
     yield list(module.parameters(recurse=False))
     children = [child for child in module.children() if next(child.parameters(), None) is not None]
     for child in children:
-        opens = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict) or len(children) == 1
+        has_blocks = _is_list(child) or (not _is_list(module) and any(map(_is_list, child.modules())))
+        opens = len(children) == 1 or has_blocks
         if opens and next(child.children(), None) is not None:
             yield from _blocks(child)
         else:
             yield list(child.parameters())
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
 
 
 def dealt(model: nn.Module, count: int) -> list[list[Layer]]:

@@ -351,6 +351,23 @@ def test_blocks_are_dealt_round_robin() -> None:
         dealt(Gpt(layers=3).build(256), 9)
 
 
+class Parts(nn.Module):
+    def __init__(self, **children: nn.Module) -> None:
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+
+def test_the_blocks_of_a_decoder_inside_a_language_model_are_blocks() -> None:
+    blocks = [
+        Parts(attention=nn.Linear(4, 4), mlp=nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+        for _ in range(3)
+    ]
+    decoder = Parts(embed=nn.Embedding(9, 4), layers=nn.ModuleList(blocks), norm=nn.LayerNorm(4))
+    units = units_of(Parts(model=decoder, head=nn.Linear(4, 9)))
+    assert [len(unit) for unit in units] == [1, 6, 6, 6, 2, 2]  # weights and biases
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
