@@ -58,7 +58,22 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local:clip=median", "compressor": "powersgd", "collective": "allgather"},
         "clip=median needs messages that can be decoded one by one, and the ranks of powersgd encode together",
     ),
-    ({"strategy": "local:preset=sparseloco"}, "decay=0.95 needs a residual, and none keeps none with these options"),
+    (
+        {"strategy": "local:preset=sparseloco"},
+        "local: decay=0.95 (preset=sparseloco) needs a compressor with a residual, such as group_topk, and none k",
+    ),
+    (
+        {
+            "strategy": "local:decay=0.5",
+            "compressor": "qsgd:error_feedback=true,bits=8",
+            "collective": "ring:requantise=true",
+        },
+        "decay=0.5 does not reach the errors of sums that ring keeps; use decay=1, or collective allgather",
+    ),
+    (
+        {"strategy": "local:decay=0.5", "compressor": "topk", "collective": "server:downlink=recode"},
+        "that server keeps; use decay=1, or downlink=dense or downlink=union without error feedback",
+    ),
     (
         {"strategy": "local:preset=streaming", "compressor": "group_topk:scope=model"},
         "wants the whole model as one message with these options, and fragments=4 divides it; use fragments=1",
