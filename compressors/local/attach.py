@@ -12,7 +12,7 @@ local.close()
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.attach import check_types
 from compressors.ddp.communicator import Nonfinite, own_transport
-from compressors.ddp.hook import warn_of_missing_epoch
+from compressors.ddp.hook import NonFiniteGradient, warn_of_missing_epoch
 from compressors.layer import layers_of, sparse_gradients
 from compressors.local.exchange import LocalSteps
 from compressors.local.options import LocalOptions
@@ -54,20 +54,23 @@ def attach_local(
         compressor: an instance, or a spec such as "group_topk:ratio=0.01"; encodes the differences.
         collective: an instance, or a spec such as "ring"; sums the payloads.
         seed: seed of the compressor's own random numbers, the same on every rank.
-        nonfinite: what to do about NaN or infinity: "skip" this rank's own step, "raise" when a parameter is not
-            finite at an exchange, or "zero" the elements.
+        nonfinite: what to do about NaN or infinity, in an optimizer's gradients or in a difference: "skip" it on this
+            rank, "raise" on this rank, or "zero" the elements.
         timeout_s: longest wait for any one message, in seconds.
         options: options of local steps, such as steps=30, outer_lr=0.7 or preset="diloco".
 
     Raises:
-        ValueError: the compressor or collective does not work with local steps; the model is wrapped, or has complex or
-            fp64 parameters or sparse gradients; an optimizer exchanges something itself.
+        ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
+            model is wrapped, or has complex or fp64 parameters or sparse gradients; an optimizer exchanges something
+            itself.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     if isinstance(compressor, str):
         compressor = build("compressors", Compressor, compressor)
     if isinstance(collective, str):
         collective = build("collectives", Collective, collective)
+    if nonfinite not in get_args(Nonfinite):
+        raise ValueError(f'nonfinite="{nonfinite}" is not possible; use {", ".join(get_args(Nonfinite))}')
     chosen = LocalOptions.from_text(options)
     if chosen.steps == "auto":
         raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
@@ -180,11 +183,16 @@ class LocalHook(LocalSteps):
                 warn_of_missing_epoch(self.reducer.compressor)
             self._epoch_is_missing = False
             self.start_step(self.step_of(self._steps, self._epoch, self._seed))
-            self._updates = self.prepare_gradients_()
+            self._updates = True
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ids = {id(parameter) for parameter in parameters}
+        is_ready = self.prepare_gradients_([layer for layer in self.layers if id(layer.weight) in ids])
+        if not is_ready and self._nonfinite == "raise":
+            raise NonFiniteGradient(f"a gradient is not finite in step {self._steps + 1}")
+        self._updates = self._updates and is_ready
         if not self._updates:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+            for parameter in parameters:
+                parameter.grad = None
 
     def _after_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._waiting_for = self._waiting_for - {id(optimizer)}

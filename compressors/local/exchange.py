@@ -27,7 +27,7 @@ from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, zero
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
-from compressors.layer import Step, layers_of, memory_nbytes
+from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from compressors.local.fragments import Fragment, dealt
 from compressors.local.messages import combined
 from compressors.local.options import LocalOptions
@@ -109,18 +109,24 @@ class LocalSteps(CompressedCommunicator):
     @override
     def start_step(self, step: Step) -> None:
         self.show_inner()
-        super().start_step(step)
+        # Leaves out the downlink's step, which the thread may be reading.
+        self._step, self._report = step, StepReport(encode_s=0.0, exchange_s=0.0, exposed_s=0.0)
 
-    def prepare_gradients_(self) -> bool:
+    def prepare_gradients_(self, layers: Sequence[Layer] | None = None) -> bool:
         """Make the gradients ready for the optimizer; return False if this rank must not update its parameters.
 
         In the first `start_after` steps they become the mean over ranks, which then decide alike.
+
+        Args:
+            layers: those that the optimizer updates; None for all.
         """
-        weights = [layer.weight for layer in self.layers if layer.weight is not None]
+        layers = self.layers if layers is None else layers
+        weights = [layer.weight for layer in layers if layer.weight is not None]
         if self.averages_gradients:
             for weight in weights:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            self.combine_([weight.grad for weight in weights if weight.grad is not None])
+            self._downlink.step = self._step
+            self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
         bad = [zero_nonfinite_(weight.grad, self._nonfinite) for weight in weights if weight.grad is not None]
         return not any(bad)
 
@@ -137,7 +143,10 @@ class LocalSteps(CompressedCommunicator):
         if local == 0:
             for fragment in self._fragments:
                 fragment.begin()
-            self._outer_buffers = [buffer.clone() for buffer in self._buffers]
+            buffers = self._buffers_to_send()
+            with self.exchanging():
+                self._share_buffers_(buffers)
+            self._adopt_buffers(buffers)
         if local <= 0:
             return
         if (local + self.options.delay) % self.options.interval == 0:
@@ -220,7 +229,7 @@ class LocalSteps(CompressedCommunicator):
         if zero_nonfinite_(mean, self._nonfinite) and self._nonfinite == "raise":
             raise NonFiniteGradient(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]
-        buffers = [buffer.clone() for buffer in self._buffers] if is_last else []
+        buffers = self._buffers_to_send() if is_last else []
         exchange = self._under_way = _Exchange(number=self._number, mean=mean, buffers=buffers)
         index = self._number // len(self._fragments)
         self._number += 1
@@ -243,9 +252,7 @@ class LocalSteps(CompressedCommunicator):
         fragment.step(exchange.mean, self.options)
         fragment.adopt(self.options.alpha)
         if exchange.buffers:
-            self._outer_buffers = exchange.buffers
-            for buffer, mean in zip(self._buffers, exchange.buffers, strict=True):
-                buffer.copy_(mean)
+            self._adopt_buffers(exchange.buffers)
         self._under_way = None
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
@@ -253,15 +260,14 @@ class LocalSteps(CompressedCommunicator):
     def _exchange(self, exchange: _Exchange, step: Step) -> StepReport:
         """Replace the difference with the mean over ranks of what was sent, and the buffers with those of all ranks."""
         started = time.perf_counter()
+        self._downlink.step = step
         fragment = self._fragments[exchange.number % len(self._fragments)]
         if self.options.decay < 1:
             self.reducer.scale_residuals_(self.options.decay, fragment.layers)
         bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
         self.reducer.reduce(bucket, self._sum, self.transport)
         self.commit()
-        if exchange.buffers and self.transport.world_size > 1:
-            with self.transport.counted_as("state"):
-                self._share_buffers_(exchange.buffers)
+        self._share_buffers_(exchange.buffers)
         if exchange.mean.is_cuda:
             torch.cuda.current_stream(exchange.mean.device).synchronize()
         busy_s = time.perf_counter() - started
@@ -271,22 +277,35 @@ class LocalSteps(CompressedCommunicator):
         numels = [self._numel_of[layer_id] for layer_id in key]
         return combined(self.collective.sum(payload, key), numels, self.options)
 
+    def _buffers_to_send(self) -> list[torch.Tensor]:
+        """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
+        pairs = zip(self._buffers, self._outer_buffers, strict=True)
+        return [torch.where(buffer.isfinite(), buffer, outer) for buffer, outer in pairs]
+
     def _share_buffers_(self, buffers: Sequence[torch.Tensor]) -> None:
         """Replace floating-point buffers with their means over ranks, and others with those of rank 0."""
+        if self.transport.world_size == 1:
+            return
         floats = [buffer for buffer in buffers if buffer.is_floating_point()]
         others = [buffer for buffer in buffers if not buffer.is_floating_point() and buffer.numel()]
-        if floats:
-            flat = torch.cat([buffer.flatten().float() for buffer in floats])
-            mean = torch.zeros_like(flat)
-            self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
-            for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
-                buffer.copy_(part.view_as(buffer))
-        if others:
-            flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
-            own = Dense(flat) if self.transport.rank == 0 else None
-            received = self._plain.broadcast(own, 0, ()).values
-            for buffer, part in zip(others, received.split([buffer.nbytes for buffer in others]), strict=True):
-                buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+        with self.transport.counted_as("state"):
+            if floats:
+                flat = torch.cat([buffer.flatten().float() for buffer in floats])
+                mean = torch.zeros_like(flat)
+                self._plain.sum(Dense(flat), ()).add_to_(mean, divisor=self.transport.world_size)
+                for buffer, part in zip(floats, mean.split([buffer.numel() for buffer in floats]), strict=True):
+                    buffer.copy_(part.view_as(buffer))
+            if others:
+                flat = torch.cat([buffer.contiguous().view(-1).view(torch.uint8) for buffer in others])
+                own = Dense(flat) if self.transport.rank == 0 else None
+                received = self._plain.broadcast(own, 0, ()).values
+                for buffer, part in zip(others, received.split([buffer.nbytes for buffer in others]), strict=True):
+                    buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+
+    def _adopt_buffers(self, buffers: list[torch.Tensor]) -> None:
+        self._outer_buffers = buffers
+        for buffer, outer in zip(self._buffers, buffers, strict=True):
+            buffer.copy_(outer)
 
     def _own(self) -> list[torch.Tensor]:
         weights = [layer.weight.detach() for layer in self.layers if layer.weight is not None]

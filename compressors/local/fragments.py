@@ -19,7 +19,8 @@ def units_of(model: nn.Module) -> list[list[Layer]]:
     """Return the model's trainable parameters by block, in registration order.
 
     A block is a direct child of the model, or of a `Sequential`, a `ModuleList` or a `ModuleDict` in it, such as an
-    embedding, a block of a transformer or a head. A module that only wraps another one is not a block.
+    embedding, a block of a transformer or a head. A module that only wraps another one, or that contains such a list
+    and is no element of one, is not a block but consists of blocks.
     """
     layer_of = {id(layer.weight): layer for layer in layers_of(model)}
     units = []
@@ -34,11 +35,16 @@ def _blocks(module: nn.Module) -> Iterator[list[nn.Parameter]]:
     yield list(module.parameters(recurse=False))
     children = [child for child in module.children() if next(child.parameters(), None) is not None]
     for child in children:
-        opens = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict) or len(children) == 1
+        has_blocks = _is_list(child) or (not _is_list(module) and any(map(_is_list, child.modules())))
+        opens = len(children) == 1 or has_blocks
         if opens and next(child.children(), None) is not None:
             yield from _blocks(child)
         else:
             yield list(child.parameters())
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
 
 
 def dealt(model: nn.Module, count: int) -> list[list[Layer]]:
@@ -107,13 +113,14 @@ class Fragment:
 
     @torch.no_grad()
     def adopt(self, alpha: float = 0.0) -> None:
-        """Set the inner parameters to alpha x inner + (1 - alpha) x outer."""
-        for layer, outer in zip(self.layers, self.split(self.outer), strict=True):
-            weight = cast(torch.Tensor, layer.weight)
+        """Set the inner parameters to alpha x inner + (1 - alpha) x outer; to outer where inner is not finite."""
+        for layer, flat in zip(self.layers, self.split(self.outer), strict=True):
+            weight, outer = cast(torch.Tensor, layer.weight), flat.view(layer.shape)
             if alpha == 0:
-                weight.copy_(outer.view(layer.shape))
-            elif alpha < 1:
-                weight.mul_(alpha).add_(outer.view(layer.shape), alpha=1 - alpha)
+                weight.copy_(outer)
+            else:
+                weight.mul_(alpha).add_(outer, alpha=1 - alpha)
+                weight.copy_(torch.where(weight.isfinite(), weight, outer))
 
     def _inner(self) -> torch.Tensor:
         weights = [cast(torch.Tensor, layer.weight).detach().flatten() for layer in self.layers]

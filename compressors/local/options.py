@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import Doc, override
 
-from collectives.base import Collective
+from collectives.base import Collective, without_residuals
 from collectives.options import Count, CountOrZero, Incompatible, OptionError, PresetOptions
 from compressors.base import Compressor, PerLayer, TorchHook
 from compressors.ddp.hook import OwnHook
@@ -119,6 +119,7 @@ class LocalOptions(PresetOptions, name="local"):
             Incompatible: they cannot; the message names what would work.
         """
         name, method, traits = self.component_name, compressor.component_name, compressor.traits
+        by_preset = f" (preset={self.preset})" if PRESETS[self.preset].get("decay") == self.decay else ""
         combined = "average=senders" if self.average == "senders" else "clip=median" if self.clip == "median" else ""
         obstacles = (
             (
@@ -163,8 +164,13 @@ class LocalOptions(PresetOptions, name="local"):
             ),
             (
                 self.decay < 1 and not traits.keeps_residual,
-                f"decay={self.decay:g} needs a residual, and {method} keeps none with these options; use decay=1, "
-                "error_feedback=true or another compressor",
+                f"{name}: decay={self.decay:g}{by_preset} needs a compressor with a residual, such as group_topk, and "
+                f"{method} keeps none with these options",
+            ),
+            (
+                self.decay < 1 and collective.keeps_residuals,
+                f"decay={self.decay:g}{by_preset} does not reach the errors of sums that {collective.component_name} "
+                f"keeps; use decay=1, or {without_residuals(collective)}",
             ),
         )
         for applies, sentence in obstacles:

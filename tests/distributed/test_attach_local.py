@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from compressors.ddp.hook import NonFiniteGradient
 from compressors.local import attach_local
 from tests.testing.ranks import run_ranks
 
@@ -29,7 +31,8 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+    """Return all parameters and buffers."""
+    return torch.cat([tensor.flatten().float() for tensor in model.state_dict().values()])
 
 
 def train(rank: int, stops: int | None) -> list[torch.Tensor]:
@@ -78,6 +81,53 @@ def test_ranks_share_an_outer_copy_and_go_on_bit_for_bit(tmp_path: Path) -> None
         assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
 
 
+def train_in_turn(rank: int) -> list[torch.Tensor]:
+    parts = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
+    local = attach_local(parts, optimizers, steps=2, start_after=3)
+    seen = []
+    for step in range(5):
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            backward(part, rank, step)
+            if (rank, step) == (1, 1) and part is parts[1]:
+                part.weight.grad.fill_(float("nan"))
+            optimizer.step()
+            optimizer.zero_grad()
+        with local.outer():
+            seen.append(flat(parts))
+    local.close()
+    return seen
+
+
+def test_optimizers_that_each_have_a_backward_average_their_own_gradients(tmp_path: Path) -> None:
+    one, two = run_ranks(train_in_turn, 2, tmp_path)
+    assert all(map(torch.equal, one, two))
+    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(each[21:] for each in one)]
+    assert changed == [False, True, False, True]  # the NaN of one rank, then an update, then a step before an exchange
+
+
+def meet_nan(_: int) -> None:
+    model = network(1)
+    for nonfinite in ("raise", "zero"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        local = attach_local(model, optimizer, steps=2, nonfinite=nonfinite)
+        backward(model, 0, 0)
+        model[2].bias.grad[0] = float("nan")
+        before = model[2].bias.clone()
+        if nonfinite == "raise":
+            with pytest.raises(NonFiniteGradient, match="in step 1"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert (model[2].bias == before).tolist() == [True, *[nonfinite == "raise"] * 2]
+        local.close()
+        optimizer.zero_grad()
+
+
+def test_a_gradient_that_is_not_finite_raises_or_loses_its_elements(tmp_path: Path) -> None:
+    run_ranks(meet_nan, 1, tmp_path)
+
+
 def refuse(_: int) -> None:
     model, embedding = network(1), nn.Embedding(4, 3, sparse=True)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -85,6 +135,7 @@ def refuse(_: int) -> None:
         ("needs the network itself", lambda: attach_local(DistributedDataParallel(network(1)), sgd)),
         ("needs the model's optimizer", lambda: attach_local(model, [])),
         ("local has no option 'step' (did you mean 'steps'?)", lambda: attach_local(model, sgd, step=4)),
+        ('nonfinite="ignore" is not possible; use skip', lambda: attach_local(model, sgd, nonfinite="ignore")),
         ("fragments=3 does not divide steps=10", lambda: attach_local(model, sgd, fragments=3, steps=10)),
         ("at an exchange; give steps a number", lambda: attach_local(model, sgd, steps="auto")),
         ("native adds", lambda: attach_local(model, sgd, "topk", "native")),

@@ -17,6 +17,7 @@ from torch import nn
 from typing_extensions import override
 
 from bench.core.config.run import RunConfig
+from bench.core.config.syntax import Partition
 from bench.core.spec import usage_errors
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
@@ -79,18 +80,27 @@ class Local(LocalOptions, Strategy):
             dealt(model, self.fragments)
         if self.steps == "auto":
             return ["steps=auto follows measured times, so another run will not repeat this one bit for bit"]
-        steps, first = config.steps or 0, self.start_after
+        steps, first = config.steps or _steps_of(config), self.start_after
         left = max(0, steps - first) % self.interval
         if not left:
             return []
+        make = "make --steps" if config.steps else "in place of --epochs, give --steps"
         return [
-            f"the last evaluation sees the parameters of step {steps - left}, because no exchange follows; make "
-            f"--steps a multiple of {self.interval}{f' plus {first}' if first else ''}"
+            f"the last evaluation sees the parameters of step {steps - left} of {steps}, because no exchange follows; "
+            f"{make} a multiple of {self.interval}{f' plus {first}' if first else ''}"
         ]
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
         return LocalTrainingBySpeed(setup, self) if self.steps == "auto" else LocalTraining(setup, self)
+
+
+def _steps_of(config: RunConfig) -> int:
+    """Return the number of steps in the run's epochs; 0 if it depends on the samples that a partition leaves out."""
+    if config.epochs is None or Partition.parse(config.partition).per_rank is not None:
+        return 0
+    samples = (config.train_size - config.holdout_size) // config.replicas
+    return config.epochs * (samples // config.samples_per_step)
 
 
 class LocalTraining(BoundStrategy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -136,7 +137,41 @@ def test_an_evaluation_sees_the_outer_copy_and_changes_nothing() -> None:
     assert torch.equal(undisturbed[0][-1], one[-1])
 
 
-def test_the_outer_copy_has_the_buffers_of_the_last_exchange() -> None:
+@pytest.mark.parametrize("collective", ["ring:requantise=true", "server:downlink=recode"])
+def test_random_numbers_do_not_depend_on_how_long_an_exchange_takes(
+    collective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(rank: Rank, *, waits: int) -> torch.Tensor:
+        reduce, may_begin = rank.local.reducer.reduce, threading.Event()
+
+        def slow_reduce(*arguments: Any) -> None:
+            assert may_begin.wait(10)
+            may_begin.clear()
+            reduce(*arguments)
+
+        monkeypatch.setattr(rank.local.reducer, "reduce", slow_reduce)
+        for index in range(8):
+            if index % 4 == 1 + waits:  # an exchange begins after steps 1 and 5, and is due after steps 3 and 7
+                may_begin.set()
+            rank.step(drift, index)
+            if not waits:
+                rank.outer()
+        return rank.outer()
+
+    options: dict[str, Any] = {"compressor": "qsgd", "collective": collective, "steps": 4, "delay": 2}
+    early, late = (run_local(network, lambda rank, waits=waits: work(rank, waits=waits), **options) for waits in (0, 2))
+    assert torch.equal(early[0], late[0])
+    assert torch.equal(early[1], late[1])
+
+
+@pytest.mark.parametrize(
+    ("start_after", "wanted"),
+    [
+        (0, [[0.0, 1.0, 0.0]] * 2 + [[4.5, 5.5, 3.0]] * 2),
+        (1, [[1.5, 2.5, 1.0]] * 3 + [[6.0, 7.0, 4.0]]),  # shared after step 1, exchanged after step 4
+    ],
+)
+def test_the_outer_copy_has_the_buffers_of_the_last_exchange(start_after: int, wanted: list[list[float]]) -> None:
     def work(rank: Rank) -> list[Any]:
         seen = []
         for index in range(4):
@@ -148,9 +183,8 @@ def test_the_outer_copy_has_the_buffers_of_the_last_exchange() -> None:
             assert all(map(torch.equal, rank.model.buffers(), own))
         return seen
 
-    # mean, variance and count begin with 0, 1 and 0; in each step rank r adds 1 + r, and the exchange is in step 3
-    found = run_local(network, work, steps=3)
-    assert found == [[[0.0, 1.0, 0.0]] * 2 + [[4.5, 5.5, 3.0]] * 2] * 2
+    # mean, variance and count begin with 0, 1 and 0; in each step rank r adds 1 + r
+    assert run_local(network, work, steps=3, start_after=start_after) == [wanted] * 2
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5, 0.0])
@@ -250,12 +284,26 @@ def test_a_rank_without_a_finite_gradient_skips_its_own_step() -> None:
     assert run_local(lambda: Scalars(0.0), work, steps=2) == [True, False]
 
 
-def test_a_rank_that_is_not_finite_takes_over_the_outer_copy() -> None:
-    def work(rank: Rank) -> list[float]:
+@pytest.mark.parametrize(("alpha", "of_rank_0"), [(0.0, -0.5), (0.5, -0.75), (1.0, -1.0)])
+def test_a_rank_that_is_not_finite_takes_over_the_outer_copy(alpha: float, of_rank_0: float) -> None:
+    def work(rank: Rank) -> float:
         rank.step(lambda model, rank, _: next(model.parameters()).sub_(float("inf") if rank else 1.0), 0)
-        return flat(rank.model).tolist()
+        return float(flat(rank.model))
 
-    assert run_local(lambda: Scalars(0.0), work, steps=1) == [[-0.5], [-0.5]]
+    assert run_local(lambda: Scalars(0.0), work, steps=1, alpha=alpha) == [of_rank_0, -0.5]
+
+
+def test_buffers_that_are_not_finite_do_not_spread() -> None:
+    def change(model: nn.Module, rank: int, step: int) -> None:
+        drift(model, rank, step)
+        if rank:
+            model[1].running_mean[0] = float("nan")
+
+    def work(rank: Rank) -> list[float]:
+        rank.step(change, 0)
+        return rank.model[1].running_mean[:2].tolist()
+
+    assert run_local(network, work, steps=1) == [[0.5, 1.5]] * 2  # 0 for the NaN, and 1; 1 and 2
 
 
 @pytest.mark.parametrize(
@@ -301,6 +349,23 @@ def test_blocks_are_dealt_round_robin() -> None:
     assert {layer.name.split(".")[0] for layer in fragments[2]} == {"3", "4", "5", "8"}  # of each stage a block
     with pytest.raises(Incompatible, match="fragments=9 needs a model of as many blocks, and this one has 6; use"):
         dealt(Gpt(layers=3).build(256), 9)
+
+
+class Parts(nn.Module):
+    def __init__(self, **children: nn.Module) -> None:
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+
+def test_the_blocks_of_a_decoder_inside_a_language_model_are_blocks() -> None:
+    blocks = [
+        Parts(attention=nn.Linear(4, 4), mlp=nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+        for _ in range(3)
+    ]
+    decoder = Parts(embed=nn.Embedding(9, 4), layers=nn.ModuleList(blocks), norm=nn.LayerNorm(4))
+    units = units_of(Parts(model=decoder, head=nn.Linear(4, 9)))
+    assert [len(unit) for unit in units] == [1, 6, 6, 6, 2, 2]  # weights and biases
 
 
 @pytest.mark.parametrize(

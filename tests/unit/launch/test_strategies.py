@@ -58,7 +58,22 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local:clip=median", "compressor": "powersgd", "collective": "allgather"},
         "clip=median needs messages that can be decoded one by one, and the ranks of powersgd encode together",
     ),
-    ({"strategy": "local:preset=sparseloco"}, "decay=0.95 needs a residual, and none keeps none with these options"),
+    (
+        {"strategy": "local:preset=sparseloco"},
+        "local: decay=0.95 (preset=sparseloco) needs a compressor with a residual, such as group_topk, and none k",
+    ),
+    (
+        {
+            "strategy": "local:decay=0.5",
+            "compressor": "qsgd:error_feedback=true,bits=8",
+            "collective": "ring:requantise=true",
+        },
+        "decay=0.5 does not reach the errors of sums that ring keeps; use decay=1, or collective allgather",
+    ),
+    (
+        {"strategy": "local:decay=0.5", "compressor": "topk", "collective": "server:downlink=recode"},
+        "that server keeps; use decay=1, or downlink=dense or downlink=union without error feedback",
+    ),
     (
         {"strategy": "local:preset=streaming", "compressor": "group_topk:scope=model"},
         "wants the whole model as one message with these options, and fragments=4 divides it; use fragments=1",
@@ -129,15 +144,15 @@ def test_taken(choice: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("local", "sees the parameters of step 90, because no exchange follows; make --steps a multiple of 30"),
+        ("local", "sees the parameters of step 90 of 100, because no exchange follows; make --steps a multiple of 30"),
         ("local:steps=200,fragments=4", ""),
         (
             "local:start_after=80",
-            "sees the parameters of step 80, because no exchange follows; make --steps a multiple of 30",
+            "sees the parameters of step 80 of 100, because no exchange follows; make --steps a multiple of 30",
         ),
         (
             "local:steps=8,start_after=90",
-            "sees the parameters of step 98, because no exchange follows; make --steps a mul",
+            "sees the parameters of step 98 of 100, because no exchange follows; make --steps a mul",
         ),
         ("local:steps=120", "sees the parameters of step 0"),
         ("local:steps=10", ""),
@@ -147,6 +162,20 @@ def test_steps_after_the_last_exchange_are_said_to_be_left_out(text: str, said: 
     config = resolve(RunConfig(strategy=text, steps=100))
     notes = [note for note in config.notes if "no exchange follows" in note]
     assert [said in note for note in notes] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ("iid", ["step 0 of 36, because no exchange follows; in place of --epochs, give --steps a multiple of 500"]),
+        ("classes:per_rank=5", []),  # the number of steps is not known
+    ],
+)
+def test_epochs_are_counted_in_steps(partition: str, said: list[str]) -> None:
+    sizes: dict[str, Any] = {"train_size": 1240, "holdout_size": 40, "world_size": 2, "batch_size": 16, "accumulate": 2}
+    config = resolve(RunConfig(strategy="local:preset=diloco", epochs=2, partition=partition, **sizes))
+    notes = [note.partition("parameters of ")[2] for note in config.notes if "no exchange follows" in note]
+    assert notes == said
 
 
 def test_a_preset_of_local_steps_gives_way_to_options() -> None:
