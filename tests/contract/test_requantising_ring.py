@@ -220,6 +220,10 @@ def test_ranks_and_hops_round_differently() -> None:
         ("onebit", "and TwoMeans payloads are none; use collective allgather"),
         ("qsgd", "ring keeps the errors of the sums that it encodes, which would grow without limit: qsgd is no "
                  "contraction with these options; use qsgd:error_feedback=true or collective allgather"),
+        ("qsgd:bits=4,block_numel=196", "use qsgd:error_feedback=true or collective allgather"),
+        ("twobit", "twobit is no contraction with these options; use collective allgather"),
+        ("twobit:error_feedback=false", "with these options; use collective allgather"),
+        ("sign:mode=vote,error_feedback=false", "with these options; use collective allgather"),
         ("hylo", "use collective ring"),
     ],
 )  # fmt: skip
