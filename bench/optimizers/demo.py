@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from annotated_types import Ge, Le
@@ -22,7 +22,7 @@ from bench.optimizers.flat import FlatOptimizer, OwnPayloads
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, PositiveOrZero
-from collectives.payloads import Bundle, GroupSparse, Payload, UnreducedSum
+from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum
 from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
@@ -144,15 +144,19 @@ def mean_over_senders(terms: Sequence[Payload], numels: Sequence[int]) -> torch.
     Args:
         terms: the message of each rank, in rank order, with one sparse payload per layer.
         numels: number of elements of each layer.
+
+    Raises:
+        PayloadError: a message holds something else.
     """
+    if any([(type(part), part.numel) for part in leaves(term)] != [(GroupSparse, n) for n in numels] for term in terms):
+        raise PayloadError("a rank sent other payloads than one GroupSparse per layer")
     total = terms[0].to_dense()
     for term in terms[1:]:
         term.add_to_(total)
     num_senders = torch.zeros_like(total)
     for term in terms:
         for payload, part in zip(leaves(term), num_senders.split(list(numels)), strict=True):
-            assert isinstance(payload, GroupSparse)
-            part[payload.positions] += 1
+            part[cast(GroupSparse, payload).positions] += 1
     return total.div_(num_senders.clamp_(min=1))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.optimizers.demo import DecoupledMomentum, Demo, Tiles, mean_over_senders
-from collectives.payloads import Bundle, GroupSparse, Payload
+from collectives.payloads import Bundle, Dense, GroupSparse, Payload, PayloadError
 from tests.testing.belief_ranks import LR, SHAPES, Network, Rank, Tensors, noisy
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -154,6 +154,12 @@ def test_a_mean_is_over_the_ranks_that_sent_a_value() -> None:
         message(([6.0, 8.0], [1, 3]), ([1.0, 3.0], [2, 3])),
     ]
     assert mean_over_senders(terms, [4, 4]).tolist() == [2, 5, 0, 8, 0, 0, 1, 3]
+    for damaged in (
+        Bundle([Dense(torch.ones(4)), Dense(torch.ones(4))]),
+        GroupSparse(8, 4, 1, terms[0].to_dense()[:2], torch.tensor([0, 3])),
+    ):
+        with pytest.raises(PayloadError, match="other payloads than one GroupSparse per layer"):
+            mean_over_senders([terms[0], damaged], [4, 4])
 
 
 @pytest.mark.parametrize(("value_dtype", "nbytes"), [("fp32", 4), ("bf16", 2)])
