@@ -44,10 +44,12 @@ class GivenGradient(Batch):
         network.weight.grad = self.gradient  # type: ignore[assignment]
 
 
-def train_step(strategy: OwnGradients, index: int, rank: int, gradient: torch.Tensor) -> StepReport:
-    nothing = torch.empty(0)
+def train_step(
+    strategy: OwnGradients, index: int, rank: int, gradient: torch.Tensor, clip_norm: float | None = None
+) -> StepReport:
+    nothing, step = torch.empty(0), step_at(index, rank, 2)
     return strategy.train_step(
-        GivenGradient(x=nothing, y=nothing, step=step_at(index, rank, 2), lr=1.0, gradient=gradient)
+        GivenGradient(x=nothing, y=nothing, step=step, lr=1.0, clip_norm=clip_norm, gradient=gradient)
     )
 
 
@@ -75,6 +77,17 @@ def test_all_ranks_leave_out_a_step_that_one_cannot_make(
         assert len(report.encoded) == (0 if skipped else 1)
 
     run_threads(train, 2)
+
+
+def test_every_rank_clips_its_own_gradient_before_the_optimizer_sends() -> None:
+    def train(transport: MemoryTransport) -> torch.Tensor:
+        strategy = replicas(transport, "skip")
+        gradient = torch.tensor([[[3.0, 4.0]], [[0.0, 0.5]]][transport.rank])
+        train_step(strategy, 0, transport.rank, gradient, clip_norm=1.0)
+        return strategy.model.weight.detach()  # type: ignore[union-attr, operator]
+
+    for weight in run_threads(train, 2):
+        torch.testing.assert_close(weight, -torch.tensor([[0.6 + 0.0, 0.8 + 0.5]]) / 2)
 
 
 def test_what_the_optimizer_sends_is_part_of_the_step() -> None:
