@@ -90,6 +90,36 @@ def test_every_rank_clips_its_own_gradient_before_the_optimizer_sends() -> None:
         torch.testing.assert_close(weight, -torch.tensor([[0.6 + 0.0, 0.8 + 0.5]]) / 2)
 
 
+class Alone(Averaging):
+    """An optimizer that notes which parameters it is asked to show."""
+
+    def __init__(self, model: nn.Module, channel: CompressedCommunicator) -> None:
+        super().__init__(model, channel)
+        self.shown: list[str] = []
+
+    def show_shared(self) -> None:
+        self.shown.append("shared")
+
+    def show_own(self) -> None:
+        self.shown.append("own")
+
+
+def test_a_rank_returns_to_its_own_parameters_after_a_pause_only() -> None:
+    def train(transport: MemoryTransport) -> None:
+        strategy = replicas(transport, "skip")
+        strategy.optimizer = optimizer = Alone(strategy.model, strategy.exchanges[0])  # type: ignore[arg-type]
+        for index in range(4):
+            if index == 2:
+                strategy.synchronize()
+            train_step(strategy, index, transport.rank, torch.ones(1, 2))
+        assert optimizer.shown == ["shared", "own"]
+        strategy.load_state_dict(strategy.state_dict())
+        train_step(strategy, 5, transport.rank, torch.ones(1, 2))
+        assert optimizer.shown == ["shared", "own", "own"]
+
+    run_threads(train, 2)
+
+
 def test_what_the_optimizer_sends_is_part_of_the_step() -> None:
     def train(transport: MemoryTransport) -> None:
         strategy = replicas(transport, "skip", "sync")
