@@ -1,8 +1,4 @@
-"""DeMo: ranks exchange the largest frequencies of their momentum, and step along the sign of the mean.
-
-Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization" (arXiv:2411.19870), and its repository
-(bloc97/DeMo, demo.py).
-"""
+"""DeMo: ranks exchange the largest frequencies of their momentum, and step along the sign of the mean."""
 
 from __future__ import annotations
 
@@ -114,9 +110,9 @@ class DecoupledMomentum(FlatOptimizer):
             report.encoded = self.encoded(payloads, report.encode_s)
             mean = mean_over_senders(self._gathered(payloads), self.numels)
         if options.weight_decay:
-            self.move(self.weights(), -lr * options.weight_decay)
+            self.add_to_weights(self.weights(), -lr * options.weight_decay)
         parts = zip(self._tiles, mean.split(self.numels), strict=True)
-        self.move(torch.cat([tiles.join(part) for tiles, part in parts]).sign_(), -lr)
+        self.add_to_weights(torch.cat([tiles.join(part) for tiles, part in parts]).sign_(), -lr)
 
     def _encode(self, momentum: torch.Tensor, tiles: Tiles) -> GroupSparse:
         """Return a layer's largest frequencies, and subtract them from its momentum, fp32 [numel] (mutated)."""
