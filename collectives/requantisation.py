@@ -146,6 +146,8 @@ class RequantisedPieces(PackedPieces):
 
     @override
     def add(self, piece: Piece, first: Payload, second: Payload) -> Payload:
+        if [leaf.numel for leaf in leaves(first)] != [leaf.numel for leaf in leaves(second)]:
+            raise PayloadError("a ring's partial sum holds other payloads than this rank's own part")
         sums, start = [], piece.start
         for received, own in zip(leaves(first), leaves(second), strict=True):
             if not isinstance(own, Codes):

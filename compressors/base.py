@@ -116,18 +116,37 @@ class Compressor(Options, abc.ABC):
                 collective.check_compatible(kind)
             except Incompatible as error:
                 raise Incompatible(f"{self.component_name} sends {kind.__name__} payloads: {error}") from None
+        if collective.recodes and not collective.decodes and Codes not in emits:
+            raise Incompatible(
+                f"{collective.component_name}: requantise=true encodes sums of codes again, and {self.component_name} "
+                "sends no codes with these options; leave it out"
+            )
         if not (collective.recodes and collective.keeps_residuals) or all(kind.elementwise for kind in emits):
             return
-        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
-        # A threshold has bound 1: its residual is sent once it has grown.
-        if self.traits.feedback_diverges or (bound is not None and bound > 1):
+        if not self._keeps_errors_small():
             advice = without_residuals(collective)
-            if getattr(self, "error_feedback", True) is False:
+            if self._gains_from_feedback():
                 advice = f"{self.component_name}:error_feedback=true or {advice}"
             raise Incompatible(
                 f"{collective.component_name} keeps the errors of the sums that it encodes, which would grow without "
                 f"limit: {self.component_name} is no contraction with these options; use {advice}"
             )
+
+    def _keeps_errors_small(self) -> bool:
+        # the errors of encoded sums, which are added to the next sums
+        bound = self.contraction_bound(Layer(id=0, name="any", shape=(256, 256), kind="linear", numel=256 * 256))
+        if self.traits.feedback_diverges or bound is None:
+            return not self.traits.feedback_diverges
+        # With bound 1, entries that reach a threshold are sent whole, but codes may send less than each sum adds.
+        return bound < 1 or (bound == 1 and Codes not in self.traits.emits)
+
+    def _gains_from_feedback(self) -> bool:
+        if getattr(self, "error_feedback", True):
+            return False
+        try:
+            return dataclasses.replace(self, **{"error_feedback": True})._keeps_errors_small()
+        except OptionError:  # other options exclude it
+            return False
 
     def leaves_dense(self, layer: Layer) -> bool:
         """Return True if the options say that this layer is sent uncompressed, in fp32."""

@@ -1,8 +1,4 @@
-"""DeMo: ranks exchange the largest frequencies of their momentum, and step along the sign of the mean.
-
-Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization" (arXiv:2411.19870), and its repository
-(bloc97/DeMo, demo.py).
-"""
+"""DeMo: ranks exchange the largest frequencies of their momentum, and step along the sign of the mean."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from annotated_types import Ge, Le
@@ -22,7 +18,7 @@ from bench.optimizers.flat import FlatOptimizer, OwnPayloads
 from collectives.allgather import Allgather
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, PositiveOrZero
-from collectives.payloads import Bundle, GroupSparse, Payload, UnreducedSum
+from collectives.payloads import Bundle, GroupSparse, Payload, PayloadError, UnreducedSum
 from collectives.schedule.rounds import leaves
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
@@ -114,9 +110,9 @@ class DecoupledMomentum(FlatOptimizer):
             report.encoded = self.encoded(payloads, report.encode_s)
             mean = mean_over_senders(self._gathered(payloads), self.numels)
         if options.weight_decay:
-            self.move(self.weights(), -lr * options.weight_decay)
+            self.add_to_weights(self.weights(), -lr * options.weight_decay)
         parts = zip(self._tiles, mean.split(self.numels), strict=True)
-        self.move(torch.cat([tiles.join(part) for tiles, part in parts]).sign_(), -lr)
+        self.add_to_weights(torch.cat([tiles.join(part) for tiles, part in parts]).sign_(), -lr)
 
     def _encode(self, momentum: torch.Tensor, tiles: Tiles) -> GroupSparse:
         """Return a layer's largest frequencies, and subtract them from its momentum, fp32 [numel] (mutated)."""
@@ -144,15 +140,19 @@ def mean_over_senders(terms: Sequence[Payload], numels: Sequence[int]) -> torch.
     Args:
         terms: the message of each rank, in rank order, with one sparse payload per layer.
         numels: number of elements of each layer.
+
+    Raises:
+        PayloadError: a message holds something else.
     """
+    if any([(type(part), part.numel) for part in leaves(term)] != [(GroupSparse, n) for n in numels] for term in terms):
+        raise PayloadError("a rank sent other payloads than one GroupSparse per layer")
     total = terms[0].to_dense()
     for term in terms[1:]:
         term.add_to_(total)
     num_senders = torch.zeros_like(total)
     for term in terms:
         for payload, part in zip(leaves(term), num_senders.split(list(numels)), strict=True):
-            assert isinstance(payload, GroupSparse)
-            part[payload.positions] += 1
+            part[cast(GroupSparse, payload).positions] += 1
     return total.div_(num_senders.clamp_(min=1))
 
 

@@ -20,7 +20,7 @@ from typing_extensions import Doc, override
 
 from bench.core import spec
 from bench.optimizers.matrices import MatrixOptimizer, MatrixSteps, as_matrix, weight_of
-from collectives.base import Collective
+from collectives.base import Collective, without_residuals
 from collectives.options import Incompatible, PositiveOrZero, incompatibility
 from collectives.payloads import Dense
 from compressors.base import Compressor
@@ -81,10 +81,15 @@ class Dion(MatrixOptimizer):
             )
         if reason := incompatibility(collective.check_compatible, Dense):
             raise Incompatible(f"{name} sends uncompressed tensors (Dense payloads): {reason}")
+        if isinstance(compressor, Bf16) and compressor != Bf16():
+            raise Incompatible(
+                f"{name} sends everything in bf16 and keeps no residuals of it, so {spec.short_text(compressor)} has "
+                "options without effect; use compressor bf16 without options"
+            )
         if isinstance(compressor, Bf16) and collective.keeps_residuals:
             raise Incompatible(
-                f"{name} sends factors, and {spec.short_text(collective)} keeps residuals of gradients; leave out "
-                "error_feedback=true, or use compressor none"
+                f"{name} sends factors, and {spec.short_text(collective)} keeps residuals of gradients; use "
+                f"{without_residuals(collective)}, or compressor none"
             )
 
     def rank_of(self, rows: int, columns: int) -> int:

@@ -78,7 +78,7 @@ class FlatOptimizer(torch.optim.Optimizer, abc.ABC):
         for parameter, part in zip(self.parameters, weights.split(self.numels), strict=True):
             parameter.copy_(part.view(parameter.shape))
 
-    def move(self, update: torch.Tensor, factor: float) -> None:
+    def add_to_weights(self, update: torch.Tensor, factor: float) -> None:
         """Add factor * update, a vector over all parameters, to the parameters."""
         for parameter, part in zip(self.parameters, update.split(self.numels), strict=True):
             parameter.add_(part.view(parameter.shape), alpha=factor)

@@ -15,6 +15,7 @@ from typing_extensions import Doc, override
 from bench.core import spec
 from bench.core.errors import UsageError
 from bench.optimizers.base import Optimizer
+from bench.optimizers.flat import OwnPayloads
 from bench.optimizers.kronecker import MomentCapture, MomentExchange
 from collectives.base import Collective
 from collectives.options import Count, Incompatible, OptionError, Positive, incompatibility
@@ -154,7 +155,7 @@ class Kfac(Optimizer, name="kfac"):
     changes, which is at least that of the mean gradient; all ranks shorten their steps by the same factor.
 
     Raises:
-        OptionError: `inner` or `collective` cannot be built, or is kfac itself.
+        OptionError: `inner` or `collective` cannot be built, or is kfac itself, or `inner` encodes its own messages.
 
     Attributes:
         stepping: the optimizer named by `inner`, which updates the parameters.
@@ -187,6 +188,11 @@ class Kfac(Optimizer, name="kfac"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.stepping: Optimizer = self._part("optimizers", "inner", self.inner)
+        if isinstance(self.stepping, OwnPayloads):
+            raise OptionError(
+                f"{self.component_name}: inner={self.inner} is not possible: it does not precondition for an "
+                "optimizer that encodes what it sends; name another, such as sgd"
+            )
         self.summing: Collective | None = (
             None if self.collective is None else self._part("collectives", "collective", self.collective)
         )
@@ -212,7 +218,7 @@ class Kfac(Optimizer, name="kfac"):
         self.stepping.check_compatible(compressor, collective)
         summing, kind = self.summing or collective, _KINDS[self.transfer]
         reason = incompatibility(summing.check_compatible, kind)
-        if (summing.recodes or summing.keeps_residuals) and not kind.elementwise:
+        if not (reason or kind.elementwise) and (summing.recodes or summing.keeps_residuals):
             reason = f"a server encodes gradients again and keeps their residuals, not {kind.__name__} payloads"
         if reason:
             raise Incompatible(

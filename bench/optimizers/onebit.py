@@ -1,9 +1,4 @@
-"""1-bit Adam and 0/1 Adam: once the second moment is known, ranks exchange one bit per element.
-
-Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed"
-(arXiv:2102.02888); Lu et al., "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam"
-(arXiv:2202.06009); and DeepSpeed (runtime/fp16/onebit/adam.py and zoadam.py, runtime/comm/nccl.py).
-"""
+"""1-bit Adam and 0/1 Adam: once the second moment is known, ranks exchange one bit per element."""
 
 from __future__ import annotations
 
@@ -34,6 +29,8 @@ Scale = Literal["l1", "l2"]
 
 class OneBitMean:
     """Average vectors over ranks in two stages with one bit per element, and keep what each stage did not send.
+
+    Source: DeepSpeed (runtime/comm/nccl.py).
 
     Every rank owns a part of the vector. First, ranks send each part, as signs with one scale per layer, to its owner.
     Then, owners send the means of their parts in the same form to all ranks. A rank adds what it did not send to what
@@ -69,12 +66,12 @@ class OneBitMean:
         residual = self._optimizer.zeros()
         self._optimizer.memory |= {"residual": residual, "owner_residual": residual[slice(*self._own[:2])].clone()}
 
-    def average_(self, x: torch.Tensor, still: torch.Tensor | None) -> None:
+    def average_(self, x: torch.Tensor, frozen: torch.Tensor | None) -> None:
         """Replace a vector with its mean over ranks, as far as it was sent; every rank must call this method.
 
         Args:
             x: fp32 [elements of all layers].
-            still: bool, of the same shape; True for elements that count as zero, and are not part of a scale; None if
+            frozen: bool, of the same shape; True for elements that count as zero, and are not part of a scale; None if
                 there are none. It must be equal on all ranks.
 
         Raises:
@@ -83,27 +80,27 @@ class OneBitMean:
         memory, own = self._optimizer.memory, self._own
         with self._optimizer.exchanging() as report:
             started = time.perf_counter()
-            message = self._encode(memory["residual"].add_(x), self._optimizer.numels, still)
+            message = self._encode(memory["residual"].add_(x), self._optimizer.numels, frozen)
             report.encode_s = time.perf_counter() - started
             pieces = PackedPieces(self._transport, message, self._layout)
             pieces.run([self._to_owners])
-            total, is_still = memory["owner_residual"], None if still is None else still[slice(*own[:2])]
+            total, own_frozen = memory["owner_residual"], None if frozen is None else frozen[slice(*own[:2])]
             UnreducedSum(pieces.terms(own)).add_to_(total, divisor=self._transport.world_size)
-            pieces.held[own] = self._encode(total, [part.numel for part in leaves(pieces[own])], is_still)
+            pieces.held[own] = self._encode(total, [part.numel for part in leaves(pieces[own])], own_frozen)
             pieces.run([self._from_owners])
             x.zero_()
             for place in self._places:
                 pieces[place].add_to_(x[slice(*place[:2])])
-            if still is not None:
-                x.masked_fill_(still, 0)
+            if frozen is not None:
+                x.masked_fill_(frozen, 0)
             report.encoded = self._optimizer.encoded(leaves(message), report.encode_s)
 
-    def _encode(self, values: torch.Tensor, numels: Sequence[int], still: torch.Tensor | None) -> Payload:
+    def _encode(self, values: torch.Tensor, numels: Sequence[int], frozen: torch.Tensor | None) -> Payload:
         """Return the signs of `values`, fp32 (mutated), with a scale for each part, and subtract them from `values`."""
         counts = numels
-        if still is not None:
-            values.masked_fill_(still, 0)
-            counts = [part.numel() - int(part.sum()) for part in still.split(numels)]
+        if frozen is not None:
+            values.masked_fill_(frozen, 0)
+            counts = [part.numel() - int(part.sum()) for part in frozen.split(numels)]
         payloads = []
         for part, count in zip(values.split(numels), counts, strict=True):
             packed = Codes.room_for_codes(part.numel(), 1, part.device)
@@ -113,8 +110,8 @@ class OneBitMean:
             scales = torch.tensor([scale], dtype=torch.float32, device=part.device)[: part.numel()]
             payloads.append(Codes(part.numel(), "sign", 1, packed, scales))
             payloads[-1].subtract_from_(part)
-        if still is not None:
-            values.masked_fill_(still, 0)
+        if frozen is not None:
+            values.masked_fill_(frozen, 0)
         return together(payloads)
 
 
@@ -170,7 +167,7 @@ class OneBitOptimizer(FlatOptimizer):
         self._divisor = None
 
     def divisor(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what divides a step, and which elements stay still but for weight decay.
+        """Return what divides a step, and which elements are frozen (only weight decay moves them).
 
         Returns:
             (root of the second moment + eps, infinite where the second moment is zero; True for these elements, None if
@@ -178,11 +175,11 @@ class OneBitOptimizer(FlatOptimizer):
         """
         if self._divisor is None:
             square = self.memory["square"]
-            divisor, still = square.sqrt().add_(self.options.eps), square == 0
-            has_still = bool(still.any())
+            divisor, frozen = square.sqrt().add_(self.options.eps), square == 0
+            any_frozen = bool(frozen.any())
             self._divisor = (
-                divisor.masked_fill_(still, math.inf) if has_still else divisor,
-                still if has_still else None,
+                divisor.masked_fill_(frozen, math.inf) if any_frozen else divisor,
+                frozen if any_frozen else None,
             )
         return self._divisor
 
@@ -213,7 +210,7 @@ class OneBitMomentum(OneBitOptimizer):
         else:
             mean = self.memory["mean"].lerp_(gradient, 1 - self.options.beta1)
             self.average_bits_(mean, self.divisor()[1])
-        self.move(self.direction(), -lr)
+        self.add_to_weights(self.direction(), -lr)
 
 
 class ZeroOneSteps(OneBitOptimizer):
@@ -263,21 +260,21 @@ class ZeroOneSteps(OneBitOptimizer):
         else:
             self.average_bits_(gradient, self.divisor()[1])
             self.memory["mean"].lerp_(gradient, 1 - self.options.beta1)
-        self.move(self.direction(), -lr)
+        self.add_to_weights(self.direction(), -lr)
 
     def _descend_apart(self, gradient: torch.Tensor, lr: float) -> None:
         mean, anchor, drift = (self.memory[name] for name in ("mean", "anchor", "drift"))
-        divisor, still = self.divisor()
+        divisor, frozen = self.divisor()
         mean.lerp_(gradient, 1 - self.options.beta1)
         drift.sub_(self.direction(), alpha=lr)
         self.counts["lr_sum"] += lr
         if self.options.exchanges_steps(int(self.counts["step"])) and self.counts["lr_sum"]:
             sent = drift * divisor
-            self.average_bits_(sent, still)
+            self.average_bits_(sent, frozen)
             torch.div(sent, -self.counts["lr_sum"], out=mean)
             anchor.addcdiv_(sent, divisor)
-            if still is not None:  # weight decay alone moves these, and equally on all ranks
-                anchor.add_(drift.masked_fill(~still, 0))
+            if frozen is not None:  # weight decay alone moves these, and equally on all ranks
+                anchor.add_(drift.masked_fill(~frozen, 0))
             drift.zero_()
             self.counts["lr_sum"] = 0.0
         self.show_own()
@@ -312,7 +309,7 @@ class OneBitAdam(OneBitOptions, name="onebit_adam"):
     Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed"
     (arXiv:2102.02888), and DeepSpeed (runtime/fp16/onebit/adam.py).
     Differs: scale=l1 by default, because the published l2 is no contraction for heavy-tailed momentum; elements whose
-    second moment is zero stay still, which DeepSpeed leaves to a mask of the user; the vector is cut at whole bytes
+    second moment is zero are frozen, which DeepSpeed leaves to a mask of the user; the vector is cut at whole bytes
     instead of padded; residuals are saved in checkpoints.
 
     In the first `warmup_steps` steps ranks average whole gradients by the run's collective, as with Adam, but without

@@ -375,18 +375,26 @@ class OwnGradients(Replicas):
         super().__init__(model, [channel], optimizer, channel)
         self._trigger = trigger
         self._nonfinite = nonfinite
+        self._is_after_pause = False
 
     @override
     @torch.no_grad()
     def synchronize(self) -> None:
         if isinstance(self.optimizer, StepsAlone):
             self.optimizer.show_shared()
+        self._is_after_pause = True
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._is_after_pause = True
 
     @override
     def _compute_gradients(self, batch: Batch) -> StepReport:
-        if isinstance(self.optimizer, StepsAlone):
+        if self._is_after_pause and isinstance(self.optimizer, StepsAlone):
             with torch.no_grad():
                 self.optimizer.show_own()
+        self._is_after_pause = False
         batch.backward(self.model)
         started = time.perf_counter()
         if self._trigger == "sync":

@@ -246,8 +246,8 @@ class UnreducedSum(Payload):
         self.alignment = math.lcm(*(term.alignment for term in self.terms))
         self.num_entries = sum(term.num_entries for term in self.terms)
         self.device = self.terms[0].device
-        if (longest := max(term.numel for term in self.terms)) != min(term.numel for term in self.terms):
-            raise PayloadError(f"payloads of {self.numel} and {longest} elements cannot be added")
+        if len(numels := sorted({term.numel for term in self.terms})) > 1:
+            raise PayloadError(f"payloads of {numels[0]} and {numels[-1]} elements cannot be added")
 
     @functools.cached_property
     @override

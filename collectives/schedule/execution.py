@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from collectives.payloads.base import Payload, shifted, unpack
+from collectives.payloads.base import Payload, PayloadError, shifted, unpack
 from collectives.payloads.bundle import Bundle, members
 from collectives.payloads.sparse import IndexedValues
 from collectives.schedule.rounds import Layout, Message, Piece, Place, Round, leaves
@@ -187,9 +187,18 @@ class PackedPieces:
         return self._transport.send_receive(sends, receives)
 
     def apply(self, round_: Round, wait: Callable[[], list[torch.Tensor]]) -> None:
-        """Wait for the messages of a round with `wait`, and apply each received message as its `effect` says."""
+        """Wait for the messages of a round with `wait`, and apply each received message as its `effect` says.
+
+        Raises:
+            PayloadError: a message is damaged, or has another number of elements; what is collected may have any.
+        """
         for message, buffer in zip(round_.receives, wait(), strict=True):
             received = unpack(buffer)
+            if message.effect != "collect" and received.numel != message.numel:
+                raise PayloadError(
+                    f"rank {self._transport.names[message.peer]} sent {received.numel} elements instead of "
+                    f"{message.numel}; all ranks must run the same configuration"
+                )
             if message.effect == "replace":
                 self._packed[message.pieces] = buffer[: received.nbytes]
                 self._replace(message.pieces, received)

@@ -16,13 +16,14 @@ from collectives.payloads import Bundle, Dense, GroupSparse, Sparse, members
 from collectives.payloads.base import Payload, PayloadError
 from collectives.payloads.sparse import Seeded
 from collectives.schedule import execution
-from collectives.schedule.rounds import Layout, leaves
+from collectives.schedule.execution import PackedPieces
+from collectives.schedule.rounds import Layout, Piece, ReceiveEffect, Round, leaves
 from collectives.serial import error_bound
 from collectives.server import EVERY_RANK, Server
 from collectives.transport.base import Pending, Receive, Send, TransportError, wait_all
 from compressors.ddp.reducer import keep_in
 from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of, refusal
-from tests.testing.memory_transport import MemoryTransport, run_threads
+from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import make
 
 KINDS = ("dense", "sparse", "group_sparse", "row_sparse", "seeded", "codes-levels", "triangle", "cholesky", "bundle")
@@ -472,3 +473,16 @@ def test_payload_of_an_unexpected_length_is_refused_not_sent() -> None:
             Allgather().bind(transport).start_like(Dense(torch.ones(100_000)), Layout.dense(3), "sum").finish()
 
     run_threads(rank, 2)
+
+
+@pytest.mark.parametrize("effect", ["replace", "own + received", "received + own"])
+@pytest.mark.parametrize("numel", [1, 5])
+def test_a_message_of_another_length_is_refused(effect: ReceiveEffect, numel: int) -> None:
+    """Also one that would spread over all elements, or that holds none of its own."""
+    own = make("codes-levels", 3, torch.float32).payload
+    pieces = PackedPieces(MemoryWires(2).transport(0), own, Layout.of(own))
+    round_ = Round()
+    round_.receive(1, Piece(0, 3, frozenset([1])), effect=effect)
+    for received in (Dense(torch.ones(numel)), make("codes-levels", numel, torch.float32).payload):
+        with pytest.raises(PayloadError, match=f"rank 1 sent {numel} elements instead of 3"):
+            pieces.apply(round_, [received.pack()].copy)

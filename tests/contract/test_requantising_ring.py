@@ -14,7 +14,8 @@ from collectives.base import BoundCollective
 from collectives.options import Incompatible, OptionError, build
 from collectives.payloads import Bundle, Codes, Dense, Sparse
 from collectives.payloads.base import Payload, PayloadError
-from collectives.schedule.rounds import Layout
+from collectives.requantisation import RequantisedPieces
+from collectives.schedule.rounds import Layout, Piece, Round
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Downlink
@@ -23,7 +24,7 @@ from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes, step_at
-from tests.testing.memory_transport import MemoryTransport, run_threads
+from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 
 LAYERS = layers_of_shapes((30, 80), (500,), (12, 100), (7,))
 KEY, NUMEL = (0, 1, 2, 3), 2400 + 500 + 1200 + 7
@@ -220,7 +221,16 @@ def test_ranks_and_hops_round_differently() -> None:
         ("onebit", "and TwoMeans payloads are none; use collective allgather"),
         ("qsgd", "ring keeps the errors of the sums that it encodes, which would grow without limit: qsgd is no "
                  "contraction with these options; use qsgd:error_feedback=true or collective allgather"),
+        ("qsgd:bits=4,block_numel=196", "use qsgd:error_feedback=true or collective allgather"),
+        ("twobit", "twobit is no contraction with these options; use collective allgather"),
+        ("twobit:error_feedback=false", "with these options; use collective allgather"),
+        ("sign:mode=vote,error_feedback=false", "with these options; use collective allgather"),
         ("hylo", "use collective ring"),
+        ("none", "ring: requantise=true encodes sums of codes again, and none sends no codes with these options; "
+                 "leave it out"),
+        ("bf16", "leave it out"),
+        ("powersgd", "leave it out"),
+        ("terngrad:shared_scale=true", "leave it out"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_encoded_again_is_refused(compressor: str, reason: str) -> None:
@@ -230,8 +240,8 @@ def test_what_cannot_be_encoded_again_is_refused(compressor: str, reason: str) -
     assert str(refused.value).count(". ") == 0
 
 
-@pytest.mark.parametrize("compressor", ["int8", "qsgd:bits=8", "qsgd:error_feedback=true", "none", "bf16"])
-def test_quantisers_and_dense_payloads_are_accepted(compressor: str) -> None:
+@pytest.mark.parametrize("compressor", ["int8", "qsgd:bits=8", "qsgd:error_feedback=true", "int8:min_numel=10", "sign"])
+def test_quantisers_are_accepted(compressor: str) -> None:
     build("compressors", Compressor, compressor).check_compatible(Ring(requantise=True))
 
 
@@ -267,6 +277,20 @@ def test_empty_chunks_and_dense_payloads_pass_through() -> None:
         assert torch.equal(total[7:], torch.full((500,), 3.0))
         assert errors.keys() == {3}
     torch.testing.assert_close(results[0][0][:7] + kept, exact, rtol=0, atol=1e-5)
+
+
+def test_partial_sums_with_other_payloads_are_refused() -> None:
+    transport = MemoryWires(2).transport(0)
+    codes = [made("int8").encode(torch.ones(n), LAYERS[1], step_at(0, 0, 2)) for n in (100, 400, 500)]
+    own = Bundle(codes[:2])
+    pieces = RequantisedPieces(
+        transport, own, Layout.of(own, (1,)), Downlink(made("int8"), LAYERS), [0], torch.zeros(500)
+    )
+    round_ = Round()
+    round_.receive(1, Piece(0, 500, frozenset([1])), effect="received + own")
+    for received in (codes[2], Bundle(codes[1::-1])):
+        with pytest.raises(PayloadError, match="holds other payloads than this rank's own part"):
+            pieces.apply(round_, [received.pack()].copy)
 
 
 def test_every_kept_error_is_in_the_next_sum() -> None:

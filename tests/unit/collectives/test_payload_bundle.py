@@ -186,5 +186,6 @@ def test_terms_merge_into_what_can_travel() -> None:
             terms.pack()
     with pytest.raises(PayloadError, match="at least one term"):
         UnreducedSum([])
-    with pytest.raises(PayloadError, match="cannot be added"):
-        UnreducedSum([Dense(torch.ones(1)), Dense(torch.ones(2))])
+    for numels in ((1, 2), (2, 1)):
+        with pytest.raises(PayloadError, match="payloads of 1 and 2 elements cannot be added"):
+            UnreducedSum([Dense(torch.ones(numel)) for numel in numels])

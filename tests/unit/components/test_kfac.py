@@ -321,6 +321,8 @@ def test_any_optimizer_may_stand_behind_it() -> None:
     [
         ("kfac:inner=kfac", "kfac: inner=kfac is not possible: it would contain itself; name another optimizer"),
         ("kfac:inner=adan", "did you mean 'adam'"),
+        ("kfac:inner=demo", "kfac: inner=demo is not possible"),
+        ("kfac:inner=zero_one_adam:var_freeze_step=9", "an optimizer that encodes what it sends; name another"),
         ("kfac:collective=rink", "did you mean 'ring'"),
         ("kfac:damping=0", "kfac: damping=0 is not possible"),
         ("kfac:decay=1", "kfac: decay=1 is not possible"),
@@ -348,6 +350,7 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
         ("kfac:inner=max_adabelief:reduce=s_max", "allgather", "max_adabelief with reduce=s_max takes a maximum"),
         ("kfac:transfer=cholesky", "server:downlink=union,error_feedback=true", "add collective=ring to it"),
         ("kfac", "server:downlink=recode", None),
+        ("kfac:transfer=cholesky", "ring:requantise=true", "ring:requantise=true encodes sums of Codes again"),
     ],
 )
 def test_collectives_that_cannot_carry_the_factors_are_refused(

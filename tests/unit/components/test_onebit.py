@@ -112,7 +112,7 @@ def plain_zero_one_adam(options: ZeroOneAdam, mean_of: Mean, again: Mean, num_ra
 
 def with_exact_means(rank: Rank) -> Rank:
     optimizer = cast(OneBitOptimizer, rank.optimizer)
-    optimizer.average_bits_ = lambda x, still: optimizer.average_whole_(x)  # type: ignore[method-assign]
+    optimizer.average_bits_ = lambda x, frozen: optimizer.average_whole_(x)  # type: ignore[method-assign]
     return rank
 
 
@@ -280,15 +280,15 @@ def test_weight_decay_moves_them_all_the_same(options: OneBitOptions) -> None:
 
 
 def test_elements_that_do_not_move_are_no_part_of_a_scale() -> None:
-    still = torch.arange(104) % 3 == 0
+    frozen = torch.arange(104) % 3 == 0
 
     def train(transport: MemoryTransport) -> list[float]:
-        x = torch.where(still, 100.0, -2.0)
-        cast(OneBitOptimizer, Rank(transport, OneBitAdam()).optimizer).average_bits_(x, still)
+        x = torch.where(frozen, 100.0, -2.0)
+        cast(OneBitOptimizer, Rank(transport, OneBitAdam()).optimizer).average_bits_(x, frozen)
         return x.tolist()
 
     for x in run_threads(train, 2):
-        assert x == pytest.approx(torch.where(still, 0.0, -2.0).tolist())
+        assert x == pytest.approx(torch.where(frozen, 0.0, -2.0).tolist())
 
 
 def test_a_layer_of_zeros_is_a_header_and_stays_zero() -> None:

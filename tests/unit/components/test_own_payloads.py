@@ -124,8 +124,9 @@ def test_the_collective_that_an_optimizer_needs_is_the_default() -> None:
     assert resolve(RunConfig(optimizer="onebit_adam")).collective == "ring"
 
 
-def test_own_gradients_can_be_clipped() -> None:
-    resolve(RunConfig(optimizer="demo", clip_norm=1.0))
+@pytest.mark.parametrize("text", ["demo", "onebit_adam", "zero_one_adam"])
+def test_clipping_is_accepted(text: str) -> None:
+    assert resolve(RunConfig(optimizer=text, clip_norm=1.0)).clip_norm == 1.0
 
 
 def test_the_user_learns_how_long_gradients_travel_whole() -> None:

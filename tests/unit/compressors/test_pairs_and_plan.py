@@ -77,7 +77,7 @@ def test_plan() -> None:
     ("compressor", "possible"),
     [
         ("topk", True), ("algc", True), ("sign", True), ("qsgd:error_feedback=true", True),
-        ("hylo:threshold=0.1", True),
+        ("hylo", True), ("hylo:threshold=0.1", False), ("threshold:unit=absolute", True), ("twobit", False),
         ("randomk:scaled=true,error_feedback=false", True),  # its sums are returned unchanged
         ("qsgd", False), ("terngrad", False), ("sign:mode=vote,error_feedback=false", False),
     ],

@@ -105,8 +105,14 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"clip_norm": 1.0, "optimizer": "dion"}, "so no rank has the mean gradient that --clip-norm limits"),
     (
         {"compressor": "bf16", "collective": "server:error_feedback=true", "optimizer": "dion"},
-        "leave out error_feedback=true, or use compressor none",
+        "use downlink=dense or downlink=union without error feedback, or compressor none",
     ),
+    ({"compressor": "bf16:min_numel=100,skip=conv", "optimizer": "dion"}, "use compressor bf16 without options"),
+    (
+        {"compressor": "bf16:error_feedback=true", "optimizer": "dion"},
+        "so bf16:error_feedback=true has options without",
+    ),
+    ({"collective": "ring:requantise=true", "optimizer": "onebit_adam"}, "and none sends no codes with these options"),
     ({"lr_scaling": "linear:gradual=true"}, "rises during warm-up; add --warmup-epochs, such as 5"),
     ({"collective": "allgather", "optimizer": "max_adabelief:reduce=s_max"}, "use collective ring or reduce=mean"),
     (

@@ -44,10 +44,12 @@ class GivenGradient(Batch):
         network.weight.grad = self.gradient  # type: ignore[assignment]
 
 
-def train_step(strategy: OwnGradients, index: int, rank: int, gradient: torch.Tensor) -> StepReport:
-    nothing = torch.empty(0)
+def train_step(
+    strategy: OwnGradients, index: int, rank: int, gradient: torch.Tensor, clip_norm: float | None = None
+) -> StepReport:
+    nothing, step = torch.empty(0), step_at(index, rank, 2)
     return strategy.train_step(
-        GivenGradient(x=nothing, y=nothing, step=step_at(index, rank, 2), lr=1.0, gradient=gradient)
+        GivenGradient(x=nothing, y=nothing, step=step, lr=1.0, clip_norm=clip_norm, gradient=gradient)
     )
 
 
@@ -73,6 +75,47 @@ def test_all_ranks_leave_out_a_step_that_one_cannot_make(
         assert strategy.model.weight.tolist() == [weights]  # type: ignore[union-attr, operator]
         assert strategy.traffic["gradient"].nbytes == (0 if skipped else 8)
         assert len(report.encoded) == (0 if skipped else 1)
+
+    run_threads(train, 2)
+
+
+def test_every_rank_clips_its_own_gradient_before_the_optimizer_sends() -> None:
+    def train(transport: MemoryTransport) -> torch.Tensor:
+        strategy = replicas(transport, "skip")
+        gradient = torch.tensor([[[3.0, 4.0]], [[0.0, 0.5]]][transport.rank])
+        train_step(strategy, 0, transport.rank, gradient, clip_norm=1.0)
+        return strategy.model.weight.detach()  # type: ignore[union-attr, operator]
+
+    for weight in run_threads(train, 2):
+        torch.testing.assert_close(weight, -torch.tensor([[0.6 + 0.0, 0.8 + 0.5]]) / 2)
+
+
+class Alone(Averaging):
+    """An optimizer that notes which parameters it is asked to show."""
+
+    def __init__(self, model: nn.Module, channel: CompressedCommunicator) -> None:
+        super().__init__(model, channel)
+        self.shown: list[str] = []
+
+    def show_shared(self) -> None:
+        self.shown.append("shared")
+
+    def show_own(self) -> None:
+        self.shown.append("own")
+
+
+def test_a_rank_returns_to_its_own_parameters_after_a_pause_only() -> None:
+    def train(transport: MemoryTransport) -> None:
+        strategy = replicas(transport, "skip")
+        strategy.optimizer = optimizer = Alone(strategy.model, strategy.exchanges[0])  # type: ignore[arg-type]
+        for index in range(4):
+            if index == 2:
+                strategy.synchronize()
+            train_step(strategy, index, transport.rank, torch.ones(1, 2))
+        assert optimizer.shown == ["shared", "own"]
+        strategy.load_state_dict(strategy.state_dict())
+        train_step(strategy, 5, transport.rank, torch.ones(1, 2))
+        assert optimizer.shown == ["shared", "own", "own"]
 
     run_threads(train, 2)
 
