@@ -19,6 +19,7 @@ from typing_extensions import Doc, override
 from collectives.base import Collective, without_residuals
 from collectives.options import CountOrZero, Incompatible, OptionError, Options
 from collectives.payloads import Codes, Dense, Payload
+from collectives.payloads.batch import Batch
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.layer import Layer, LayerKind, Step
@@ -353,6 +354,44 @@ class PartsEncoder(LossyCompressor):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         return self.encode_parts([x], layer, step)
+
+
+class LayersEncoder(abc.ABC):
+    """Mixin of the compressors that encode all layers of a bucket in one native call, each into its own payload."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Reset the inherited `encodes_layers` of a subclass that defines `encode` only, because it would not match."""
+        super().__init_subclass__(**kwargs)
+        if "encode" in vars(cls) and "encode_layers" not in vars(cls):
+            cls.encodes_layers = False  # type: ignore[assignment, method-assign]
+
+    @property
+    @abc.abstractmethod
+    def encodes_layers(self) -> bool:
+        """Return True if `encode_layers` can be called, on CPUs, instead of `encode` and `encode_sum`."""
+
+    @abc.abstractmethod
+    def encode_layers(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+    ) -> Batch:
+        """Return the payloads of all layers, bit for bit as `encode` makes them, and what they do not send.
+
+        Args:
+            gradients: fp32, contiguous, one per layer; empty if `left` holds what to encode.
+            residual: fp32 [numel of all layers], to be added to the gradients; None if there is nothing to add.
+            left: fp32 [numel of all layers], overwritten with what is not sent; None if no residual is kept.
+            layers: the layers.
+            step: the current step.
+
+        Raises:
+            NonFiniteSum: gradients + residual holds NaN or infinity (raised only if `finds_nonfinite` marks
+                `encode_sum`).
+        """
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -15,7 +15,9 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError, PositiveOrZero
 from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.base import HEADER_BYTES
-from compressors.base import PartsEncoder, SharedScale, Traits
+from collectives.payloads.batch import Batch
+from compressors.base import LayersEncoder, PartsEncoder, SharedScale, Traits
+from compressors.kernels.batches import random_ternary_of_layers
 from compressors.kernels.quantisation import (
     CODES,
     LEVELS,
@@ -180,7 +182,7 @@ class Int8(PartsEncoder, name="int8"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TernGrad(SharedScale, name="terngrad"):
+class TernGrad(LayersEncoder, SharedScale, name="terngrad"):
     """TernGrad: rounds every element at random to -s, 0 or +s, with s the layer's largest magnitude after clipping.
 
     Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
@@ -237,6 +239,23 @@ class TernGrad(SharedScale, name="terngrad"):
         if self.error_feedback and scale > 0:  # the expectation times 1 / (1 + variance)
             scale = sum_of_squares(x, limit) / sum_of_magnitudes(x, limit)
         return Codes(x.numel(), "ternary", CODES, codes, x.new_tensor([scale]))
+
+    @property
+    @override
+    def encodes_layers(self) -> bool:
+        return not (self.shared_scale or self.error_feedback)
+
+    @override
+    def encode_layers(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+    ) -> Batch:
+        keys = [seed_for(layer, step, per_rank=True) for layer in layers]
+        return random_ternary_of_layers(gradients, self.clip_sigmas, keys)
 
     def contraction_bound(self, layer: Layer) -> float | None:
         """Return the bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.

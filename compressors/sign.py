@@ -10,8 +10,10 @@ from typing_extensions import Doc, override
 
 from collectives.options import OptionError, Positive
 from collectives.payloads import Codes, Payload, TwoMeans
+from collectives.payloads.batch import Batch
 from collectives.payloads.codec.bits import packed_nbytes
-from compressors.base import LossyCompressor, Traits
+from compressors.base import LayersEncoder, LossyCompressor, Traits
+from compressors.kernels.batches import sign_layers, two_means_of_layers
 from compressors.kernels.quantisation import (
     CODES,
     add_signs_and_magnitude,
@@ -25,7 +27,7 @@ from compressors.layer import Layer, Step
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sign(LossyCompressor, name="sign"):
+class Sign(LayersEncoder, LossyCompressor, name="sign"):
     """Sign: sends one bit per element and one scale per layer, or takes a majority vote of the signs.
 
     Source: scaled signs with error feedback: Karimireddy et al. 2019 (arXiv:1901.09847), algorithm 1; majority vote:
@@ -82,6 +84,24 @@ class Sign(LossyCompressor, name="sign"):
         payload.subtract_from_(left)
         return payload
 
+    @property
+    @override
+    def encodes_layers(self) -> bool:
+        return self.error_feedback
+
+    @override
+    def encode_layers(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+    ) -> Batch:
+        assert left is not None
+        numels = [layer.numel for layer in layers]
+        return sign_layers(gradients, residual, left, numels, by_mean=self.mode == "scaled")
+
     def _signs(self, packed: torch.Tensor, magnitude: float, layer: Layer) -> Codes:
         scale = magnitude / layer.numel if self.mode == "scaled" else 1.0
         return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], dtype=torch.float32, device=packed.device))
@@ -103,7 +123,7 @@ class Sign(LossyCompressor, name="sign"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class OneBit(LossyCompressor, name="onebit"):
+class OneBit(LayersEncoder, LossyCompressor, name="onebit"):
     """One bit: sends every element as the mean of the layer's positive or of its negative elements.
 
     Source: Seide et al. 2014 (Interspeech), "1-bit stochastic gradient descent and its application to data-parallel
@@ -141,6 +161,23 @@ class OneBit(LossyCompressor, name="onebit"):
         payload = _two_means(layer.numel, packed, *add_signs_and_sums(gradients[0], residual, packed, left))
         payload.subtract_from_(left)
         return payload
+
+    @property
+    @override
+    def encodes_layers(self) -> bool:
+        return self.error_feedback
+
+    @override
+    def encode_layers(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+    ) -> Batch:
+        assert left is not None
+        return two_means_of_layers(gradients, residual, left, [layer.numel for layer in layers])
 
     @override
     def contraction_bound(self, layer: Layer) -> float:

@@ -13,10 +13,12 @@ from typing_extensions import Doc, override
 
 from collectives.options import CountOrZero, OptionError, Positive, PositiveOrZero
 from collectives.payloads import Payload, Sparse, SparseCodes, SparseLevels
+from collectives.payloads.batch import Batch
 from collectives.payloads.codec.value_codes import MOST_STEPS, SHARED_OVER, ValueCoding, block_length
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import LARGEST, NUM_LEVELS, IndexedValues
-from compressors.base import NonFiniteSum, Sparsifier, Traits, finds_nonfinite
+from compressors.base import LayersEncoder, NonFiniteSum, Sparsifier, Traits, finds_nonfinite
+from compressors.kernels.batches import send_from_layers, top_k_of_layers
 from compressors.kernels.quantisation import pack_nearest_levels
 from compressors.kernels.residuals import add_and_find, add_and_measure, add_and_top_k, send_top_k
 from compressors.kernels.selection import (
@@ -103,6 +105,27 @@ class ShareSparsifier(Sparsifier):
 @dataclasses.dataclass(kw_only=True)
 class DensitySparsifier(ShareSparsifier, TypedSparsifier):
     """Base of the methods that send a share of the entries, with options for the share, warm-up and value type."""
+
+    def _sent(
+        self,
+        left: torch.Tensor,
+        numels: Sequence[int],
+        counts: Sequence[int],
+        positions: torch.Tensor,
+        step: Step,
+        *,
+        finite: bool,
+    ) -> Batch:
+        """Return `send_from_layers` in this type of values.
+
+        Raises:
+            NonFiniteSum: an entry is not finite, but has to be.
+        """
+        dtype = TORCH_DTYPES[self.value_dtype]
+        batch = send_from_layers(left, numels, counts, positions, dtype, step.world_size, finite=finite)
+        if batch is None:
+            raise NonFiniteSum
+        return batch
 
 
 def num_kept(density: float, numel: int) -> int:
@@ -194,7 +217,7 @@ class CodingSparsifier(DensitySparsifier):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TopK(CodingSparsifier, name="topk"):
+class TopK(LayersEncoder, CodingSparsifier, name="topk"):
     """Top-k: sends the entries of largest magnitude of every layer.
 
     Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
@@ -211,6 +234,26 @@ class TopK(CodingSparsifier, name="topk"):
     """
 
     sends: ClassVar[type[Payload]] = Sparse
+
+    @property
+    @override
+    def encodes_layers(self) -> bool:
+        return self.error_feedback and not self.coding
+
+    @override
+    def encode_layers(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+    ) -> Batch:
+        assert left is not None
+        numels = [layer.numel for layer in layers]
+        ks = [num_kept(self.density_for(layer, step), layer.numel) for layer in layers]
+        positions = top_k_of_layers(gradients, residual, left, numels, ks)
+        return self._sent(left, numels, ks, positions, step, finite=residual is not None)
 
     @override
     @finds_nonfinite
@@ -298,7 +341,7 @@ MIN_SAMPLED = 10  # a sample should hold at least this many entries above the th
 
 
 @dataclasses.dataclass(kw_only=True)
-class Dgc(DensitySparsifier, name="dgc"):
+class Dgc(LayersEncoder, DensitySparsifier, name="dgc"):
     """Deep gradient compression: top-k by a sampled threshold, with momentum correction, clipping and warm-up.
 
     Source: Lin et al. 2018 (arXiv:1712.01887), sections 3.1 to 3.3; sampling and its corrections as in the authors'
@@ -324,6 +367,31 @@ class Dgc(DensitySparsifier, name="dgc"):
         PositiveOrZero, Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
     ] = 0.0
 
+    @property
+    @override
+    def encodes_layers(self) -> bool:
+        return self.error_feedback and not self.clip_norm
+
+    @override
+    def encode_layers(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+    ) -> Batch:
+        assert left is not None
+        numels = [layer.numel for layer in layers]
+        ks = [num_kept(self.density_for(layer, step), layer.numel) for layer in layers]
+        if max(ks) < self._fewest_sampled:
+            positions = top_k_of_layers(gradients, residual, left, numels, ks)
+        else:
+            parts = left.split(numels)
+            selected = [self._select(*each, step) for each in zip(parts, ks, layers, strict=True)]
+            positions, ks = torch.cat(selected), [len(each) for each in selected]
+        return self._sent(left, numels, ks, positions, step, finite=False)
+
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         return self._sparse(x, self._select(x, num_kept(self.density_for(layer, step), x.numel()), layer, step), step)
@@ -331,6 +399,11 @@ class Dgc(DensitySparsifier, name="dgc"):
     @override
     def contraction_bound(self, layer: Layer) -> float:
         return self._bound_for(1 / layer.numel)  # the sample decides how many are sent besides the largest entry
+
+    @property
+    def _fewest_sampled(self) -> int:
+        # the smallest number of entries to send for which a sample holds enough of them
+        return MIN_SAMPLED * int(1 / self.sample_ratio)
 
     def _select(self, x: torch.Tensor, k: int, layer: Layer, step: Step) -> torch.Tensor:
         """Return the ascending positions of the entries that reach the sampled threshold, but at most the k largest.
@@ -340,7 +413,7 @@ class Dgc(DensitySparsifier, name="dgc"):
         stride = int(1 / self.sample_ratio)
         if k == x.numel():
             return torch.arange(k, device=x.device)
-        if k < MIN_SAMPLED * stride:
+        if k < self._fewest_sampled:
             return top_k(x, k)
         sample = x[seed_for(layer, step, per_rank=True) % stride :: stride].contiguous()
         threshold = kth_largest(sample, max(1, math.ceil(sample.numel() * k / x.numel())))

@@ -30,6 +30,7 @@ from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import device_time, link_columns
 from collectives.base import Key
 from collectives.payloads.base import Payload
+from collectives.payloads.batch import Batch
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
 from compressors.ddp.report import Decision, StepReport, add_counts
@@ -397,7 +398,7 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict
     """
     share = min(1.0, MAX_POSITIONS / model_numel)
     sample = {}
-    for key, payload in payloads.items():
+    for key, payload in itertools.chain.from_iterable(itertools.starmap(_by_layer, payloads.items())):
         is_sent = support(payload)
         if share < 1:
             generator = torch.Generator().manual_seed(key[0])
@@ -406,6 +407,14 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict
         packed = np.packbits(is_sent.cpu().numpy()).tobytes()
         sample[str(key)] = base64.b64encode(zlib.compress(packed)).decode()
     return sample
+
+
+def _by_layer(key: Key, payload: Payload) -> list[tuple[Key, Payload]]:
+    # payloads that were encoded in one call are those of one layer each, as on a GPU
+    if not isinstance(payload, Batch):
+        return [(key, payload)]
+    members = zip(key, payload.payloads, strict=True)
+    return [((layer_id,), member) for layer_id, member in members if member.num_entries < member.numel]
 
 
 def sampled_overlap(of_ranks: Sequence[dict[str, str]]) -> float | None:

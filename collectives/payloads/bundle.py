@@ -75,7 +75,7 @@ class Bundle(Payload):
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
         """Return the bytes of a packed bundle of payloads whose packed lengths in bytes are `lengths`."""
-        return HEADER_BYTES + _padded(4 + 4 * len(lengths)) + sum(map(_padded, lengths))
+        return HEADER_BYTES + padded(4 + 4 * len(lengths)) + sum(map(padded, lengths))
 
     @functools.cached_property
     @override
@@ -86,19 +86,23 @@ class Bundle(Payload):
     def fields(self) -> list[Field]:
         members = [member.fields() for member in self.payloads]
         lengths = [sum(map(field_nbytes, fields)) for fields in members]
-        ends = list(itertools.accumulate(_padded(length) // 8 for length in lengths))
-        header = self._header(torch.float32, len(ends)) + struct.pack(f"<{len(ends)}I", *ends)
-        fields: list[Field] = [header.ljust(HEADER_BYTES + _padded(4 + 4 * len(ends)), b"\0")]
+        fields: list[Field] = [self._prefix(lengths)]
         for of_member, length in zip(members, lengths, strict=True):
-            fields += [*of_member, bytes(_padded(length) - length)]
+            fields += [*of_member, bytes(padded(length) - length)]
         return fields
+
+    def _prefix(self, lengths: Sequence[int]) -> bytes:
+        """Return all that precedes the first member of a message, for members of these packed lengths in bytes."""
+        ends = list(itertools.accumulate(padded(length) // 8 for length in lengths))
+        header = self._header(torch.float32, len(ends)) + struct.pack(f"<{len(ends)}I", *ends)
+        return header.ljust(HEADER_BYTES + padded(4 + 4 * len(ends)), b"\0")
 
     @override
     @classmethod
     def from_wire(cls, wire: Received) -> Self:
         (count,) = wire.numbers
         ends = [8 * (end & 0xFFFFFFFF) for end in wire.body.tensor(count, torch.int32).tolist()]
-        wire.body.tensor(_padded(4 + 4 * count) - 4 - 4 * count, torch.uint8)
+        wire.body.tensor(padded(4 + 4 * count) - 4 - 4 * count, torch.uint8)
         packed = wire.body.message[wire.body.offset :]
         if max(ends, default=0) > packed.numel():
             raise PayloadError("a bundle is cut short: its last member ends after the message")
@@ -219,7 +223,8 @@ def _keep_in_members(of_member: Sequence[KeepLost | None], offsets: Sequence[int
     return keep
 
 
-def _padded(nbytes: int) -> int:
+def padded(nbytes: int) -> int:
+    """Return the bytes that a member of `nbytes` bytes takes in a bundle."""
     return -(-nbytes // 8) * 8
 
 

@@ -66,6 +66,8 @@ def group_layers(
     step: Step | None = None,
     gradients: Sequence[torch.Tensor] = (),
     updates: Sequence[torch.Tensor] = (),
+    *,
+    together: bool = False,
 ) -> list[EncodeGroup]:
     """Divide layers into groups, each of which a compressor encodes into one payload.
 
@@ -79,6 +81,7 @@ def group_layers(
         step: the training step; None for a step after any warm-up.
         gradients: flat gradients in the order of `layers`; empty if only sizes are needed.
         updates: flat tensors for the updates in the same order; if empty, the gradients are overwritten.
+        together: put all compressed layers in one group, for `encode_layers`, also if each has a payload of its own.
     """
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
@@ -87,7 +90,8 @@ def group_layers(
     all_dense = step is not None and step.index < compressor.traits.dense_steps
     for layer in sorted((layer for layer in layers if layer.numel), key=lambda layer: layer.id):
         (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
-    groups = [[layer] for layer in compressed] if compressor.granularity == "layer" else [compressed]
+    apart = compressor.granularity == "layer" and not together
+    groups = [[layer] for layer in compressed] if apart else [compressed]
     return [
         EncodeGroup(
             layer=end_to_end(group),

@@ -22,13 +22,16 @@ import torch
 from typing_extensions import override
 
 from collectives.base import Key, PendingSum
+from collectives.kernels.library import kernels_in_use
 from collectives.payloads import Bundle, Dense, Payload, members
 from collectives.payloads.base import KeepLost
+from collectives.payloads.batch import Batch
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.base import (
     FP32_BYTES,
     Compressor,
+    LayersEncoder,
     MultiRound,
     NonFiniteSum,
     PartsEncoder,
@@ -38,7 +41,7 @@ from compressors.base import (
 )
 from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
-from compressors.kernels.residuals import accelerate, add
+from compressors.kernels.residuals import accelerate, accelerate_parts, add
 from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
@@ -186,9 +189,10 @@ class Reducer(abc.ABC):
         self._velocities.load(state["velocities"])
         self.memory.load_state_dict(state["memory"])
 
-    def _groups(self, bucket: Bucket) -> list[EncodeGroup]:
+    def _groups(self, bucket: Bucket, *, together: bool = False) -> list[EncodeGroup]:
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
-        return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates)
+        of_layers = bucket.layers, bucket.step, bucket.gradients, bucket.updates
+        return group_layers(self.compressor, *of_layers, together=together)
 
     def _compensated(self, group: EncodeGroup, step: Step) -> torch.Tensor:
         """Return the tensor to send: the gradient, with momentum and residual if the compressor has them."""
@@ -204,6 +208,16 @@ class Reducer(abc.ABC):
         x = self._residuals.propose(group) if keeps_residual else self._buffers.acquire(group)
         velocity = self._velocities.accepted(group) if traits.owns_momentum else None
         following = self._velocities.propose(group) if traits.owns_momentum else None
+        if (
+            velocity is not None
+            and residual is not None
+            and following is not None
+            and group.is_plain
+            and accelerate_parts(
+                gradients, velocity, residual, self._momentum, nesterov=self._nesterov, now=following, out=x
+            )
+        ):
+            return x
         for gradient, old, unsent, now, out in zip(
             gradients, *map(group.split, (velocity, residual, following, x)), strict=True
         ):
@@ -234,6 +248,9 @@ class PerLayerReducer(Reducer):
         self._encode_sum = (
             compressor.encode_sum if may_add and type(compressor).encode_sum is not PerLayer.encode_sum else None
         )
+        self._layers_encoder = (
+            compressor if isinstance(compressor, LayersEncoder) and compressor.encodes_layers else None
+        )
         self._encode_parts = None
         if isinstance(compressor, PartsEncoder) and type(compressor).encode is PartsEncoder.encode:
             adds_something = traits.keeps_residual or traits.owns_momentum or traits.clip_norm
@@ -247,7 +264,7 @@ class PerLayerReducer(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        groups = self._groups(bucket)
+        groups = self._groups_to_encode(bucket)
         if not groups:
             return DONE
         encoded: list[Encoded] = []
@@ -257,7 +274,7 @@ class PerLayerReducer(Reducer):
                 encoded = self._encode_all(groups, bucket, transport, screened=False)
         if not encoded:
             if bucket.screen():
-                groups = self._groups(bucket)
+                groups = self._groups_to_encode(bucket)
             encoded = self._encode_all(groups, bucket, transport)
         # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
         pending = start_sum(_message(encoded), tuple(layer.id for group in groups for layer in group.layers))
@@ -267,7 +284,8 @@ class PerLayerReducer(Reducer):
             bucket.encoded += self._layers(group, payload, seconds, bucket.step)
 
         def finish() -> None:
-            self._finish(groups, pending.finish(), bucket)
+            of_layers = self._groups(bucket) if any(map(self._is_batch, groups)) else groups
+            self._finish(of_layers, pending.finish(), bucket)
             self._buffers.release(groups)
 
         return PendingReduction(wait=pending.wait, finish=finish)
@@ -280,7 +298,7 @@ class PerLayerReducer(Reducer):
         """
         if self.compressor.traits.needs_all_ranks and transport is None:
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
-        if not (groups := self._groups(bucket)):
+        if not (groups := self._groups_to_encode(bucket)):
             return None
         encoded = self._encode_all(groups, bucket, transport)
         for group, payload, seconds in encoded:
@@ -294,6 +312,11 @@ class PerLayerReducer(Reducer):
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""
         self._finish(self._groups(bucket), total, bucket)
+
+    def _groups_to_encode(self, bucket: Bucket) -> list[EncodeGroup]:
+        """Return the groups of a bucket; if `encode_layers` can serve, its compressed layers are in one group."""
+        may = self._layers_encoder is not None and kernels_in_use() == "native"
+        return self._groups(bucket, together=may and all(tensor.is_cpu for tensor in bucket.updates))
 
     def _encode_all(
         self, groups: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
@@ -319,6 +342,26 @@ class PerLayerReducer(Reducer):
         if self._encode_sum is None or group.dense or not group.is_plain:
             return None
         return self._residuals.accepted(group)
+
+    def _is_batch(self, group: EncodeGroup) -> bool:
+        # of several layers, each of which becomes a payload of its own
+        return self.compressor.granularity == "layer" and len(group.layers) > 1 and not group.dense
+
+    def _encode_together(self, group: EncodeGroup, step: Step, *, screened: bool) -> Payload:
+        """Encode all layers of a group in one call; what is not sent becomes the group's proposed residual."""
+        assert self._layers_encoder is not None
+        encode = self._layers_encoder.encode_layers
+        if not self.compressor.traits.keeps_residual:
+            gradients = group.gradients if group.is_plain else group.split(self._compensated(group, step))
+            return encode(gradients, None, None, group.layers, step)
+        residual = self._residual_to_add(group)
+        if residual is not None:
+            try:
+                return encode(group.gradients, residual, self._residuals.propose(group), group.layers, step)
+            except NonFiniteSum:
+                if not screened:
+                    raise
+        return encode([], None, self._compensated(group, step), group.layers, step)
 
     def _encode_in_place(self, group: EncodeGroup, step: Step, *, screened: bool) -> Payload | None:
         """Encode the gradients in place; one pass also adds the residual and writes the proposed residual.
@@ -350,7 +393,8 @@ class PerLayerReducer(Reducer):
         compressor, traits, step = self.compressor, self.compressor.traits, bucket.step
         keeps_residual = traits.keeps_residual and not group.dense
         started = time.perf_counter()
-        payload = self._encode_in_place(group, step, screened=screened) if x is None else None
+        encode = self._encode_together if self._is_batch(group) else self._encode_in_place
+        payload = encode(group, step, screened=screened) if x is None else None
         if payload is None:
             x = self._compensated(group, step) if x is None else x
             payload = Dense(x) if group.dense else compressor.encode(x, group.layer, step)
@@ -364,6 +408,8 @@ class PerLayerReducer(Reducer):
             if traits.owns_momentum and isinstance(payload, IndexedValues):
                 sent = payload.positions if payload.values.all() else payload.positions[payload.values != 0]
                 self._velocities.propose(group).index_fill_(0, sent, 0)
+            elif traits.owns_momentum and isinstance(payload, Batch):
+                payload.clear_in_(self._velocities.propose(group))
             if payload.num_entries < group.layer.numel:
                 self._encoded[group.key] = payload
         seconds = time.perf_counter() - started
@@ -372,8 +418,10 @@ class PerLayerReducer(Reducer):
 
     def _layers(self, group: EncodeGroup, payload: Payload, seconds: float, step: Step) -> list[EncodedLayer]:
         """Divide a payload's bytes among the layers by the entries each sends, and the seconds by the layers' sizes."""
-        counts = [payload.num_entries]
-        if len(group.layers) > 1:
+        counts, kind = [payload.num_entries], type(payload)
+        if isinstance(payload, Batch):
+            counts, kind = list(payload.counts), payload.kind
+        elif len(group.layers) > 1:
             borders = list(itertools.accumulate((layer.numel for layer in group.layers), initial=0))
             before = borders if payload.num_entries else [0] * len(borders)
             if isinstance(payload, IndexedValues):
@@ -382,17 +430,25 @@ class PerLayerReducer(Reducer):
         wanted = None
         if isinstance(self.compressor, Sparsifier) and self.compressor.granularity == "layer" and not group.dense:
             wanted = None if isinstance(payload, Dense) else self.compressor.density_for(group.layer, step)
-        nbytes, total = payload.nbytes, sum(counts)
+        numel, total = group.layer.numel, sum(counts)
+        lengths: Sequence[float] = (
+            payload.lengths
+            if isinstance(payload, Batch)
+            else [
+                payload.nbytes * (count / total if total else layer.numel / numel)
+                for layer, count in zip(group.layers, counts, strict=True)
+            ]
+        )
         return [
             EncodedLayer(
                 layer=layer,
-                payload=type(payload).__name__,
-                nbytes=nbytes * (count / total if total else layer.numel / group.layer.numel),
+                payload=kind.__name__,
+                nbytes=nbytes,
                 num_entries=count,
-                seconds=seconds * layer.numel / group.layer.numel,
+                seconds=seconds * layer.numel / numel,
                 density_wanted=wanted,
             )
-            for layer, count in zip(group.layers, counts, strict=True)
+            for layer, count, nbytes in zip(group.layers, counts, lengths, strict=True)
         ]
 
     def _finish(self, groups: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:

@@ -1,5 +1,8 @@
 """Updates of residuals and momentum, fused with selection into one pass over memory."""
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 
 from collectives.kernels.loop import (
@@ -10,8 +13,11 @@ from collectives.kernels.loop import (
     Int,
     IntArray,
     LongArray,
+    Longs,
     Loop,
+    addresses,
     array,
+    longs,
 )
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.selection import (
@@ -27,6 +33,9 @@ from compressors.kernels.selection import (
 )
 
 _ADD_SCALED = Loop("add_scaled", FloatArray, Float, FloatArray, Int, FloatArray)
+_ACCELERATE_PARTS = Loop(
+    "accelerate_parts", Longs, Longs, Int, FloatArray, FloatArray, Float, Int, FloatArray, FloatArray
+)
 _ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int, Int, FloatArray, FloatArray)
 
 
@@ -84,6 +93,28 @@ def accelerate(
         add(now, residual, out=out)
     if nesterov:
         add(gradient, out, out=out)
+
+
+def accelerate_parts(
+    gradients: Sequence[torch.Tensor],
+    velocity: torch.Tensor,
+    residual: torch.Tensor,
+    momentum: float,
+    *,
+    nesterov: bool,
+    now: torch.Tensor,
+    out: torch.Tensor,
+) -> bool:
+    """Do the work of `accelerate` for several gradients, fp32 and contiguous, that lie end to end in all other tensors.
+
+    Return False, with nothing written, if there is no native loop for them.
+    """
+    if not _ACCELERATE_PARTS.serves(out, *gradients):
+        return False
+    borders = longs([0, *itertools.accumulate(gradient.numel() for gradient in gradients)])
+    starts = addresses(gradients)
+    _ACCELERATE_PARTS(starts, borders, len(gradients), velocity, residual, momentum, nesterov, now, out)
+    return True
 
 
 def _is_plain(x: torch.Tensor) -> bool:

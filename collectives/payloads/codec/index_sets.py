@@ -44,7 +44,7 @@ def coding_nbytes(coding: Coding, count: int, universe: int) -> int:
         case "bitmap":
             return packed_nbytes(universe, 1)
         case "elias_fano":
-            low, num_bits = _elias_fano_bits(count, universe)
+            low, num_bits = elias_fano_bits(count, universe)
             return packed_nbytes(count, low) + packed_nbytes(num_bits, 1)
 
 
@@ -77,7 +77,7 @@ def encode_indices(indices: torch.Tensor, universe: int, coding: Coding) -> list
         case "bitmap":
             return [bitmap_of(indices, universe)]
         case "elias_fano":
-            low, num_bits = _elias_fano_bits(count, universe)
+            low, num_bits = elias_fano_bits(count, universe)
             return [pack_bits(indices, low), bitmap_of(indices, num_bits, shift=low, per_index=1)]
 
 
@@ -96,7 +96,7 @@ def decode_indices(reader: Reader, count: int, universe: int, coding: Coding) ->
         case "bitmap":
             indices = positions_in(reader.tensor(packed_nbytes(universe, 1), torch.uint8), universe, count)
         case "elias_fano":
-            low, num_bits = _elias_fano_bits(count, universe)
+            low, num_bits = elias_fano_bits(count, universe)
             low_parts = reader.tensor(packed_nbytes(count, low), torch.uint8)
             unary = reader.tensor(packed_nbytes(num_bits, 1), torch.uint8)
             indices = positions_in(unary, num_bits, count, shift=low, per_index=1, low_parts=low_parts)
@@ -230,7 +230,7 @@ def _coo_dtype(universe: int) -> torch.dtype:
     return torch.int16 if universe <= 2**16 else torch.int32
 
 
-def _elias_fano_bits(count: int, universe: int) -> tuple[int, int]:
+def elias_fano_bits(count: int, universe: int) -> tuple[int, int]:
     """Return the sizes of an Elias-Fano coding: low bits per index, and bits of all high parts together.
 
     The high parts are in unary: one bit per index, and one for every step from a high part to the next.

@@ -59,3 +59,14 @@ void accelerate(
     for (; i < numel; i++)
         accelerate_one(gradient + i, velocity + i, residual + i, momentum, nesterov, now + i, sum + i);
 }
+
+/* `accelerate` of gradients that do not lie end to end, as all else does. */
+void accelerate_parts(
+    const float *const *gradients, const int64_t *borders, int64_t num_parts, const float *velocity,
+    const float *residual, float momentum, int64_t nesterov, float *now, float *sum) {
+    for (int64_t part = 0; part < num_parts; part++) {
+        int64_t start = borders[part], numel = borders[part + 1] - start;
+        accelerate(gradients[part], velocity + start, residual + start, momentum, nesterov, numel, now + start,
+                   sum + start);
+    }
+}

@@ -82,3 +82,44 @@ int64_t add_signs_and_sums(
     sum_by_blocks(gradient, residual, numel, SUM_STRETCH, split_block, &split, sum);
     return sums_of(&split, sums);
 }
+
+/* x less `high` where its bit is set, else less `low`. */
+static inline void take_away(float *x, int64_t numel, float low, float high) {
+    for (int64_t i = 0; i < numel; i++)
+        x[i] -= x[i] >= 0 ? high : low;
+}
+
+/* Of each of some layers, whose elements lie end to end in `left`: bits, which begin with a byte, and the magnitude that
+   they stand for, the mean or 1. Before that, unless `gradients` is null, left = gradients + residual; at the end, what
+   bits and magnitude stand for is taken away. */
+void sign_layers(
+    const float *const *gradients, const float *residual, const int64_t *borders, int64_t num_layers, int64_t by_mean,
+    uint8_t *packed, float *scales, float *left) {
+    for (int64_t layer = 0; layer < num_layers; layer++) {
+        int64_t start = borders[layer], numel = borders[layer + 1] - start;
+        float *x = left + start;
+        double sum = gradients ? add_signs_and_magnitude(gradients[layer], residual + start, numel, packed, x)
+                               : signs_and_magnitude(x, numel, packed);
+        scales[layer] = by_mean ? (float)(sum / (double)numel) : 1;
+        take_away(x, numel, -scales[layer], scales[layer]);
+        packed += (numel + 7) / 8;
+    }
+}
+
+/* The same with the two means, of the elements whose bits are not set and of the others. */
+void two_means_of_layers(
+    const float *const *gradients, const float *residual, const int64_t *borders, int64_t num_layers, uint8_t *packed,
+    float *means, float *left) {
+    for (int64_t layer = 0; layer < num_layers; layer++) {
+        int64_t start = borders[layer], numel = borders[layer + 1] - start;
+        float *x = left + start, *low = means + 2 * layer, *high = low + 1;
+        double sums[2];
+        int64_t num_set = gradients ? add_signs_and_sums(gradients[layer], residual + start, numel, packed, sums, x)
+                                    : signs_and_sums(x, numel, packed, sums);
+        int64_t others = numel - num_set;
+        *low = (float)(sums[1] / (double)(others ? others : 1));
+        *high = (float)(sums[0] / (double)(num_set ? num_set : 1));
+        take_away(x, numel, *low, *high);
+        packed += (numel + 7) / 8;
+    }
+}

@@ -113,8 +113,11 @@ static inline double finished(struct folding *waiting) {
         int64_t count = waiting->counts[level];
         if (level)
             sums[count++] = sum;
-        __builtin_memset(sums + count, 0, (uint64_t)(SUM_STRETCH - count) * sizeof *sums);
-        sum = folded(sums, SUM_STRETCH);
+        int64_t width = 1;
+        while (width < count)
+            width *= 2;
+        __builtin_memset(sums + count, 0, (uint64_t)(width - count) * sizeof *sums);
+        sum = folded(sums, width);
     }
     return sum;
 }

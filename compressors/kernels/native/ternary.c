@@ -111,3 +111,22 @@ void pack_random_ternary(
         write_signs(chosen, width, 0x1p-149f, bits, out + start * bits / 8);
     }
 }
+
+double squares_and_largest(const float *x, int64_t numel, float *largest);
+
+/* Codes of each of some layers, with a number that keys its random numbers: elements are clipped at `clip` root mean
+   squares, unless that is 0. scales: the largest magnitude then. The codes of a layer begin with a byte. */
+void random_ternary_of_layers(
+    const float *const *starts, const int64_t *borders, int64_t num_layers, double clip, const uint64_t *keys,
+    float *scales, uint8_t *out) {
+    for (int64_t layer = 0; layer < num_layers; layer++) {
+        int64_t numel = borders[layer + 1] - borders[layer];
+        float largest, limit = __builtin_inff();
+        double squares = squares_and_largest(starts[layer], numel, &largest);
+        if (clip != 0)
+            limit = (float)(clip * __builtin_sqrt(squares / (double)numel));
+        scales[layer] = largest < limit ? largest : limit;
+        pack_random_ternary(starts[layer], numel, limit, scales[layer], keys[layer], 2, out);
+        out += (numel + 3) / 4;
+    }
+}

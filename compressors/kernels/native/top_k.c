@@ -9,6 +9,7 @@
 
 #define SAMPLED_RUN 16 /* elements, one line of the cache, of every SAMPLED_OF */
 #define SAMPLED_OF 1024
+#define FEW 16384 /* elements, which the first cache holds at least in part */
 #define SOON 32 /* entries: so long does memory take to answer */
 
 /* Counting with four histograms in turn: equal neighbours, as zeros are, do not wait for each other. */
@@ -23,8 +24,25 @@ static void count_digits(const int32_t *x, int64_t n, int shift, int32_t prefix,
         counts[digit] = (int64_t)ways[0][digit] + ways[1][digit] + ways[2][digit] + ways[3][digit];
 }
 
-/* The k-th largest magnitude, 1 <= k <= n: its bits from the top, some at a time. */
+/* The same of a few, by bisection, which needs no histogram: a magnitude that is the k-th largest, or lies between it
+   and the next smaller one. */
+static int32_t kth_largest_of_few(const int32_t *x, int64_t n, int64_t k) {
+    int32_t reached = 0, missed = INFINITE + 1, count = 0;
+    while (missed - reached > 1 && count != k) {
+        int32_t middle = reached + (missed - reached) / 2;
+        count = 0;
+        for (int64_t i = 0; i < n; i++)
+            count += magnitude(x[i]) >= middle;
+        reached = count >= k ? middle : reached;
+        missed = count >= k ? missed : middle;
+    }
+    return reached;
+}
+
+/* A magnitude that k of n reach, 1 <= k <= n, or more only where they tie: its bits from the top, some at a time. */
 static int32_t kth_largest(const int32_t *x, int64_t n, int64_t k) {
+    if (n <= FEW)
+        return kth_largest_of_few(x, n, k);
     static const int shifts[] = {20, 9, 0};
     int32_t prefix = 0, prefix_mask = 0;
     for (int step = 0; step < 3; step++) {
@@ -166,4 +184,47 @@ int64_t send_top_k(const float *gradient, const float *residual, int64_t numel, 
         count += arrives != 0;
     }
     return count;
+}
+
+/* `top_k` of each of some layers, whose elements lie end to end in `sums`; before that, unless `gradients` is null, sums
+   = gradients + residual. ks: how many of each layer; selected: int64 [sum of ks], counted from the layer's start;
+   values: int32 [largest of ks] is scratch memory, as are candidates and scratch. */
+void top_k_of_layers(const float *const *gradients, const float *residual, const int64_t *borders, const int64_t *ks,
+                     int64_t num_layers, int64_t *selected, int32_t *values, int64_t most, int64_t *candidates,
+                     int32_t *scratch, float *sums) {
+    for (int64_t layer = 0; layer < num_layers; selected += ks[layer++]) {
+        int64_t start = borders[layer], numel = borders[layer + 1] - start;
+        if (gradients)
+            add_and_top_k(gradients[layer], residual + start, numel, ks[layer], selected, values, most, candidates,
+                          scratch, sums + start);
+        else
+            top_k((const int32_t *)sums + start, numel, ks[layer], selected, most, candidates, scratch);
+    }
+}
+
+/* Of layers that lie end to end in `left`, values at `positions`, ks of each layer: as they travel, in `sent`, and what
+   does not arrive in `left`. What rounds to zero is not sent. counts: how many are, of each layer, whose positions move
+   together. Returns how many in all; -1, and what was written does not count, where one has to be finite and is not. */
+int64_t send_from_layers(const int64_t *borders, const int64_t *ks, int64_t num_layers, int64_t type, float limit,
+                         int64_t finite, int64_t *positions, void *sent, int64_t *counts, float *left) {
+    int64_t total = 0;
+    const int64_t *next = positions;
+    for (int64_t layer = 0; layer < num_layers; layer++) {
+        float *x = left + borders[layer];
+        int64_t before = total;
+        for (const int64_t *stop = next + ks[layer]; next < stop; next++) {
+            if (stop - next > SOON)
+                __builtin_prefetch(x + next[SOON], 1);
+            int64_t position = *next;
+            float value = x[position];
+            if (finite && magnitude((int32_t)bits_of(value)) == INFINITE)
+                return -1;
+            float arrives = put_value(value, type, limit, sent, total);
+            x[position] = value - arrives;
+            positions[total] = position;
+            total += arrives != 0;
+        }
+        counts[layer] = total - before;
+    }
+    return total;
 }

@@ -1,0 +1,152 @@
+"""Encoding of all layers of a bucket in one native call.
+
+Payloads are those of layer after layer, bit for bit. Arguments of the functions:
+    gradients: fp32, one contiguous tensor per layer. If there are any, `left` is first overwritten with gradients +
+        residual; otherwise it holds what to encode.
+    residual: fp32 [numel of all layers]; None without gradients.
+    left: fp32 [numel of all layers], the layers end to end; overwritten with what is not sent.
+    numels: number of elements of each layer; at least one layer.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from collectives.kernels.loop import (
+    ByteArray,
+    Double,
+    Float,
+    FloatArray,
+    Int,
+    IntArray,
+    LongArray,
+    Longs,
+    Loop,
+    addresses,
+    array,
+    longs,
+)
+from collectives.payloads.batch import CodedBatch, SparseBatch, sign, ternary, two_means
+from collectives.payloads.codec.bits import packed_nbytes
+from collectives.payloads.codec.values import value_limit
+from compressors.kernels.selection import SPARE, TYPES
+
+_TOP_K = Loop(
+    "top_k_of_layers", Longs, FloatArray, Longs, Longs, Int, LongArray, IntArray, Int, LongArray, IntArray, FloatArray
+)
+_SEND = {
+    dtype: Loop(
+        "send_from_layers", Longs, Longs, Int, Int, Float, Int, LongArray, array(dtype), Longs, FloatArray, returns=Int
+    )
+    for dtype in TYPES
+}
+_SIGN = Loop("sign_layers", Longs, FloatArray, Longs, Int, Int, ByteArray, FloatArray, FloatArray)
+_TWO_MEANS = Loop("two_means_of_layers", Longs, FloatArray, Longs, Int, ByteArray, FloatArray, FloatArray)
+_TERNARY = Loop("random_ternary_of_layers", Longs, Longs, Int, Double, Longs, FloatArray, ByteArray)
+
+
+def top_k_of_layers(
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    left: torch.Tensor,
+    numels: Sequence[int],
+    ks: Sequence[int],
+) -> torch.Tensor:
+    """Return the positions of the ks[i] >= 1 largest entries of layer i, from its start: int64 [sum of ks].
+
+    The selected entries stay in `left` as well.
+    """
+    most = min(max(numels), 2 * max(ks) + SPARE)
+    positions, values = torch.empty(sum(ks), dtype=torch.int64), torch.empty(max(ks), dtype=torch.int32)
+    candidates = torch.empty(most, dtype=torch.int64)
+    scratch = torch.empty(max(most, max(numels) // 64), dtype=torch.int32)
+    _TOP_K(
+        *_summands(gradients, residual, left), _borders(numels), longs(ks), len(ks), positions, values, most,
+        candidates, scratch, left,
+    )  # fmt: skip
+    return positions
+
+
+def send_from_layers(
+    left: torch.Tensor,
+    numels: Sequence[int],
+    counts: Sequence[int],
+    positions: torch.Tensor,
+    dtype: torch.dtype,
+    world_size: int,
+    *,
+    finite: bool,
+) -> SparseBatch | None:
+    """Return the payloads of entries of `left`, without those that round to zero, and subtract them from it.
+
+    Args:
+        left: as above.
+        numels: as above.
+        counts: number of positions in each layer.
+        positions: int64, ascending within each layer and counted from its start; overwritten.
+        dtype: type of the values: fp32, fp16 or bf16.
+        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
+        finite: return None, with `left` undefined, if an entry is not finite.
+    """
+    values, sent = torch.empty(len(positions), dtype=dtype), longs(counts)
+    limit = value_limit(dtype, world_size)
+    total = _SEND[dtype](
+        _borders(numels), sent, len(counts), TYPES.index(dtype), limit, finite, positions, values, sent, left
+    )
+    return None if total < 0 else SparseBatch(numels, [*sent], positions[:total], values[:total])
+
+
+def sign_layers(
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    left: torch.Tensor,
+    numels: Sequence[int],
+    *,
+    by_mean: bool,
+) -> CodedBatch:
+    """Return sign bits, set where an element is at least 0, with each layer's mean magnitude, or 1, as its scale."""
+    packed, scales = _room_for_codes(numels, 1), torch.empty(len(numels), 1)
+    summands = _summands(gradients, residual, left)
+    _SIGN(*summands, _borders(numels), len(numels), by_mean, packed, scales, left)
+    return CodedBatch(sign, 1, numels, packed, scales)
+
+
+def two_means_of_layers(
+    gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, left: torch.Tensor, numels: Sequence[int]
+) -> CodedBatch:
+    """Return sign bits, set where an element is at least 0, with the means of each layer's elements of either sign."""
+    packed, means = _room_for_codes(numels, 1), torch.empty(len(numels), 2)
+    summands = _summands(gradients, residual, left)
+    _TWO_MEANS(*summands, _borders(numels), len(numels), packed, means, left)
+    return CodedBatch(two_means, 1, numels, packed, means)
+
+
+def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: float, keys: Sequence[int]) -> CodedBatch:
+    """Return codes of `random_ternary` with each layer's largest magnitude after clipping as its scale.
+
+    Args:
+        gradients: as above, but they are encoded themselves.
+        clip_sigmas: elements are clipped at this multiple of their layer's root mean square; 0 if they are not.
+        keys: seed of each layer's random numbers.
+    """
+    numels = [gradient.numel() for gradient in gradients]
+    packed, scales = _room_for_codes(numels, 2), torch.empty(len(numels), 1)
+    _TERNARY(addresses(gradients), _borders(numels), len(numels), clip_sigmas, longs(keys), scales, packed)
+    return CodedBatch(ternary, 2, numels, packed, scales)
+
+
+def _summands(
+    gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, left: torch.Tensor
+) -> tuple[Any, torch.Tensor]:
+    # a null pointer if there is nothing to add; the loops then read no residual
+    return (addresses(gradients), residual) if residual is not None else (None, left)
+
+
+def _borders(numels: Sequence[int]) -> Any:
+    return longs([0, *itertools.accumulate(numels)])
+
+
+def _room_for_codes(numels: Sequence[int], bits: int) -> torch.Tensor:
+    return torch.empty(sum(packed_nbytes(numel, bits) for numel in numels), dtype=torch.uint8)
