@@ -119,8 +119,8 @@ class Compressor(Options, abc.ABC):
                 raise Incompatible(f"{self.component_name} sends {kind.__name__} payloads: {error}") from None
         if collective.recodes and not collective.decodes and Codes not in emits:
             raise Incompatible(
-                f"{collective.component_name}: requantise=true encodes sums of codes again, and {self.component_name} "
-                "sends no codes with these options; leave it out"
+                f"{collective.component_name}: requantise=true encodes sums of codes again, and compressor "
+                f"{self.component_name} sends no codes; leave it out"
             )
         if not (collective.recodes and collective.keeps_residuals) or all(kind.elementwise for kind in emits):
             return

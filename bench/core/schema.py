@@ -391,8 +391,8 @@ HEALTH = (
     _health(
         "held_bytes",
         int,
-        "memory that compressor and collective hold between two steps on the rank where it is most: residuals, "
-        "momentum, buffers (empty: not known)",
+        "memory that compressor and collective hold between two steps on the rank where it is most: residuals (also "
+        "those of an optimizer that sends parts of its momentum), momentum, buffers (empty: not known)",
         unit="bytes",
         better="lower",
         deterministic=False,

@@ -116,6 +116,15 @@ class StepsAlone(Protocol):
 
 
 @runtime_checkable
+class KeepsResiduals(Protocol):
+    """A torch optimizer that keeps what its messages leave out."""
+
+    @property
+    def residual_nbytes(self) -> int:
+        """Return the bytes of what this rank has not sent yet."""
+
+
+@runtime_checkable
 class HasPhases(Protocol):
     """A torch optimizer whose messages depend on the number of steps so far."""
 

@@ -114,6 +114,11 @@ class DecoupledMomentum(FlatOptimizer):
         parts = zip(self._tiles, mean.split(self.numels), strict=True)
         self.add_to_weights(torch.cat([tiles.join(part) for tiles, part in parts]).sign_(), -lr)
 
+    @property
+    def residual_nbytes(self) -> int:
+        """Return the bytes of the momentum, which holds all that was not sent."""
+        return self.memory["momentum"].nbytes
+
     def _encode(self, momentum: torch.Tensor, tiles: Tiles) -> GroupSparse:
         """Return a layer's largest frequencies, and subtract them from its momentum, fp32 [numel] (mutated)."""
         frequencies, k = tiles.split(momentum), min(self._options.k, tiles.numel)

@@ -160,6 +160,11 @@ class DionSteps(MatrixSteps):
         for layer, p, w in zip(hidden, left, right, strict=True):
             self._apply(layer, p, w, lr)
 
+    @property
+    def residual_nbytes(self) -> int:
+        """Return the bytes of the momenta, which hold all that was not sent."""
+        return sum(self._state(layer)[0].nbytes for layer in self._compressed)
+
     def _projected(self, layer: Layer) -> torch.Tensor:
         """Add a layer's gradient to its momentum M, and return M Q, [rows, rank]."""
         momentum, basis = self._state(layer)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, ClassVar, cast
 
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from torch import nn
 from torch.optim.adamw import adamw
 from typing_extensions import Doc, override
@@ -55,7 +55,9 @@ class MatrixOptimizer(Optimizer):
     momentum: Annotated[float, Ge(0), Lt(1), Doc("share of a matrix's momentum that a step keeps")] = 0.95
     weight_decay: Annotated[PositiveOrZero, Doc("share of a matrix removed per step, times lr")] = 0.0
     adamw_lr: Annotated[
-        Positive | None,
+        float | None,
+        Gt(0),
+        Le(1e12),
         Doc("learning rate of AdamW for all other parameters; the schedule scales it as it scales lr; none: lr"),
     ] = 0.001
     adamw_beta1: Annotated[float, Ge(0), Lt(1), Doc("AdamW's decay rate of the mean of gradients")] = 0.9

@@ -155,6 +155,11 @@ class OneBitOptimizer(FlatOptimizer):
             self.memory["square"].fill_(1)
         self._divisor = None
 
+    @property
+    def residual_nbytes(self) -> int:
+        """Return the bytes of what both stages did not send."""
+        return self.memory["residual"].nbytes + self.memory["owner_residual"].nbytes
+
     def average_whole_(self, gradient: torch.Tensor) -> None:
         """Replace a vector over all parameters with its mean over ranks, sent in fp32."""
         if self.channel is not None:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.datasets.base import Dataset
-from bench.optimizers.base import Optimizer, StepsAlone
+from bench.optimizers.base import KeepsResiduals, Optimizer, StepsAlone
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
 from collectives.base import Collective
 from collectives.transport.base import Purpose, Traffic
@@ -376,6 +376,12 @@ class OwnGradients(Replicas):
         self._trigger = trigger
         self._nonfinite = nonfinite
         self._is_after_pause = False
+
+    @property
+    @override
+    def held_bytes(self) -> int | None:
+        of_optimizer = self.optimizer.residual_nbytes if isinstance(self.optimizer, KeepsResiduals) else 0
+        return (super().held_bytes or 0) + of_optimizer
 
     @override
     @torch.no_grad()

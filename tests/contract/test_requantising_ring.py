@@ -226,7 +226,7 @@ def test_ranks_and_hops_round_differently() -> None:
         ("twobit:error_feedback=false", "with these options; use collective allgather"),
         ("sign:mode=vote,error_feedback=false", "with these options; use collective allgather"),
         ("hylo", "use collective ring"),
-        ("none", "ring: requantise=true encodes sums of codes again, and none sends no codes with these options; "
+        ("none", "ring: requantise=true encodes sums of codes again, and compressor none sends no codes; "
                  "leave it out"),
         ("bf16", "leave it out"),
         ("powersgd", "leave it out"),

@@ -112,7 +112,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"compressor": "bf16:error_feedback=true", "optimizer": "dion"},
         "so bf16:error_feedback=true has options without",
     ),
-    ({"collective": "ring:requantise=true", "optimizer": "onebit_adam"}, "and none sends no codes with these options"),
+    ({"collective": "ring:requantise=true", "optimizer": "onebit_adam"}, "and compressor none sends no codes"),
     ({"lr_scaling": "linear:gradual=true"}, "rises during warm-up; add --warmup-epochs, such as 5"),
     ({"collective": "allgather", "optimizer": "max_adabelief:reduce=s_max"}, "use collective ring or reduce=mean"),
     (

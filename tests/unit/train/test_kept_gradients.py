@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.core import spec
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.base import Batch
 from bench.strategies.ddp import OwnGradients
@@ -88,6 +89,26 @@ def test_every_rank_clips_its_own_gradient_before_the_optimizer_sends() -> None:
 
     for weight in run_threads(train, 2):
         torch.testing.assert_close(weight, -torch.tensor([[0.6 + 0.0, 0.8 + 0.5]]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_held"),
+    [
+        ("demo", 8 * 16 + 4 * 8),
+        ("onebit_adam", 8 * 16 + 4 * 8 + (8 * 16 + 4 * 8) // 2),  # and of the half that the rank owns
+        ("dion", 8 * 16),
+        ("max_adabelief", 0),
+    ],
+)
+def test_what_an_optimizer_has_not_sent_is_held_memory(text: str, num_held: int) -> None:
+    def train(transport: MemoryTransport) -> None:
+        model = nn.Sequential(nn.Linear(16, 8, bias=False), nn.Linear(8, 4, bias=False))
+        channel = CompressedCommunicator(layers_of(model), reducer_for(NoCompression()), Ring(), transport)
+        optimizer = spec.build("optimizers", text).bind(model, 0.1, channel)
+        strategy = OwnGradients(model, channel, optimizer, trigger="async", nonfinite="skip")
+        assert strategy.held_bytes == 4 * num_held
+
+    run_threads(train, 2)
 
 
 class Alone(Averaging):
