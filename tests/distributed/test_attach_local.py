@@ -135,11 +135,14 @@ def refuse(_: int) -> None:
         ("needs the network itself", lambda: attach_local(DistributedDataParallel(network(1)), sgd)),
         ("needs the model's optimizer", lambda: attach_local(model, [])),
         ("local has no option 'step' (did you mean 'steps'?)", lambda: attach_local(model, sgd, step=4)),
+        ("has no trainable parameters", lambda: attach_local(nn.ReLU(), sgd)),
+        ("has no trainable parameters", lambda: attach_local(network(1).requires_grad_(False), sgd)),
+        ("none of the model's trainable parameters", lambda: attach_local(network(1), sgd)),
         ('nonfinite="ignore" is not possible; use skip', lambda: attach_local(model, sgd, nonfinite="ignore")),
         ("fragments=3 does not divide steps=10", lambda: attach_local(model, sgd, fragments=3, steps=10)),
         ("native adds", lambda: attach_local(model, sgd, "topk", "native")),
         ("dgc applies the optimizer's momentum", lambda: attach_local(model, sgd, "dgc", "allgather")),
-        ("sparse=False", lambda: attach_local(embedding, sgd)),
+        ("sparse=False", lambda: attach_local(embedding, torch.optim.SGD(embedding.parameters()))),
         ("0.weight is fp64", lambda: attach_local(network(1).double(), sgd)),
         ("needs a model of as many blocks", lambda: attach_local(model, sgd, fragments=5, steps=10)),
     ]
@@ -147,6 +150,12 @@ def refuse(_: int) -> None:
         with pytest.raises(ValueError, match=re.escape(sentence)) as raised:
             call()
         assert "\n" not in str(raised.value)
+    one = attach_local(model, sgd, steps=4, fragments=2, outer_momentum=0.5)
+    two = attach_local(model, sgd, steps=4)
+    with pytest.raises(ValueError, match=r"saved with fragments=2, outer_momentum=0\.5; give"):
+        two.load_state_dict(one.state_dict())
+    one.close()
+    two.close()
     both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
     local = attach_local(model, both, steps=2)
     both[0].step()
