@@ -128,6 +128,28 @@ def test_a_gradient_that_is_not_finite_raises_or_loses_its_elements(tmp_path: Pa
     run_ranks(meet_nan, 1, tmp_path)
 
 
+def warm_up(_: int) -> None:
+    model = network(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def entries(epoch: int | None) -> int:
+        local = attach_local(model, optimizer, "topk:ratio=0.02,warmup_epochs=2", "allgather", steps=1)
+        if epoch is not None:
+            local.set_epoch(epoch)
+        backward(model, 0, 0)
+        optimizer.step()
+        local.close()
+        return sum(layer.num_entries for layer in local.finish_step().encoded)
+
+    with pytest.warns(UserWarning, match="set_epoch"):
+        assert entries(None) == entries(2)
+    assert entries(0) > entries(1) > entries(2)
+
+
+def test_the_epoch_controls_the_density(tmp_path: Path) -> None:
+    run_ranks(warm_up, 1, tmp_path)
+
+
 def refuse(_: int) -> None:
     model, embedding = network(1), nn.Embedding(4, 3, sparse=True)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,35 @@ def test_random_numbers_do_not_depend_on_how_long_an_exchange_takes(
     early, late = (run_local(network, lambda rank, waits=waits: work(rank, waits=waits), **options) for waits in (0, 2))
     assert torch.equal(early[0], late[0])
     assert torch.equal(early[1], late[1])
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_exchange_that_ends_during_its_delay_exposes_nothing(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def work(rank: Rank) -> list[tuple[float | None, float | None]]:
+        reduce, may_begin = rank.local.reducer.reduce, threading.Event()
+
+        def slow_reduce(*arguments: Any) -> None:
+            nonlocal now
+            assert may_begin.wait(10)
+            now += 1.0
+            reduce(*arguments)
+
+        monkeypatch.setattr(rank.local.reducer, "reduce", slow_reduce)
+        seen = []
+        for index in range(2):
+            if delay == 0:
+                may_begin.set()
+            rank.step(drift, index)
+            may_begin.set()
+            rank.outer()  # waits for the exchange
+            seen.append((rank.report.exchange_s, rank.report.exposed_s))
+        return seen
+
+    found = run_local(network, work, ranks=1, steps=2, delay=delay)
+    assert found == [[(0.0, 0.0), (1.0, 0.0 if delay else 1.0)]]
 
 
 @pytest.mark.parametrize(
