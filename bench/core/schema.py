@@ -214,7 +214,9 @@ SPEED = (
         "step_time_s",
         "median time of a step (with --strategy local: of the mean step between two exchanges of the same parameter)",
     ),
-    _step_seconds("step_time_p95_s", "95th percentile of the time of a step"),
+    _step_seconds(
+        "step_time_p95_s", "95th percentile of the time of a step (with --strategy local: of those mean steps)"
+    ),
     _step_seconds(
         "forward_backward_s",
         "time per step to prepare the batch, forward and backward, without waiting for the network; computed as its "
@@ -264,7 +266,8 @@ WIRE = (
     ),
     _wire_bytes(
         "state_bytes_per_step",
-        "bytes of optimizer state sent per rank and step (factors of kfac, matrices of muon:shard=true)",
+        "bytes of optimizer state sent per rank and step (factors of kfac, matrices of muon:shard=true), and of the "
+        "model's buffers (--strategy local)",
         absent=0.0,
     ),
     _wire_bytes(

@@ -1,6 +1,7 @@
 """All payload kinds; importing this package registers them, so that `unpack` can decode each of them."""
 
 from collectives.payloads.base import Dense, Payload, PayloadError, unpack
+from collectives.payloads.batch import CodedBatch, SparseBatch
 from collectives.payloads.bundle import Bundle, UnreducedSum, members
 from collectives.payloads.codes import Codes, TwoMeans
 from collectives.payloads.group_sparse import GroupSparse, RowSparse
@@ -11,6 +12,7 @@ from collectives.payloads.symmetric import CholeskyFactor, Triangle
 __all__ = [
     "Bundle",
     "CholeskyFactor",
+    "CodedBatch",
     "Codes",
     "Dense",
     "GroupSparse",
@@ -19,6 +21,7 @@ __all__ = [
     "RowSparse",
     "Seeded",
     "Sparse",
+    "SparseBatch",
     "SparseCodes",
     "SparseLevels",
     "Triangle",

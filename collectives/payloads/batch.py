@@ -161,9 +161,10 @@ def two_means(numel: int, packed: torch.Tensor, scalars: torch.Tensor) -> TwoMea
 @functools.lru_cache(maxsize=4096)
 def _coded_header(make: MakeCoded, numel: int, bits: int, num_scalars: int) -> tuple[bytes, int]:
     """Return the bytes of a member that precede its scalars, and its length in bytes, unless all elements are zero."""
-    example = make(numel, torch.zeros(packed_nbytes(numel, bits), dtype=torch.uint8), torch.ones(num_scalars))
+    packed = torch.zeros(packed_nbytes(numel, bits), dtype=torch.uint8)
+    example = make(numel, packed, torch.ones(num_scalars, dtype=torch.float32))
     message = example.pack().numpy().tobytes()
-    return message[: len(message) - packed_nbytes(numel, bits) - 4 * num_scalars], len(message)
+    return message[: len(message) - len(packed) - 4 * num_scalars], len(message)
 
 
 class CodedBatch(Batch):

@@ -107,7 +107,7 @@ def sign_layers(
     by_mean: bool,
 ) -> CodedBatch:
     """Return sign bits, set where an element is at least 0, with each layer's mean magnitude, or 1, as its scale."""
-    packed, scales = _room_for_codes(numels, 1), torch.empty(len(numels), 1)
+    packed, scales = _room_for_codes(numels, 1), torch.empty(len(numels), 1, dtype=torch.float32)
     summands = _summands(gradients, residual, left)
     _SIGN(*summands, _borders(numels), len(numels), by_mean, packed, scales, left)
     return CodedBatch(sign, 1, numels, packed, scales)
@@ -117,7 +117,7 @@ def two_means_of_layers(
     gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, left: torch.Tensor, numels: Sequence[int]
 ) -> CodedBatch:
     """Return sign bits, set where an element is at least 0, with the means of each layer's elements of either sign."""
-    packed, means = _room_for_codes(numels, 1), torch.empty(len(numels), 2)
+    packed, means = _room_for_codes(numels, 1), torch.empty(len(numels), 2, dtype=torch.float32)
     summands = _summands(gradients, residual, left)
     _TWO_MEANS(*summands, _borders(numels), len(numels), packed, means, left)
     return CodedBatch(two_means, 1, numels, packed, means)
@@ -132,7 +132,7 @@ def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: flo
         keys: seed of each layer's random numbers.
     """
     numels = [gradient.numel() for gradient in gradients]
-    packed, scales = _room_for_codes(numels, 2), torch.empty(len(numels), 1)
+    packed, scales = _room_for_codes(numels, 2), torch.empty(len(numels), 1, dtype=torch.float32)
     _TERNARY(addresses(gradients), _borders(numels), len(numels), clip_sigmas, longs(keys), scales, packed)
     return CodedBatch(ternary, 2, numels, packed, scales)
 

@@ -2,11 +2,11 @@
 
 local = attach_local(model, optimizer, "group_topk:ratio=0.01", "ring", preset="sparseloco")
 for x, y in batches:
-loss_of(model(x), y).backward()
-optimizer.step()        # every 30 steps the ranks exchange how far their parameters moved
-optimizer.zero_grad()
+    loss_of(model(x), y).backward()
+    optimizer.step()  # every 30 steps the ranks exchange how far their parameters moved
+    optimizer.zero_grad()
 with local.outer():
-evaluate(model)         # with parameters that are equal on all ranks
+    evaluate(model)  # with parameters that are equal on all ranks
 local.close()
 """
 
@@ -61,8 +61,8 @@ def attach_local(
 
     Raises:
         ValueError: `nonfinite` is none of these words; the compressor or collective does not work with local steps; the
-            model is wrapped, or has complex or fp64 parameters or sparse gradients; an optimizer exchanges something
-            itself.
+            model is wrapped, or has complex or fp64 parameters, sparse gradients or nothing to train; an optimizer
+            exchanges something itself, or belongs to another model.
         OptionError: an option is unknown or impossible, or a spec names no component.
     """
     if isinstance(compressor, str):
@@ -91,6 +91,8 @@ def attach_local(
 
 def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.fsdp")}
+    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    of_optimizers = [{id(p) for group in each.param_groups for p in group["params"]} for each in optimizers]
     wide = [name for name, weight in model.named_parameters() if weight.dtype == torch.float64]
     of_zero = [each for each in optimizers if type(each).__name__ == "ZeroRedundancyOptimizer"]
     obstacles = (
@@ -99,9 +101,14 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
             "attach_local needs the network itself, because DDP and FSDP exchange something in every step; leave out "
             "the wrapper",
         ),
+        (not trainable, "the model has no trainable parameters, so nothing can be exchanged; unfreeze some"),
         (not optimizers, "attach_local needs the model's optimizer, whose steps it counts; give it one or several"),
         (bool(of_zero), "ZeroRedundancyOptimizer sends parameters in every step; use the optimizer inside it"),
         (bool(wide), f"{next(iter(wide), '')} is fp64 and differences are taken in fp32; convert the model to fp32"),
+        (
+            not all(trainable & own for own in of_optimizers),
+            "an optimizer has none of the model's trainable parameters; give attach_local the optimizers of this model",
+        ),
     )
     reasons = [reason for applies, reason in obstacles if applies]
     if reason := next(iter(reasons), None) or sparse_gradients(model):
@@ -157,11 +164,18 @@ class LocalHook(LocalSteps):
         Save that of every rank, between two steps.
         """
         with self.outer():
-            return super().state_dict()
+            return super().state_dict() | {"options": self.options.option_texts()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole state with one that `state_dict` returned; load the model and the optimizer first."""
+        """Replace the whole state with one that `state_dict` returned; load the model and the optimizer first.
+
+        Raises:
+            ValueError: the state was saved with other options.
+        """
+        now = self.options.option_texts()
+        if others := [f"{name}={value}" for name, value in state["options"].items() if now.get(name) != value]:
+            raise ValueError(f"this state was saved with {', '.join(others)}; give attach_local the same options")
         super().load_state_dict(state)
         self.show_inner()
 

@@ -127,7 +127,11 @@ class LocalSteps(CompressedCommunicator):
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             self._downlink.step = self._step
             self.combine_([weight.grad for weight in weights if weight.grad is not None], layers=layers)
-        bad = [zero_nonfinite_(weight.grad, self._nonfinite) for weight in weights if weight.grad is not None]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        # One check of all, because a GPU is waited for at each. Norms of finite gradients may overflow.
+        if not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all()):
+            return True
+        bad = [zero_nonfinite_(gradient, self._nonfinite) for gradient in gradients]
         return not any(bad)
 
     @torch.no_grad()

@@ -128,6 +128,28 @@ def test_a_gradient_that_is_not_finite_raises_or_loses_its_elements(tmp_path: Pa
     run_ranks(meet_nan, 1, tmp_path)
 
 
+def warm_up(_: int) -> None:
+    model = network(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def entries(epoch: int | None) -> int:
+        local = attach_local(model, optimizer, "topk:ratio=0.02,warmup_epochs=2", "allgather", steps=1)
+        if epoch is not None:
+            local.set_epoch(epoch)
+        backward(model, 0, 0)
+        optimizer.step()
+        local.close()
+        return sum(layer.num_entries for layer in local.finish_step().encoded)
+
+    with pytest.warns(UserWarning, match="set_epoch"):
+        assert entries(None) == entries(2)
+    assert entries(0) > entries(1) > entries(2)
+
+
+def test_the_epoch_controls_the_density(tmp_path: Path) -> None:
+    run_ranks(warm_up, 1, tmp_path)
+
+
 def refuse(_: int) -> None:
     model, embedding = network(1), nn.Embedding(4, 3, sparse=True)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -135,12 +157,15 @@ def refuse(_: int) -> None:
         ("needs the network itself", lambda: attach_local(DistributedDataParallel(network(1)), sgd)),
         ("needs the model's optimizer", lambda: attach_local(model, [])),
         ("local has no option 'step' (did you mean 'steps'?)", lambda: attach_local(model, sgd, step=4)),
+        ("has no trainable parameters", lambda: attach_local(nn.ReLU(), sgd)),
+        ("has no trainable parameters", lambda: attach_local(network(1).requires_grad_(False), sgd)),
+        ("none of the model's trainable parameters", lambda: attach_local(network(1), sgd)),
         ('nonfinite="ignore" is not possible; use skip', lambda: attach_local(model, sgd, nonfinite="ignore")),
         ("fragments=3 does not divide steps=10", lambda: attach_local(model, sgd, fragments=3, steps=10)),
         ("at an exchange; give steps a number", lambda: attach_local(model, sgd, steps="auto")),
         ("native adds", lambda: attach_local(model, sgd, "topk", "native")),
         ("dgc applies the optimizer's momentum", lambda: attach_local(model, sgd, "dgc", "allgather")),
-        ("sparse=False", lambda: attach_local(embedding, sgd)),
+        ("sparse=False", lambda: attach_local(embedding, torch.optim.SGD(embedding.parameters()))),
         ("0.weight is fp64", lambda: attach_local(network(1).double(), sgd)),
         ("needs a model of as many blocks", lambda: attach_local(model, sgd, fragments=5, steps=10)),
     ]
@@ -148,6 +173,12 @@ def refuse(_: int) -> None:
         with pytest.raises(ValueError, match=re.escape(sentence)) as raised:
             call()
         assert "\n" not in str(raised.value)
+    one = attach_local(model, sgd, steps=4, fragments=2, outer_momentum=0.5)
+    two = attach_local(model, sgd, steps=4)
+    with pytest.raises(ValueError, match=r"saved with fragments=2, outer_momentum=0\.5; give"):
+        two.load_state_dict(one.state_dict())
+    one.close()
+    two.close()
     both = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
     local = attach_local(model, both, steps=2)
     both[0].step()

@@ -274,7 +274,10 @@ class Search:
         path = self.folder / "step-times" / f"{key}.json"
         if (stored := read_json(path)) is not None:
             return {name: StepTimes(**times) for name, times in stored.items()}
-        levels = {method.name: levels_of(self._evidence(method).trajectories[0].intervals) for method in methods}
+        levels = {
+            method.name: levels_of(self._evidence(method).trajectories[0].intervals, is_one=method.exchanges_alike)
+            for method in methods
+        }
         times = measure_step_times(
             configs,
             levels,

@@ -56,12 +56,13 @@ class DensityLevel:
     step: int
 
 
-def levels_of(intervals: Sequence[tuple[int, int, float]]) -> list[DensityLevel]:
+def levels_of(intervals: Sequence[tuple[int, int, float]], *, is_one: bool = False) -> list[DensityLevel]:
     """Group the steps of a training into at most `MOST_LEVELS` levels by the bytes that they send.
 
     Args:
         intervals: for each interval between two evaluations, (step at which it begins, number of steps, mean bytes that
             a rank sends in one of these steps).
+        is_one: all steps are one level, whatever they send.
     """
     groups = [[each] for each in sorted(intervals, key=lambda each: each[2])]
 
@@ -71,7 +72,7 @@ def levels_of(intervals: Sequence[tuple[int, int, float]]) -> list[DensityLevel]
 
     while len(groups) > 1:
         nearest = min(range(len(groups) - 1), key=distance)
-        if len(groups) <= MOST_LEVELS and distance(nearest) > math.log(SAME_LEVEL):
+        if not is_one and len(groups) <= MOST_LEVELS and distance(nearest) > math.log(SAME_LEVEL):
             break
         groups[nearest : nearest + 2] = [groups[nearest] + groups[nearest + 1]]
     levels = []

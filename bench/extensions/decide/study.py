@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.core import spec
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import MACHINES, VIRTUAL_HOSTS, RunConfig
 from bench.core.errors import Interrupted, UsageError
@@ -40,6 +41,16 @@ class Method:
     name: str
     trajectory: RunConfig
     on_link: RunConfig
+
+    @property
+    def exchanges_alike(self) -> bool:
+        """True if its steps differ in bytes only because not all of them exchange something."""
+        if Spec.parse(self.trajectory.strategy).name != "local":
+            return False
+        from compressors.base import Compressor
+
+        compressor: Compressor = spec.build("compressors", self.trajectory.filled["compressor"])
+        return bool(self.trajectory.steps) or not compressor.traits.denser_epochs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,7 @@ def test_steps_with_about_equal_bytes_are_one_level() -> None:
         DensityLevel(nbytes=pytest.approx(99.6), step=30),
         DensityLevel(nbytes=1000.0, step=0),
     ]
+    assert levels_of(intervals, is_one=True) == [DensityLevel(nbytes=pytest.approx(14980 / 60), step=30)]
 
 
 def test_there_are_at_most_eight_levels() -> None:

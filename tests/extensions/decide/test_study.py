@@ -1,5 +1,6 @@
 """Methods and studies as users write them."""
 
+import dataclasses
 import json
 from pathlib import Path
 from unittest import mock
@@ -84,8 +85,17 @@ def test_a_method_is_named_after_its_strategy() -> None:
         {"compressor": "topk"},
     ]
     with ForkServer(TRAIN) as server:
-        names = [method.name for method in Study(base={"model": "linear"}, methods=methods, rule={}).plan(server)]
-    assert names == ["bf16", "local:preset=diloco", "local:preset=sparseloco topk", "topk"]
+        planned = Study(base={"model": "linear"}, methods=methods, rule={}).plan(server)
+    assert [method.name for method in planned] == [
+        "bf16",
+        "local:preset=diloco",
+        "local:preset=sparseloco topk",
+        "topk",
+    ]
+    # topk sends more in its first epochs
+    assert [method.exchanges_alike for method in planned] == [False, True, False, False]
+    by_steps = dataclasses.replace(planned[2].trajectory, epochs=None, steps=90)
+    assert dataclasses.replace(planned[2], trajectory=by_steps).exchanges_alike
 
 
 def test_strategies_whose_numbers_depend_on_time_are_known() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch import nn
 from bench.models.gpt import Gpt
 from bench.models.resnet import ResNet20
 from collectives.options import Incompatible, OptionError
+from compressors.ddp.communicator import Nonfinite, zero_nonfinite_
+from compressors.local import exchange
 from compressors.local.fragments import dealt, units_of
 from compressors.local.options import LocalOptions
 from tests.testing.local_steps import Rank, Scalars, flat, run_local
@@ -164,6 +167,35 @@ def test_random_numbers_do_not_depend_on_how_long_an_exchange_takes(
     assert torch.equal(early[1], late[1])
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_exchange_that_ends_during_its_delay_exposes_nothing(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def work(rank: Rank) -> list[tuple[float | None, float | None]]:
+        reduce, may_begin = rank.local.reducer.reduce, threading.Event()
+
+        def slow_reduce(*arguments: Any) -> None:
+            nonlocal now
+            assert may_begin.wait(10)
+            now += 1.0
+            reduce(*arguments)
+
+        monkeypatch.setattr(rank.local.reducer, "reduce", slow_reduce)
+        seen = []
+        for index in range(2):
+            if delay == 0:
+                may_begin.set()
+            rank.step(drift, index)
+            may_begin.set()
+            rank.outer()  # waits for the exchange
+            seen.append((rank.report.exchange_s, rank.report.exposed_s))
+        return seen
+
+    found = run_local(network, work, ranks=1, steps=2, delay=delay)
+    assert found == [[(0.0, 0.0), (1.0, 0.0 if delay else 1.0)]]
+
+
 @pytest.mark.parametrize(
     ("start_after", "wanted"),
     [
@@ -282,6 +314,26 @@ def test_a_rank_without_a_finite_gradient_skips_its_own_step() -> None:
         return rank.local.prepare_gradients_()
 
     assert run_local(lambda: Scalars(0.0), work, steps=2) == [True, False]
+
+
+def test_finite_gradients_are_checked_at_once_even_if_their_norm_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(rank: Rank) -> list[bool]:
+        ready = []
+        for value in (1.0, 1e38):
+            one_by_one.append(0)
+            for parameter in rank.model.parameters():
+                parameter.grad = torch.full_like(parameter, value)
+            ready.append(rank.local.prepare_gradients_())
+        return ready
+
+    def check(gradient: torch.Tensor, nonfinite: Nonfinite) -> bool:
+        one_by_one[-1] += 1
+        return zero_nonfinite_(gradient, nonfinite)
+
+    one_by_one: list[int] = []
+    monkeypatch.setattr(exchange, "zero_nonfinite_", check)
+    assert run_local(network, work, ranks=1, steps=2) == [[True, True]]
+    assert one_by_one == [0, len(list(network().parameters()))]
 
 
 @pytest.mark.parametrize(("alpha", "of_rank_0"), [(0.0, -0.5), (0.5, -0.75), (1.0, -1.0)])

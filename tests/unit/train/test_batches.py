@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from bench.train.checkpoint import resized
 from bench.train.data import Batches
 from collectives.server import EVERY_RANK
 from tests.testing.configs import make_config
+from tests.testing.local_steps import Rank, run_local
+from tests.unit.compressors.test_local_steps import drift, network
 
 DATASET = spec.build("datasets", "digits")
 TRAIN = Samples(
@@ -122,3 +125,39 @@ def test_what_a_rings_partial_sums_lost_is_added_by_other_ranks_as_it_would_have
         new = resized(states, config, rank, waiting, DATASET, TRAIN)  # type: ignore[arg-type]
         found = new["strategy"]["exchanges"][0]["collective"]
         assert float(found["errors"].get(0, torch.zeros(1))) == mean
+
+
+def test_other_ranks_go_on_with_the_outer_copy_and_an_exchange_that_is_under_way() -> None:
+    options: dict[str, Any] = {"steps": 4, "fragments": 2, "delay": 1, "outer_momentum": 0.5, "alpha": 0.5}
+    options |= {"compressor": "topk:ratio=0.2", "collective": "allgather"}
+
+    def begin(rank: Rank) -> tuple[Any, Any, torch.Tensor]:
+        for index in range(3):  # exchanges begin after steps 1 and 3, and are due after steps 2 and 4
+            rank.step(drift, index)
+        rank.local.show_outer()
+        of_model, of_local = copy.deepcopy((rank.model.state_dict(), rank.local.state_dict()))
+        rank.step(drift, 3)
+        return of_model, of_local, rank.outer()
+
+    found = run_local(network, begin, **options)
+    states = []
+    for _, of_local, _ in found:
+        old = batches()
+        next(old)
+        states.append({"batches": [old.state_dict()], "counts": {}, "strategy": {"exchanges": [of_local]}})
+    config = make_config(batch_size=4, replicas=3, world_size=3)
+
+    def go_on(rank: Rank) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
+        new = resized(states, config, rank.transport.rank, "sum", DATASET, TRAIN)  # type: ignore[arg-type]
+        rank.model.load_state_dict(found[0][0])
+        rank.local.load_state_dict(new["strategy"]["exchanges"][0])
+        residuals = copy.deepcopy(rank.local.reducer.state_dict()["residuals"])
+        rank.step(drift, 3)
+        return residuals, rank.outer()
+
+    for residuals, outer in run_local(network, go_on, ranks=3, **options):
+        assert torch.equal(outer, found[0][2])
+        of_old = [of_local["reducer"]["residuals"] for _, of_local, _ in found]
+        assert residuals.keys() == of_old[0].keys() != set()
+        for layer, residual in residuals.items():
+            torch.testing.assert_close(residual, (of_old[0][layer] + of_old[1][layer]) / 2)
