@@ -340,7 +340,8 @@ class Search:
     def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
         """Return sentences about results that cannot be trusted."""
         rows = [row for each in evidence for trajectory in each.trajectories for row in trajectory.run.rows]
-        baseline = self.methods[0].trajectory.config_id
+        first = self.methods[0]
+        baseline = (first.on_link if self.study.is_time_dependent else first.trajectory).config_id
         targets = [f"{self._target:g}"]
         compared = compare(rows, baseline=baseline, metric=self.study.quality.column, targets=targets, rule="anytime")
         return [*implausible(compared), *busy([row["other_cpu_share"] for row in rows])]

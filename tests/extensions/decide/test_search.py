@@ -163,3 +163,25 @@ def test_steps_are_timed_after_each_of_the_first_four_seeds(
     monkeypatch.setattr(search, "measure_step_times", drifting)
     result = run_search(tmp_path)
     assert result.evidence[0].step_times == StepTimes(nbytes=[100.0], seconds=[[0.01], [0.02], [0.03], [0.04]])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "local:steps=auto"])
+def test_warnings_are_about_the_runs_that_count(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    baselines: list[str] = []
+    monkeypatch.setattr(search, "compare", lambda _, baseline, **__: baselines.append(baseline))
+    monkeypatch.setattr(search, "implausible", lambda _: [])
+    apart, on_link = RunConfig(target_accuracy=0.9), RunConfig(target_accuracy=0.9, hosts=2, bandwidth="1mbit")
+    asked = Search(
+        study=Study(base={"strategy": strategy}, methods=[{}], rule={}),
+        methods=[Method(name="none", trajectory=apart, on_link=on_link)],
+        rule=DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01),
+        folder=tmp_path,
+        server=mock.Mock(),
+        live=mock.Mock(),
+        ends_at=math.inf,
+        checks=False,
+    )
+    asked._target = 0.9
+    assert asked._warnings([]) == []
+    assert apart.config_id != on_link.config_id
+    assert baselines == [(apart if strategy == "ddp" else on_link).config_id]
