@@ -196,7 +196,9 @@ def by_workload(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 # Names of columns that are also options of some component.
-ALSO_OPTIONS = {"clip_norm", "collective", "error", "seed", "test_size", "train_size", "warmup_epochs"}
+ALSO_OPTIONS = {
+    "clip_norm", "collective", "error", "seed", "steps", "test_size", "train_size", "warmup_epochs", "warmup_steps",
+}  # fmt: skip
 
 
 # A column and the value that it must have; None: the cell is empty. A component's name alone matches any options.
