@@ -53,6 +53,7 @@ def test_a_step_sends_the_bytes_of_an_exchange_divided_by_its_steps(tmp_path: Pa
     assert float(found[-1]["train_loss"]) < float(found[0]["train_loss"])
 
 
+@pytest.mark.long
 def test_a_run_that_lost_a_rank_between_exchanges_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     run = (
         *RUN, "--model", "small_cnn", "--steps", "33", "--eval-every", "15", "--checkpoint-every", "9", "--strategy",
@@ -73,6 +74,7 @@ def test_a_run_that_lost_a_rank_between_exchanges_goes_on_as_if_it_had_not(tmp_p
         assert repeating(folder, name, columns) == repeating(other, name, columns)
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on_with_the_mean_of_what_waited(tmp_path: Path) -> None:
     run = (
         *RUN, "--model", "small_cnn", "--steps", "33", "--checkpoint-every", "9", "--strategy", "local:steps=2",
@@ -94,6 +96,7 @@ BY_SPEED = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 def test_ranks_with_different_numbers_of_steps_use_the_samples_that_the_rows_say(tmp_path: Path) -> None:
     told = {"PYTHONPATH": install(tmp_path), "MORTAL": str(tmp_path / "was-killed")}
     killed = execute(*BY_SPEED, "--straggler", "rank=1,slowdown=4", "--out", str(tmp_path / "runs"), **told)

@@ -20,6 +20,7 @@ def train(out: Path, optimizer: str, *more: str) -> dict[str, str]:
     return rows(only_run(out))[-1]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_two_exchanges_per_step_are_counted(tmp_path: Path) -> None:
     moments = train(tmp_path / "moments", "max_adabelief")

@@ -103,6 +103,7 @@ strategy = "placed:by=both,devices=HOSTS"
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> None:
     devices = {"TWO": device_file(tmp_path, gpu=2), "FOUR": device_file(tmp_path, gpu=2, fpga=2), "HOSTS": TWO_HOSTS}

@@ -52,6 +52,7 @@ def test_one_seed_trains_twice_alike_and_yardsticks_stand_beside_it(folder: Path
             assert row[column] == again[column]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["async_server", "local:steps=5", "placed:by=data,devices=examples/cxl.toml"])
 def test_a_transformer_trains_with_every_strategy(strategy: str, folder: Path, tmp_path: Path) -> None:
     answer = run(folder, tmp_path / "out", "--strategy", strategy, "--steps", "20", "--eval-every", "10")

@@ -26,17 +26,18 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def cases() -> list[tuple[str, str, dict[str, Any]]]:
-    """Return every compressor with a collective and options that go together."""
+    """Return every compressor with all options that go with it, and the first collective that goes with both."""
     found = []
-    for name in registry.entries("compressors"):
+    for name, options in itertools.product(registry.entries("compressors"), OPTIONS):
         compressor = cast(Compressor, spec.build("compressors", name))
-        for collective, options in itertools.product(("ring", "allgather"), OPTIONS):
+        for collective in ("ring", "allgather"):
             bound = cast(Collective, spec.build("collectives", collective))
             if not (
                 incompatibility(compressor.check_compatible, bound)
                 or incompatibility(LocalOptions(**options).check_pair, compressor, bound)
             ):
                 found.append((name, collective, options))
+                break
     return found
 
 

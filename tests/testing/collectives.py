@@ -22,7 +22,6 @@ TEXTS = [
     "server:placement=sharded,split_numel=100",
     "server:placement=sharded,downlink=union",
     "direct:shares=bandwidth",
-    "direct:segment_bytes=100",
     "hierarchical:group_size=3,intra=server,inter=tree",
     "hierarchical:intra=allgather,inter=allgather",
     "hierarchical:intra=halving_doubling,inter=native",
