@@ -22,7 +22,9 @@ def asked(**options: object) -> PredictConfig:
 def test_typical_costs_of_encoding_are_those_of_the_reference() -> None:
     with Path("results/reference/encode-resnet18.csv").open(newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file) if row["path"] == "native"}
-    measured = {name: 1e9 * float(rows[name]["seconds"]) / int(rows[name]["numel"]) for name in ENCODE_NS if name in rows}
+    measured = {
+        name: 1e9 * float(rows[name]["seconds"]) / int(rows[name]["numel"]) for name in ENCODE_NS if name in rows
+    }
     assert set(ENCODE_NS) - set(measured) == {"powersgd"}
     assert ENCODE_NS | measured == pytest.approx(ENCODE_NS, abs=0.01)
 
