@@ -209,6 +209,7 @@ def test_no_rank_outlives_a_launcher_that_was_killed(start: Starter, tmp_path: P
     assert not processes_of(folder)
 
 
+@pytest.mark.long
 def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> None:
     answer = execute(
         *SMALL, "--epochs", "2", "--compressor", "hanging", "--collective", "ring", "--timeout", "12",

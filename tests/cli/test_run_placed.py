@@ -204,6 +204,7 @@ def test_images_of_another_size_are_dealt_like_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.long
 def test_an_optimizer_that_exchanges_moments_does_so_among_devices(tmp_path: Path) -> None:
     options = ("--optimizer", "max_adabelief", "--collective", "ring")
     (*_, row) = train(

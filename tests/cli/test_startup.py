@@ -159,6 +159,7 @@ print(*(each for each in components if without[each] != text(*each)))
 """
 
 
+@pytest.mark.long
 def test_placeholders_build_what_torch_builds() -> None:
     done = subprocess.run([sys.executable, "-c", WITH_AND_WITHOUT], capture_output=True, text=True, check=True)
     assert done.stdout == "('strategies', 'placed')\n"  # which lists torch's activations when it is imported

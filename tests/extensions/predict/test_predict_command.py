@@ -122,6 +122,7 @@ def test_people_read_whether_it_pays(tmp_path: Path) -> None:
     assert "uncompressed in 32 bits is faster above" in whole
 
 
+@pytest.mark.long
 def test_compression_is_held_against_the_fastest_dense_sum(tmp_path: Path) -> None:
     asked = [
         "predict",
