@@ -30,6 +30,7 @@ def run(out: Path, optimizer: str) -> dict[str, str]:
     return row
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_factors_travel_as_triangles_and_as_cholesky_factors(tmp_path: Path) -> None:
     triangle = run(tmp_path / "triangle", f"kfac:update_every={EVERY}")

@@ -81,7 +81,7 @@ DESCRIBED = [name for name in COLLECTIVES if COLLECTIVES[name]().rounds(4, 0, La
 
 
 def test_only_a_backend_shared_memory_and_what_is_made_of_others_hide_their_rounds() -> None:
-    hidden = set(COLLECTIVES) - set(DESCRIBED) - {"direct:shares=bandwidth"}  # which measures first
+    hidden = set(COLLECTIVES) - set(DESCRIBED)
     assert hidden == {name for name in COLLECTIVES if name.partition(":")[0] in ("native", "pool", "hierarchical")}
 
 

@@ -21,7 +21,6 @@ TEXTS = [
     "server:downlink=union",
     "server:placement=sharded,split_numel=100",
     "server:placement=sharded,downlink=union",
-    "direct:shares=bandwidth",
     "hierarchical:group_size=3,intra=server,inter=tree",
     "hierarchical:intra=allgather,inter=allgather",
     "hierarchical:intra=halving_doubling,inter=native",

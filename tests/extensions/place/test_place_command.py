@@ -51,9 +51,10 @@ def test_images_of_another_size_pass_more_between_devices() -> None:
 
     assert cut("--image-size", "224") > 40 * cut()
     answer = invoke("place", "--model", "linear", "--devices", EXAMPLE, "--image-size", "64")
-    assert (answer.code, "linear cannot take images of 64x64" in answer.error) == (2, True)
+    assert (answer.code, "linear cannot take inputs of 3x64x64" in answer.error) == (2, True)
 
 
+@pytest.mark.long
 def test_the_bytes_are_those_that_a_run_counts_less_its_headers(tmp_path: Path) -> None:
     answer = execute(
         "run", "--model", "resnet20", "--strategy", f"placed:devices={EXAMPLE}", "--steps", "2", "--eval-every", "0",

@@ -539,6 +539,7 @@ def _held_against_finished_runs(tmp_path: Path, runs: Path, cell: dict[str, obje
     assert (none.code, "holds no finished run that this calibration can predict: " in none.error) == (2, True)
 
 
+@pytest.mark.long
 def test_a_run_that_failed_is_said_at_the_end(tmp_path: Path) -> None:
     file = tmp_path / "cells.toml"
     file.write_text(

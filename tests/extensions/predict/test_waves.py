@@ -86,7 +86,7 @@ def waved(name: str, world_size: int, layout: Layout, lengths: Lengths) -> list[
     return sent
 
 
-WAVED = [name for name in COLLECTIVES if not re.search("native|pool|shares=bandwidth", name)]
+WAVED = [name for name in COLLECTIVES if not re.search("native|pool", name)]
 MAKERS = {"dense": dense, "half": half, "seeded": seeded, "sparse": every_ninth, "codes": codes}
 
 
