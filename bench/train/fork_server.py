@@ -140,7 +140,8 @@ def _start(
         "WORLD_SIZE": str(len(hosts) * ranks_per_host),
         "LOCAL_WORLD_SIZE": str(ranks_per_host),
         INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
-        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
+        # part of the logs' path; "none" is torchrun's name for a job without a name
+        "TORCHELASTIC_RUN_ID": "none" if len(ranks) == ranks_per_host else f"rank-{ranks.start}",
     }
     return start_processes(
         name=module,

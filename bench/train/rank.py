@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, HashStore, rendezvous  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from bench.core.config.configuration import Configuration
@@ -167,9 +168,9 @@ def meeting_store(timeout_s: float) -> Store:
     method = os.environ.get(INIT_METHOD, "env://")
     if method.startswith("file://"):
         # A file of its own: the store of a process group removes its file once so many ranks have ended.
-        store: Store = dist.FileStore(f"{method.removeprefix('file://')}-of-members")
+        store: Store = FileStore(f"{method.removeprefix('file://')}-of-members")
     else:
-        store, _, _ = next(dist.rendezvous(method, own_rank(), int(os.environ["WORLD_SIZE"])))
+        store, _, _ = next(rendezvous(method, own_rank(), int(os.environ["WORLD_SIZE"])))
     store.set_timeout(datetime.timedelta(seconds=timeout_s))
     return store
 
@@ -194,7 +195,7 @@ def process_group(device: torch.device, timeout_s: float, *, of_all_ranks: bool 
         dist.init_process_group(
             "nccl" if own_gpu else "gloo",
             init_method=os.environ.get(INIT_METHOD, "env://") if of_all_ranks else None,
-            store=None if of_all_ranks else dist.HashStore(),
+            store=None if of_all_ranks else HashStore(),
             rank=int(os.environ["RANK"]) if of_all_ranks else 0,
             world_size=int(os.environ["WORLD_SIZE"]) if of_all_ranks else 1,
             timeout=datetime.timedelta(seconds=timeout_s),

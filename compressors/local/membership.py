@@ -86,12 +86,10 @@ class Membership(abc.ABC):
 
     Attributes:
         num_lost, num_returned: how many times a rank was lost or left out, and joined again; known to rank 0.
-        steps_of_others: steps that all other ranks have made, also those that are lost, as far as rank 0 was told.
     """
 
     num_lost = 0
     num_returned = 0
-    steps_of_others = 0
 
     @abc.abstractmethod
     def join(self, state: Callable[[int], bytes]) -> bytes | None:
@@ -131,15 +129,18 @@ class Membership(abc.ABC):
         """Send the state to the ranks that wait to join; call this after an exchange."""
 
     @abc.abstractmethod
-    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> list[dict[str, Any]]:
-        """Send this rank's figures to rank 0, which returns those of all ranks, its own first; others return theirs.
+    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:
+        """Send this rank's figures to rank 0, which returns those of all ranks that are there, its own first.
 
-        Figures that do not come within the deadline are left out.
+        Other ranks return their own. Figures that do not come within the deadline are left out.
 
         Args:
             step: the step of the run that the figures are of.
             own: values that JSON can hold.
             steps: steps that this rank has made since it joined.
+
+        Returns:
+            The figures, and the steps of the ranks that are lost or late, as far as they have told rank 0.
         """
 
     @abc.abstractmethod
@@ -195,18 +196,13 @@ class Coordinator(Membership):
         address = self._listener.getsockname()[:2]
         meeting.store.set(_KEY, json.dumps([*address, self._token, self._answer]))
         self._peers: list[_Peer] = []
-        self._figures: dict[int, dict[int, dict[str, Any]]] = collections.defaultdict(dict)  # by step and rank
+        self._ever: list[_Peer] = []  # all that were members at any time
+        self._figures: dict[int, dict[_Peer, dict[str, Any]]] = collections.defaultdict(dict)  # by step
         self._exchange = 0  # the next exchange
         self._generation = 0
         self._connected: list[_Peer] | None = None  # the members that have connections to each other
         self._attempts = 0
         self._has_begun = self._is_over = False
-        self._steps_of_gone = 0
-
-    @property
-    @override
-    def steps_of_others(self) -> int:  # type: ignore[override]
-        return self._steps_of_gone + sum(peer.steps for peer in self._with("member"))
 
     @override
     def join(self, state: Callable[[int], bytes]) -> None:
@@ -269,14 +265,15 @@ class Coordinator(Membership):
         self._admit_waiting()
 
     @override
-    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> list[dict[str, Any]]:
+    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:
         limit = time.monotonic() + self._options.deadline
         while self._lack_figures(step) and time.monotonic() < limit:
             self._poll(limit)
         of_step = self._figures[step]
         for earlier in [each for each in self._figures if each <= step]:
             del self._figures[earlier]
-        return [own, *(of_step[rank] for rank in sorted(of_step))]
+        figures = [of_step[peer] for peer in sorted(of_step, key=lambda peer: peer.rank)]
+        return [own, *figures], sum(peer.steps for peer in self._ever if peer not in of_step)
 
     @override
     def close(self) -> None:
@@ -329,14 +326,15 @@ class Coordinator(Membership):
                 )
 
     def _lack_figures(self, step: int) -> bool:
-        first_steps = {peer.rank: peer.since * self._options.interval for peer in self._with("member")}
-        return any(first < step and rank not in self._figures[step] for rank, first in first_steps.items())
+        expected = [peer for peer in self._with("member") if peer.since * self._options.interval < step]
+        return any(peer not in self._figures[step] for peer in expected)
 
     def _admit_waiting(self) -> None:
         if waiting := self._with("waiting"):
             body = self._state(self._exchange)
             for peer in waiting:
-                peer.status, peer.since, peer.ready = "member", self._exchange, None
+                peer.status, peer.since = "member", self._exchange
+                self._ever.append(peer)
                 if self._has_begun:
                     self.num_returned += 1
                     self._say(f"rank {peer.rank} returns before exchange {self._exchange}")
@@ -388,7 +386,7 @@ class Coordinator(Membership):
         elif message.kind == "summed":
             peer.problem = values["problem"] or ""
         elif message.kind == "figures":
-            self._figures[values["step"]][peer.rank] = values["figures"]
+            self._figures[values["step"]][peer] = values["figures"]
             peer.steps = values["steps"]
 
     def _greet(self, peer: _Peer, values: dict[str, Any]) -> None:
@@ -421,11 +419,9 @@ class Coordinator(Membership):
     def _leave_out(self, peer: _Peer) -> None:
         self.num_lost += 1
         self._say(f"rank {peer.rank} is late for exchange {self._exchange}, which goes on without it")
-        self._steps_of_gone += peer.steps
-        peer.status, peer.steps = "late", 0
+        peer.status = "late"
 
     def _drop(self, peer: _Peer) -> None:
-        self._steps_of_gone += peer.steps
         self._peers.remove(peer)
         self._selector.unregister(peer.channel.sock)
         peer.channel.close()
@@ -470,9 +466,9 @@ class Member(Membership):
         return self._receive().kind == "commit"
 
     @override
-    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> list[dict[str, Any]]:
+    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:
         self._send("figures", purpose=None, step=step, figures=own, steps=steps)
-        return [own]
+        return [own], 0
 
     @override
     def close(self) -> None:

@@ -233,14 +233,10 @@ class LocalTrainingWithQuorum(LocalTraining):
         return LocalStepsWithQuorum(setup.model, options, *parts, meeting, nonfinite=config.nonfinite)
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the figures of all ranks that are there, on rank 0; its own include the samples of all."""
-        membership = self._local.membership
-        figures = membership.share_figures(self._local.num_steps, own, self._local.steps_here)
-        of_others = membership.steps_of_others * self._samples_per_step
-        return [
-            own | {"samples": own["samples"] + of_others},
-            *(others | {"samples": 0} for others in figures[1:]),
-        ]
+        """Return the figures of all ranks that are there, on rank 0; its own include the samples of the others."""
+        figures, missing = self._local.membership.share_figures(self._local.num_steps, own, self._local.steps_here)
+        figures[0] = own | {"samples": own["samples"] + missing * self._samples_per_step}
+        return figures
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
         """Return no rows, because no rank has a link of its own to report."""
