@@ -141,7 +141,7 @@ def _start(
         "LOCAL_WORLD_SIZE": str(ranks_per_host),
         INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
         # part of the logs' path; "none" is torchrun's name for a job without a name
-        "TORCHELASTIC_RUN_ID": "none" if len(ranks) == ranks_per_host else f"rank-{ranks.start}",
+        "TORCHELASTIC_RUN_ID": f"rank-{ranks.start}" if len(ranks) == 1 else "none",
     }
     return start_processes(
         name=module,
@@ -192,7 +192,7 @@ class Restarts:
         exit_codes = ", ".join(str(failure.exitcode) for failure in result.failures.values())
         why = (read_json(report) or {}).get("message", f"it ended with exit code {exit_codes}")
         report.unlink(missing_ok=True)
-        print(f"rank {rank} is lost ({why}) and starts again in {PAUSE_S:g} s", file=sys.stderr, flush=True)
+        print(f"rank {rank} starts again in {PAUSE_S:g} s: {why}", file=sys.stderr, flush=True)
         return True
 
     def start_due(self) -> dict[int, PContext]:

@@ -147,6 +147,10 @@ class Membership(abc.ABC):
     def close(self) -> None:
         """Leave the run; rank 0 ends it for the others, too."""
 
+    @abc.abstractmethod
+    def disconnect(self) -> None:
+        """Close all channels without a word, as the end of the process does."""
+
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Peer:
@@ -283,6 +287,10 @@ class Coordinator(Membership):
         limit = time.monotonic() + PATIENCE_S
         while len(self._peers) > len(self._with("stranger")) and time.monotonic() < limit:
             self._poll(limit)  # whatever a rank asks for now, the answer was sent
+        self.disconnect()
+
+    @override
+    def disconnect(self) -> None:
         for peer in list(self._peers):
             self._drop(peer)
         self._selector.close()
@@ -437,6 +445,7 @@ class Member(Membership):
 
     def __init__(self, meeting: Meeting, ledger: Ledger) -> None:
         self._meeting, self._ledger = meeting, ledger
+        self._channel: Channel | None = None
 
     @override
     def join(self, state: Callable[[int], bytes]) -> bytes:
@@ -473,13 +482,20 @@ class Member(Membership):
     @override
     def close(self) -> None:
         self._send("bye")
-        self._channel.close()
+        self.disconnect()
+
+    @override
+    def disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
 
     def _send(self, kind: str, **values: Any) -> None:
+        assert self._channel is not None
         with contextlib.suppress(OSError):  # the next message that is received says what has happened, or none comes
             self._channel.send(kind, **values)
 
     def _receive(self) -> Message:
+        assert self._channel is not None
         rank = self._meeting.rank
         try:
             message = self._channel.receive()

@@ -69,7 +69,11 @@ class LocalStepsWithQuorum(LocalSteps):
         self.membership: Membership = (
             Coordinator(meeting, options, ledger) if meeting.rank == 0 else Member(meeting, ledger)
         )
-        state = self.membership.join(self._state_before)
+        try:
+            state = self.membership.join(self._state_before)
+        except Exception:
+            self.membership.disconnect()
+            raise
         if state is not None:
             self._take_over(torch.load(io.BytesIO(state), weights_only=True))
         self.first_step = self._steps
