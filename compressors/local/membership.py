@@ -48,7 +48,7 @@ class MembershipError(RuntimeError):
     """This rank cannot take part, or too few ranks are left; the message is one sentence for the user."""
 
 
-class RunEnded(Exception):  # noqa: N818 - not an error
+class RunEnded(Exception):
     """Rank 0 has ended the run, so this rank has nothing left to do."""
 
 
@@ -215,7 +215,9 @@ class Coordinator(Membership):
         everyone = set(range(1, self._meeting.world_size))
         while missing := everyone - {peer.rank for peer in self._with("waiting")}:
             if time.monotonic() >= limit:
-                raise MembershipError(f"{_named(missing)} did not join within {self._meeting.timeout_s:g} s (--timeout)")
+                raise MembershipError(
+                    f"{_named(missing)} did not join within {self._meeting.timeout_s:g} s (--timeout)"
+                )
             self._poll(limit)
         self._admit_waiting()
         self._has_begun = True

@@ -71,7 +71,9 @@ class LocalOptions(PresetOptions, name="local"):
     decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
     quorum: Annotated[
         CountOrZero,
-        Doc("an exchange takes place once so many ranks are ready, and ranks may be lost and return; 0: all ranks, always"),
+        Doc(
+            "an exchange takes place once so many ranks are ready, and ranks may be lost and return; 0: all ranks, always"
+        ),
     ] = 0
     deadline: Annotated[
         float, Gt(0), Le(86400), Doc("with quorum, seconds that ranks which are ready wait for the others")

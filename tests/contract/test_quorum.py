@@ -12,8 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from bench.core import registry, spec
+from collectives.base import Collective
+from collectives.options import incompatibility
 from collectives.transport.base import TransportError
+from compressors.base import Compressor
 from compressors.local.membership import MembershipError
+from compressors.local.options import LocalOptions
 from tests.contract.test_local_steps import network, train
 from tests.testing.local_steps import Rank, Scalars, run_local
 from tests.testing.quorum import Moment, QuorumRank, QuorumRun, shown
@@ -120,8 +125,27 @@ def test_members_go_on_equal_and_without_the_one_that_is_lost(moment: Moment, co
     assert [results[rank][2] for rank in (0, 1)] == [attempts] * 2
 
 
-def test_a_repeated_exchange_leaves_no_trace() -> None:
-    once, twice = (killed_run(moment, "topk:ratio=0.2", decay=0.9) for moment in ("before", "during"))
+def pairs() -> list[tuple[str, str]]:
+    """Return every compressor with the first collective that goes with it and a quorum."""
+    options = LocalOptions(quorum=1)
+    found = []
+    for name in registry.entries("compressors"):
+        compressor = cast(Compressor, spec.build("compressors", name))
+        for collective in ("ring", "allgather"):
+            bound = cast(Collective, spec.build("collectives", collective))
+            if not (
+                incompatibility(compressor.check_compatible, bound)
+                or incompatibility(options.check_pair, compressor, bound)
+            ):
+                found.append((name, collective))
+                break
+    return found
+
+
+@pytest.mark.parametrize(("compressor", "collective"), pairs())
+def test_a_repeated_exchange_leaves_no_trace(compressor: str, collective: str) -> None:
+    options = {"decay": 0.9} if spec.build("compressors", compressor).traits.keeps_residual else {}
+    once, twice = (killed_run(moment, compressor, collective, **options) for moment in ("before", "during"))
     for rank in (0, 1):
         assert all(map(torch.equal, once[rank][0], twice[rank][0]))
         assert once[rank][1].keys() == twice[rank][1].keys()

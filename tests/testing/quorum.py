@@ -26,7 +26,7 @@ from tests.testing.local_steps import Change, flat
 Moment = Literal["before", "during", "after"]
 
 
-class Killed(Exception):  # noqa: N818 - what a test does
+class Killed(Exception):
     """The rank ends at once; the kernel closes its connections."""
 
 
