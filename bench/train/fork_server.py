@@ -9,6 +9,7 @@ failures are those of torchrun.
 
 import collections
 import contextlib
+import functools
 import gc
 import importlib
 import math
@@ -101,21 +102,16 @@ def run(
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     running: dict[int, PContext] = {}
+    start = functools.partial(_start, module, folder, hosts, ranks_per_host, start_method)
     try:
         if start_method == "fork":
             _call(module, "prepare", folder)
-        may_leave = bool(_call(module, "ranks_may_leave", folder))
+        restarts = Restarts(start, folder) if _call(module, "ranks_may_leave", folder) else None
+        count = ranks_per_host if restarts is None else 1  # ranks that end together if one of them fails
         gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
-
-        def start(first: int, count: int = 1) -> PContext:
-            return _start(module, folder, hosts, ranks_per_host, start_method, range(first, first + count))
-
-        # Ranks that are started together end together if one of them fails.
-        count = 1 if may_leave else ranks_per_host
-        restarts = Restarts(start, folder) if may_leave else None
         try:
             for first in range(0, len(hosts) * ranks_per_host, count):
-                running[first] = start(first, count)
+                running[first] = start(range(first, first + count))
             return _wait(module, running, grace_s, restarts)
         finally:
             for ranks in running.values():
@@ -167,11 +163,11 @@ class Restarts:
     """Starts ranks that are lost again while the others go on; rank 0 must stay.
 
     Args:
-        start: starts a rank.
+        start: starts a range of ranks.
         folder: the job's folder.
     """
 
-    def __init__(self, start: Callable[[int], PContext], folder: RunFolder) -> None:
+    def __init__(self, start: Callable[[range], PContext], folder: RunFolder) -> None:
         self._start = start
         self._folder = folder
         self._in_vain: collections.Counter[int] = collections.Counter()
@@ -201,7 +197,7 @@ class Restarts:
         due = [rank for rank, at in self._due.items() if at <= now]
         for rank in due:
             del self._due[rank]
-        return {rank: self._start(rank) for rank in due}
+        return {rank: self._start(range(rank, rank + 1)) for rank in due}
 
 
 def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: Restarts | None = None) -> int:

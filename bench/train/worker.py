@@ -100,7 +100,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 meeting_store=store,
             )
         )
-        if options.ranks_may_leave:
+        if options.ranks_may_leave and folder.rendezvous.is_dir():  # else ranks were started by hand
             folder.joined(own_rank()).touch()
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)

@@ -331,8 +331,8 @@ class Coordinator(Membership):
             else:
                 absent = set(range(self._meeting.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
                 raise MembershipError(
-                    f"exchange {self._exchange} needs {quorum} ranks (quorum), and {_named(absent)} did not come within "
-                    f"{seconds:g} s (--timeout)"
+                    f"exchange {self._exchange} needs {quorum} ranks (quorum), and {_named(absent)} did not come "
+                    f"within {seconds:g} s (--timeout)"
                 )
 
     def _lack_figures(self, step: int) -> bool:

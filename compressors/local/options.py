@@ -71,9 +71,7 @@ class LocalOptions(PresetOptions, name="local"):
     decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
     quorum: Annotated[
         CountOrZero,
-        Doc(
-            "an exchange takes place once so many ranks are ready, and ranks may be lost and return; 0: all ranks, always"
-        ),
+        Doc("ranks may be lost and return, and an exchange needs at least so many; 0: every exchange needs all ranks"),
     ] = 0
     deadline: Annotated[
         float, Gt(0), Le(86400), Doc("with quorum, seconds that ranks which are ready wait for the others")
@@ -104,8 +102,8 @@ class LocalOptions(PresetOptions, name="local"):
             ),
             (
                 is_auto and self.quorum > 0,
-                f"steps=auto plans the steps of all ranks, and with quorum={self.quorum} some may be lost; use a number "
-                "of steps",
+                f"steps=auto plans the steps of all ranks, and with quorum={self.quorum} some may be lost; use a "
+                "number of steps",
             ),
             (
                 self.quorum > 0 and self.delay > 0,

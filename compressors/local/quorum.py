@@ -1,8 +1,8 @@
 """`LocalStepsWithQuorum`: local steps of ranks that may be lost and return.
 
-An exchange takes place among the ranks that are there (`membership.py`), and the mean is that of their differences. If a
-member is lost before all have the sum, the others repeat the exchange from the same differences; only when all of them
-have the sum do they move their outer copies and accept their residuals. So outer copies stay equal bit for bit.
+An exchange takes place among the ranks that are there (`membership.py`), and the mean is that of their differences. If
+a member is lost before all have the sum, the others repeat the exchange from the same differences. Once all of them
+have the sum, they move their outer copies and accept their residuals. So outer copies stay equal bit for bit.
 
 Source: Douillard et al. 2024 (asynchronous local SGD, arXiv:2401.09135) for workers that come and go; torchft (PyTorch)
 for a quorum that is agreed upon before every exchange of DiLoCo.

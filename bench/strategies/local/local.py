@@ -54,9 +54,9 @@ class Local(LocalOptions, Strategy):
     steps and exchanges took, and the mean is weighted by these numbers. A step of the run is then `world_size` steps of
     ranks, whichever ranks make them.
 
-    With a quorum, ranks other than 0 may be lost at any time. Each exchange averages over the ranks that take part: all
-    that are there, or, `deadline` seconds after `quorum` ranks are ready, those. A lost rank starts again, without inner
-    optimizer state and residual, from the outer copy after the next exchange.
+    With a quorum, ranks other than 0 may be lost and return. An exchange averages over all ranks that are there, except
+    for those that come more than `deadline` seconds after `quorum` ranks were ready. A lost rank starts again from the
+    outer copy, without inner optimizer state and residual.
 
     Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
     """
@@ -92,7 +92,7 @@ class Local(LocalOptions, Strategy):
             ),
             (
                 self.ranks_may_leave and config.nnodes > 1,
-                f"quorum={self.quorum} of {name} starts lost ranks again on one machine, with or without virtual hosts; "
+                f"with quorum={self.quorum} of {name}, lost ranks start again on one machine or its virtual hosts; "
                 "leave out --nnodes",
             ),
         )

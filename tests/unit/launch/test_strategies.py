@@ -86,7 +86,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: Input should be greater than or equal to 0"),
     (
         {"strategy": "local:deadline=3"},
-        "deadline=3 bounds the wait for ranks that a quorum goes on without; add quorum",
+        "deadline=3 bounds the wait for ranks that a quorum goes on without; add",
     ),
     ({"strategy": "local:quorum=1,steps=auto"}, "steps=auto plans the steps of all ranks, and with quorum=1 some may"),
     ({"strategy": "local:quorum=1,preset=streaming"}, "delay=5 leaves an exchange under way during later steps, and"),
@@ -116,7 +116,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "local:quorum=1", "device": "cuda"}, "quorum=1 of local connects ranks on CPUs; use --device cpu"),
     (
         {"strategy": "local:quorum=1", "nnodes": 2, "rdzv_endpoint": "127.0.0.1:29511"},
-        "starts lost ranks again on one machine, with or without virtual hosts; leave out --nnodes",
+        "lost ranks start again on one machine or its virtual hosts; leave out --nnodes",
     ),
     ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
     ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
