@@ -1,5 +1,6 @@
 """A channel between rank 0 and another rank: short messages over a TCP connection, apart from the sums of tensors."""
 
+import contextlib
 import dataclasses
 import json
 import socket
@@ -76,6 +77,7 @@ class Channel:
         Raises:
             OSError: the connection is broken, or the other rank has closed it.
         """
+        self.sock.settimeout(None)
         while (message := self._next()) is None:
             self._read()
         return message
@@ -87,7 +89,9 @@ class Channel:
             OSError: the connection is broken, or the other rank has closed it.
             ValueError: the other program does not send such messages.
         """
-        self._read()
+        self.sock.settimeout(0)
+        with contextlib.suppress(BlockingIOError):  # nothing has arrived
+            self._read()
         messages = []
         while (message := self._next()) is not None:
             messages.append(message)
@@ -98,7 +102,6 @@ class Channel:
         self.sock.close()
 
     def _read(self) -> None:
-        self.sock.settimeout(None)
         part = self.sock.recv(_PART_BYTES)
         if not part:
             raise ConnectionResetError("the other rank has closed the connection")

@@ -38,10 +38,10 @@ from compressors.local.options import LocalOptions
 
 # Seconds for which rank 0 waits for reports after a sum has failed, and for the others at the end.
 PATIENCE_S = 10.0
-# Attempts at one exchange in which nobody is lost and yet the sum fails.
-MOST_ATTEMPTS = 3
+# Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
+MOST_ATTEMPTS = 8
 _MOST_STRANGERS = 64
-_KEY = "coordinator"
+_KEY = "gradwire/coordinator"
 
 
 class MembershipError(RuntimeError):
@@ -251,12 +251,12 @@ class Coordinator(Membership):
                 limit = min(limit, time.monotonic() + PATIENCE_S)
         left = self._with("member")
         problems += [peer.problem for peer in left if peer.problem]
-        self._attempts = 0 if left != members else self._attempts + bool(problems)
         if problems:
             self._connected = None  # one broken connection has closed them all
-            if self._attempts >= MOST_ATTEMPTS:
+            self._attempts += 1
+            if self._attempts == MOST_ATTEMPTS:
                 raise MembershipError(
-                    f"{_named([0, *(peer.rank for peer in left)])} are there and cannot exchange: {problems[0]}"
+                    f"exchange {self._exchange} has failed {MOST_ATTEMPTS} times; the last time, {problems[0]}"
                 )
         else:
             self._exchange, self._attempts = self._exchange + 1, 0

@@ -17,7 +17,7 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import TransportError
 from compressors.base import Compressor
-from compressors.local.membership import MembershipError
+from compressors.local.membership import MOST_ATTEMPTS, MembershipError
 from compressors.local.options import LocalOptions
 from tests.contract.test_local_steps import network, train
 from tests.testing.local_steps import Rank, Scalars, run_local
@@ -263,6 +263,24 @@ def test_below_the_quorum_all_wait_for_a_rank_to_return() -> None:
     assert run.join() == {0: [-2.5, -5.0, -7.5], 1: [-5.0, -7.5]}
 
 
+def test_a_rank_that_fails_in_every_sum_ends_the_run() -> None:
+    run = QuorumRun(2, quorum=2)
+
+    def work(rank: QuorumRank) -> None:
+        if rank.rank == 1:
+            rank.kill_in(1, "during")
+        outers(rank)
+
+    for rank in range(2):
+        run.start(rank, Scalars(0.0), work)
+    for _ in range(MOST_ATTEMPTS - 1):
+        run._threads[-1].join(20)
+        run.start(1, Scalars(0.0), work)
+    (error,) = run.join().values()
+    assert isinstance(error, MembershipError)
+    assert str(error) == "exchange 1 has failed 8 times; the last time, rank 0 lost rank 1, or waited in vain for it"
+
+
 def test_without_a_quorum_in_time_the_run_fails_and_names_the_ranks() -> None:
     run = QuorumRun(3, quorum=3, timeout_s=1.0)
 
@@ -326,7 +344,7 @@ def test_strangers_and_ranks_of_another_run_are_refused() -> None:
 
     def work(rank: QuorumRank) -> list[float]:
         if rank.rank == 0:
-            host, port, *_ = json.loads(run.store.get("coordinator"))
+            host, port, *_ = json.loads(run.store.get("gradwire/coordinator"))
             texts = [b"GET / HTTP/1.1\r\n\r\n" * 99, b"\0" * 12, _frame(b"[" * 3000), _frame(b'{"kind": "hello"}')]
             texts.append(_frame(b'{"kind": "hello", "rank": 1, "digest": "run", "token": "\xc3\xa9"}'))
             for text in texts:
