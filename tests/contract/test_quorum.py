@@ -60,10 +60,6 @@ def test_without_a_loss_it_is_the_same_bit_for_bit(compressor: str, collective: 
     pair = {"compressor": compressor, "collective": collective}
     plain = run_local(network, train, ranks=3, **pair, **options)
     run = QuorumRun(3, **pair, **options, quorum=3)
-
-    def like_plain(rank: QuorumRank) -> list[Any]:
-        return train(cast(Rank, _Like(rank)))
-
     models = [network() for _ in range(3)]  # here, because threads share torch's generator
     for rank in range(3):
         run.start(rank, models[rank], like_plain)
@@ -72,6 +68,10 @@ def test_without_a_loss_it_is_the_same_bit_for_bit(compressor: str, collective: 
         for wanted, seen in zip(plain[rank][2::3], found[2::3], strict=True):
             assert torch.equal(wanted, seen)
         assert plain[rank][::3] == found[::3]
+
+
+def like_plain(rank: QuorumRank) -> list[Any]:
+    return train(cast(Rank, _Like(rank)))
 
 
 class _Like:
@@ -144,8 +144,26 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("compressor", "collective"), pairs())
 def test_a_repeated_exchange_leaves_no_trace(compressor: str, collective: str) -> None:
-    options = {"decay": 0.9} if spec.build("compressors", compressor).traits.keeps_residual else {}
-    once, twice = (killed_run(moment, compressor, collective, **options) for moment in ("before", "during"))
+    plain = run_local(network, train, ranks=3, compressor=compressor, collective=collective, steps=6)
+    run = QuorumRun(3, compressor=compressor, collective=collective, steps=6, quorum=3)
+    models = [network() for _ in range(3)]  # here, because threads share torch's generator
+
+    def work(rank: QuorumRank) -> tuple[list[Any], int]:
+        if rank.rank == 1:
+            rank.fail_once_in(1)
+        return like_plain(rank), rank.local.attempts
+
+    for rank in range(3):
+        run.start(rank, models[rank], work)
+    for rank, found in run.join().items():
+        assert not isinstance(found, BaseException), shown(found)
+        outer, attempts = found
+        assert attempts == 5
+        assert all(map(torch.equal, plain[rank][2::3], outer[2::3]))
+
+
+def test_a_loss_within_a_sum_is_one_before_it() -> None:
+    once, twice = (killed_run(moment, "topk:ratio=0.2", decay=0.9) for moment in ("before", "during"))
     for rank in (0, 1):
         assert all(map(torch.equal, once[rank][0], twice[rank][0]))
         assert once[rank][1].keys() == twice[rank][1].keys()
@@ -224,6 +242,44 @@ def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.Captur
     assert "rank 2 returns before exchange 5" in told
 
 
+@pytest.mark.parametrize("compressor", ["powersgd:rank=2", "topk:ratio=0.1"])
+def test_a_rank_starts_with_the_buffers_and_the_memory_of_the_compressor(compressor: str) -> None:
+    run = QuorumRun(2, compressor=compressor, quorum=2)
+    models = [network() for _ in range(3)]
+
+    def work(rank: QuorumRank) -> list[Any]:
+        memory = rank.local.reducer.memory.state_dict()
+        copies = [buffer.clone() for buffer in rank.model.buffers()]
+        if rank.rank == 1 and rank.local.first_step == 0:
+            rank.kill_in(2, "before")
+        for _ in range(4 - rank.local.first_step):
+            if rank.index == 2:
+                memory = rank.local.reducer.memory.state_dict()
+                copies = [buffer.clone() for buffer in rank.model.buffers()]
+            rank.step(forward)
+        return [memory, copies, [*rank.model.buffers()], rank.outer()]
+
+    run.start(0, models[0], work)
+    run.start(1, models[1], work)
+    run._threads[1].join(20)
+    run.start(1, models[2], work)
+    results = run.join()
+    for found in results.values():
+        assert not isinstance(found, BaseException), shown(found)
+    (memory, *copies), (memory_then, *copies_then) = results[0], results[1]
+    assert memory.keys() == memory_then.keys()
+    assert bool(memory) == compressor.startswith("powersgd")
+    for name, tensors in memory.items():
+        assert all(torch.equal(tensor, memory_then[name][layer]) for layer, tensor in tensors.items())
+    for one, two in zip(copies, copies_then, strict=True):
+        assert all(map(torch.equal, one, two))
+
+
+def forward(model: nn.Module, rank: int, index: int) -> None:
+    lower_by_position(model, rank, index)
+    model((torch.arange(80.0).view(4, 20) * (rank + 1) + index).sin())  # changes running statistics
+
+
 def test_a_late_rank_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     run = QuorumRun(3, deadline=0.3, quorum=2)
     others_went_on = threading.Event()
@@ -239,9 +295,11 @@ def test_a_late_rank_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) ->
             rank.local.membership.admit()
         return found
 
+    started = time.monotonic()
     for rank in range(3):
         run.start(rank, Scalars(0.0), work)
     results = run.join()
+    assert time.monotonic() - started < run.timeout_s / 2
     assert isinstance(results[2], MembershipError)
     assert str(results[2]) == "rank 2 came more than 0.3 s (deadline) after the quorum and was left out"
     assert results[0] == results[1] == pytest.approx([-7.0, -9.5, -12.0])
@@ -318,7 +376,8 @@ def test_the_run_ends_with_rank_0() -> None:
     assert str(error).startswith("rank 1 lost rank 0, which decides who takes part in exchanges")
 
 
-def test_a_rank_that_hangs_in_a_sum_is_left_out() -> None:
+def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressors.local.membership.PATIENCE_S", 0.5)
     run = QuorumRun(3, timeout_s=1.0)
     ends = threading.Event()
 
@@ -327,13 +386,32 @@ def test_a_rank_that_hangs_in_a_sum_is_left_out() -> None:
             rank.local.reducer.reduce = lambda *_: ends.wait()
         return outers(rank, 2)
 
-    patience = pytest.MonkeyPatch()
-    patience.setattr("compressors.local.membership.PATIENCE_S", 0.5)
     for rank in range(3):
         run.start(rank, Scalars(0.0), work)
     for thread in run._threads[:2]:
         thread.join(20)
-    patience.undo()
+    ends.set()
+    assert run.results[0] == run.results[1] == pytest.approx([-2.5, -5.0])
+
+
+def test_a_rank_that_says_nothing_after_a_failed_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressors.local.membership.PATIENCE_S", 0.5)
+    run = QuorumRun(3)
+    ends = threading.Event()
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 1:
+            rank.fail_once_in(0)
+        if rank.rank == 2:
+            rank.local.membership.agree = lambda _: ends.wait()
+        return outers(rank, 2)
+
+    started = time.monotonic()
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    for thread in run._threads[:2]:
+        thread.join(20)
+    assert time.monotonic() - started < run.timeout_s / 2
     ends.set()
     assert run.results[0] == run.results[1] == pytest.approx([-2.5, -5.0])
 

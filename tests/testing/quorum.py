@@ -65,6 +65,10 @@ class QuorumRank:
         """Let `step` raise `Killed` at a moment of the exchange with this number."""
         self.local.killed_in = exchange, moment
 
+    def fail_once_in(self, exchange: int) -> None:
+        """Let this rank report that the first sum of an exchange has failed, although it has succeeded."""
+        self.local.fails_in = exchange
+
     def outer(self) -> torch.Tensor:
         """Return the outer copy of all parameters, as an evaluation sees it."""
         self.local.show_outer()
@@ -77,6 +81,7 @@ class QuorumRank:
 
 class _Mortal(LocalStepsWithQuorum):
     killed_in: tuple[int, Moment] | None = None
+    fails_in: int | None = None
     attempts = 0  # sums that were begun
 
     def _average_(self, exchange: Exchange, step: Step) -> Bucket:
@@ -87,6 +92,14 @@ class _Mortal(LocalStepsWithQuorum):
             agree, reduce = self.membership.agree, self.reducer.reduce
             self.membership.agree = lambda problem: self.die() if at[1] == "after" else agree(problem)
             self.reducer.reduce = lambda *given: self.die() if at[1] == "during" else reduce(*given)
+        if self.fails_in == exchange.number:
+            agree_once = self.membership.agree
+
+            def disagree(_: str | None) -> bool:
+                self.membership.agree = agree_once
+                return agree_once("it pretends to have failed")
+
+            self.membership.agree = disagree
         return super()._average_(exchange, step)
 
     def _connect(self, members: Any) -> None:
