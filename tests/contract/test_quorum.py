@@ -17,8 +17,9 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import TransportError
 from compressors.base import Compressor
-from compressors.local.membership import MOST_ATTEMPTS, MembershipError
+from compressors.local.membership import MOST_ATTEMPTS, Coordinator, MembershipError
 from compressors.local.options import LocalOptions
+from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
 from tests.contract.test_local_steps import network, train
 from tests.testing.local_steps import Rank, Scalars, run_local
 from tests.testing.quorum import Moment, QuorumRank, QuorumRun, shown
@@ -144,22 +145,27 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("compressor", "collective"), pairs())
 def test_a_repeated_exchange_leaves_no_trace(compressor: str, collective: str) -> None:
-    plain = run_local(network, train, ranks=3, compressor=compressor, collective=collective, steps=6)
+    def plain_work(rank: Rank) -> list[Any]:
+        return [*train(rank), *rank.model.buffers()]
+
+    plain = run_local(network, plain_work, ranks=3, compressor=compressor, collective=collective, steps=6)
     run = QuorumRun(3, compressor=compressor, collective=collective, steps=6, quorum=3)
     models = [network() for _ in range(3)]  # here, because threads share torch's generator
 
     def work(rank: QuorumRank) -> tuple[list[Any], int]:
         if rank.rank == 1:
             rank.fail_once_in(1)
-        return like_plain(rank), rank.local.attempts
+        return [*like_plain(rank), *rank.model.buffers()], rank.local.attempts
 
     for rank in range(3):
         run.start(rank, models[rank], work)
     for rank, found in run.join().items():
         assert not isinstance(found, BaseException), shown(found)
-        outer, attempts = found
+        seen, attempts = found
         assert attempts == 5
-        assert all(map(torch.equal, plain[rank][2::3], outer[2::3]))
+        tensors = [each for each in plain[rank] if isinstance(each, torch.Tensor)]
+        assert len(tensors) == STEPS_OF_TRAIN + 3
+        assert all(map(torch.equal, tensors, [each for each in seen if isinstance(each, torch.Tensor)]))
 
 
 def test_a_loss_within_a_sum_is_one_before_it() -> None:
@@ -186,17 +192,23 @@ def test_the_mean_is_over_the_members_whose_differences_are_in_the_sum(moment: M
     assert results == {0: pytest.approx(wanted), 1: pytest.approx(wanted)}
 
 
+def await_peer(rank: QuorumRank, status: str) -> None:
+    """On rank 0, wait until another rank has this status."""
+    if isinstance(coordinator := rank.local.membership, Coordinator):
+        while not coordinator._with(status):
+            coordinator._poll(time.monotonic() + 1)
+
+
 def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.CaptureFixture[str]) -> None:
     run = QuorumRun(3, compressor="topk:ratio=0.5", steps=2, outer_momentum=0.5, quorum=2)
-    again, waits, has_joined = threading.Event(), threading.Event(), threading.Event()
+    again, has_joined = threading.Event(), threading.Event()
 
     def stay(rank: QuorumRank) -> list[Any]:
         counts = []
         for index in range(16):
             if index == 8:  # the fifth exchange is the first with the rank that starts again
                 again.set()
-                waits.wait()
-                time.sleep(0.2)
+                await_peer(rank, "waiting")
             report = rank.step(lower)
             counts.append((report.ranks_lost, report.ranks_returned))
             if index == 9:
@@ -222,7 +234,6 @@ def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.Captur
     for rank, work in enumerate((stay, stay, leave)):
         run.start(rank, Scalars(0.0, 1.0), work)
     again.wait()
-    waits.set()
     run.start(2, Scalars(5.0, 5.0), come_back)
     results = run.join()
     assert not isinstance(results[2], BaseException), shown(results[2])
@@ -291,8 +302,6 @@ def test_a_late_rank_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) ->
         found = outers(rank, 3)
         if rank.rank == 0:
             others_went_on.set()
-            time.sleep(0.2)  # rank 2 asks
-            rank.local.membership.admit()
         return found
 
     started = time.monotonic()
@@ -316,7 +325,7 @@ def test_below_the_quorum_all_wait_for_a_rank_to_return() -> None:
 
     run.start(0, Scalars(0.0), work)
     run.start(1, Scalars(0.0), work)
-    time.sleep(0.5)
+    run._threads[1].join(20)
     run.start(1, Scalars(0.0), work)
     assert run.join() == {0: [-2.5, -5.0, -7.5], 1: [-5.0, -7.5]}
 

@@ -66,7 +66,7 @@ class QuorumRank:
         self.local.killed_in = exchange, moment
 
     def fail_once_in(self, exchange: int) -> None:
-        """Let this rank report that the first sum of an exchange has failed, although it has succeeded."""
+        """Let this rank report that the first sum of an exchange has failed, and leave other buffers than the mean."""
         self.local.fails_in = exchange
 
     def outer(self) -> torch.Tensor:
@@ -97,6 +97,8 @@ class _Mortal(LocalStepsWithQuorum):
 
             def disagree(_: str | None) -> bool:
                 self.membership.agree = agree_once
+                for buffer in exchange.buffers:
+                    buffer += 1
                 return agree_once("it pretends to have failed")
 
             self.membership.agree = disagree
