@@ -23,8 +23,7 @@ from bench.core.spec import usage_errors
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective
-from collectives.transport.failure_detector import failure_detector
-from collectives.transport.rendezvous import interface_host
+from collectives.transport.failure_detector import host_seen_by_others
 from compressors.base import Compressor
 from compressors.ddp.communicator import own_transport
 from compressors.ddp.report import StepReport
@@ -89,11 +88,6 @@ class Local(LocalOptions, Strategy):
             (
                 self.ranks_may_leave and config.device == "cuda",
                 f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
-            ),
-            (
-                self.ranks_may_leave and config.nnodes > 1,
-                f"with quorum={self.quorum} of {name}, lost ranks start again on one machine or its virtual hosts; "
-                "leave out --nnodes",
             ),
         )
         self.check_quorum(collective, config.replicas)
@@ -224,7 +218,7 @@ class LocalTrainingWithQuorum(LocalTraining):
             rank=own_rank(),
             world_size=config.world_size,
             store=setup.meeting_store,
-            host=interface_host(otherwise=failure_detector().host),
+            host=host_seen_by_others(setup.meeting_store),
             digest=config.digest,
             timeout_s=config.timeout_s,
         )

@@ -114,10 +114,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"strategy": "local:quorum=1", "checkpoint_every": 1}, "--checkpoint-every needs all ranks at one step, and with"),
     ({"strategy": "local:quorum=1", "device": "cuda"}, "quorum=1 of local connects ranks on CPUs; use --device cpu"),
-    (
-        {"strategy": "local:quorum=1", "nnodes": 2, "rdzv_endpoint": "127.0.0.1:29511"},
-        "lost ranks start again on one machine or its virtual hosts; leave out --nnodes",
-    ),
     ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
     ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
     ({"collective": "server:mode=asp"}, "server has no option 'mode'"),
