@@ -38,6 +38,7 @@ from compressors.local.options import LocalOptions
 
 # Seconds for which rank 0 waits for reports after a sum has failed, and for the others at the end.
 PATIENCE_S = 10.0
+RETRY_S = 0.5
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
 MOST_ATTEMPTS = 8
 _MOST_STRANGERS = 64
@@ -71,6 +72,11 @@ class Meeting:
     host: str
     digest: str
     timeout_s: float
+
+    @property
+    def sum_timeout_s(self) -> float:
+        """Return the longest wait in a sum, after which the others repeat it before the launcher ends a silent run."""
+        return self.timeout_s / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +246,7 @@ class Coordinator(Membership):
     def agree(self, problem: str | None) -> bool:
         members = list(self._connected or ())
         problems = [] if problem is None else [problem]
-        limit = time.monotonic() + (self._meeting.timeout_s if problem is None else PATIENCE_S)
+        limit = time.monotonic() + (self._meeting.sum_timeout_s if problem is None else PATIENCE_S)
         while awaited := [peer for peer in self._with("member") if peer.problem is None]:
             if time.monotonic() >= limit:
                 for peer in awaited:
@@ -455,7 +461,7 @@ class Member(Membership):
         try:
             meeting.store.wait([_KEY], datetime.timedelta(seconds=meeting.timeout_s))
             host, port, token, answer = json.loads(meeting.store.get(_KEY))
-            sock = socket.create_connection((host, port), meeting.timeout_s)
+            sock = _connected((host, port), time.monotonic() + meeting.timeout_s)
         except (RuntimeError, OSError) as error:
             raise TransportError(f"rank {meeting.rank} cannot reach rank 0: {error}", lost_rank=0) from error
         self._channel = Channel(sock, self._ledger, is_trusted=True)
@@ -519,6 +525,19 @@ class Member(Membership):
                     "left out"
                 )
         return message
+
+
+def _connected(address: tuple[str, int], limit: float) -> socket.socket:
+    """Connect to rank 0; try again until a time of `time.monotonic`, because this rank's own link may come back."""
+    while True:
+        try:
+            return socket.create_connection(address, PATIENCE_S)
+        except ConnectionRefusedError:  # rank 0 has ended
+            raise
+        except OSError:
+            if time.monotonic() >= limit:
+                raise
+        time.sleep(RETRY_S)
 
 
 def _named(ranks: Iterable[int]) -> str:

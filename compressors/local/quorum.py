@@ -135,8 +135,8 @@ class LocalStepsWithQuorum(LocalSteps):
             self._meeting.rank,
             members.ranks,
             self._meeting.host,
-            timeout_s=self._meeting.timeout_s,
-            connect_s=min(CONNECT_WITHIN_S, self._meeting.timeout_s),
+            timeout_s=self._meeting.sum_timeout_s,
+            connect_s=min(CONNECT_WITHIN_S, self._meeting.sum_timeout_s),
             ledger=self.transport.ledger,
         )
         self.collective = self._summing.bind(self.transport, self._downlink)
