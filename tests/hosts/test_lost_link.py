@@ -122,12 +122,12 @@ def test_with_a_quorum_the_others_go_on_and_the_rank_returns_when_its_link_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     networks: list[VirtualNetwork] = []
-    lost = threading.Timer(8.0, lambda: set_link(networks[0], 2, up=True))
+    comes_back = threading.Timer(25.0, lambda: set_link(networks[0], 2, up=True))
 
     def cut(network: VirtualNetwork) -> None:
         networks.append(network)
         set_link(network, 2, up=False)
-        lost.start()
+        comes_back.start()
 
     def has_returned(folder: RunFolder) -> bool:
         return any(row["ranks_returned"] == "1" for row in rows(folder.path))
@@ -137,12 +137,12 @@ def test_with_a_quorum_the_others_go_on_and_the_rank_returns_when_its_link_does(
         tmp_path,
         monkeypatch,
         num_hosts=3,
-        timeout_s=20.0,
+        timeout_s=10.0,
         ends_if=has_returned,
         strategy="local:steps=5,quorum=2,deadline=1",
         collective="ring",
     )
-    lost.join()
+    comes_back.join()
     assert (result.status, result.error) == ("interrupted", "stopped by the user; the rows so far are kept")
     *found, _ = rows(result.folder.path)
     assert {row["replicas_in_sync"] for row in found} == {"true"}
