@@ -27,8 +27,9 @@ from compressors.base import Compressor
 from compressors.ddp.communicator import Nonfinite
 from compressors.ddp.report import Bucket
 from compressors.layer import Step
+from compressors.local.coordinator import Coordinator
 from compressors.local.exchange import Exchange, LocalSteps
-from compressors.local.membership import Coordinator, Meeting, Member, Members, Membership
+from compressors.local.membership import Meeting, Member, Members, Membership
 from compressors.local.options import LocalOptions
 
 # Seconds for the members to connect; all are ready, so one that does not connect is lost.
