@@ -207,6 +207,7 @@ class LocalTrainingWithQuorum(LocalTraining):
 
     def __init__(self, setup: Setup, options: Local) -> None:
         super().__init__(setup, options)
+        self.evaluates = own_rank() == 0
         self.first_step = self._local.first_step
         self._samples_per_step = setup.config.samples_per_step
 
@@ -222,7 +223,6 @@ class LocalTrainingWithQuorum(LocalTraining):
             digest=config.digest,
             timeout_s=config.timeout_s,
         )
-        self.evaluates = meeting.rank == 0
         parts = setup.compressor, setup.collective
         return LocalStepsWithQuorum(setup.model, options, *parts, meeting, nonfinite=config.nonfinite)
 
