@@ -221,7 +221,7 @@ class LocalOptions(PresetOptions, name="local"):
                 f"{self.component_name}: quorum={self.quorum} is more than the {world_size} ranks; lower it"
             )
         for present in range(1, world_size + 1):
-            if self.quorum and (reason := incompatibility(collective.check_ranks, present)):
+            if reason := incompatibility(collective.check_ranks, present):
                 raise Incompatible(f"with quorum={self.quorum} there may be {present} rank(s), and {reason}")
 
     def _check_members(self, collective: Collective) -> None:

@@ -90,7 +90,8 @@ class Local(LocalOptions, Strategy):
                 f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
             ),
         )
-        self.check_quorum(collective, config.replicas)
+        if self.ranks_may_leave:
+            self.check_quorum(collective, config.replicas)
 
     @property
     @override

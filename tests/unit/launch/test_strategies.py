@@ -216,6 +216,10 @@ def test_epochs_are_counted_in_steps(partition: str, said: list[str]) -> None:
     assert notes == said
 
 
+def test_without_a_quorum_a_collective_may_need_all_ranks() -> None:
+    assert resolve(RunConfig(strategy="local", collective="server:root=1")).collective == "server:root=1"
+
+
 @pytest.mark.parametrize(
     ("compressor", "collective"), [("none", "ring"), ("topk", "ring"), ("powersgd", "ring"), ("randomk", "ring")]
 )
