@@ -49,6 +49,7 @@ class _Peer:
 
 
 def _say(sentence: str) -> None:
+    """Write a sentence into the log of rank 0."""
     print(sentence, file=sys.stderr, flush=True)
 
 
@@ -59,13 +60,10 @@ class Coordinator(Membership):
         meeting: how to find the other ranks.
         options: quorum and deadline.
         ledger: counts the messages of rank 0.
-        say: called with a sentence when a rank is lost or returns.
     """
 
-    def __init__(
-        self, meeting: Meeting, options: LocalOptions, ledger: Ledger, say: Callable[[str], None] = _say
-    ) -> None:
-        self._meeting, self._options, self._ledger, self._say = meeting, options, ledger, say
+    def __init__(self, meeting: Meeting, options: LocalOptions, ledger: Ledger) -> None:
+        self._meeting, self._options, self._ledger = meeting, options, ledger
         family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
         self._listener = socket.create_server((meeting.host, 0), family=family, backlog=128)
         self._listener.setblocking(False)
@@ -222,7 +220,7 @@ class Coordinator(Membership):
                 self._ever.append(peer)
                 if self._has_begun:
                     self.num_returned += 1
-                    self._say(f"rank {peer.rank} returns before exchange {self._exchange}")
+                    _say(f"rank {peer.rank} returns before exchange {self._exchange}")
                 self._send(peer, "state", body, purpose="state", answer=self._answer)
 
     def _poll(self, limit: float) -> bool:
@@ -298,12 +296,12 @@ class Coordinator(Membership):
             return
         if peer.status == "member" and not self._is_over:
             self.num_lost += 1
-            self._say(f"rank {peer.rank} is lost before exchange {self._exchange} is done: {why}")
+            _say(f"rank {peer.rank} is lost before exchange {self._exchange} is done: {why}")
         self._drop(peer)
 
     def _leave_out(self, peer: _Peer) -> None:
         self.num_lost += 1
-        self._say(f"rank {peer.rank} is late for exchange {self._exchange}, which goes on without it")
+        _say(f"rank {peer.rank} is late for exchange {self._exchange}, which goes on without it")
         peer.status = "late"
 
     def _drop(self, peer: _Peer) -> None:
