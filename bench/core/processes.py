@@ -115,6 +115,11 @@ def enter_namespaces(*namespaces: Path) -> None:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
 
 
+def own_rank() -> int:
+    """Return the number of this rank among all ranks of the job, which its launcher has set."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def peak_rss_bytes() -> int:
     """Return the largest resident memory that this process has had, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -62,6 +62,10 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.resume = path / "resume.json"
 
+    def joined(self, rank: int) -> Path:
+        """Return the file with which a rank that may be lost and start again shows that it has joined the others."""
+        return self.rendezvous / f"joined-{rank}"
+
     @classmethod
     def create(cls, out: Path, name: str, digest: str, seed: int) -> Self:
         """Make a run's folder in the folder `out`, with a name that no other run has.

@@ -372,6 +372,19 @@ HEALTH = (
         deterministic=False,
     ),
     _health(
+        "ranks_lost",
+        int,
+        "times so far that a rank was lost, or left out because it was late (empty: all ranks take part in everything)",
+        better="lower",
+        deterministic=False,
+    ),
+    _health(
+        "ranks_returned",
+        int,
+        "times so far that a lost rank joined again (empty: all ranks take part in everything)",
+        deterministic=False,
+    ),
+    _health(
         "factor_fallbacks",
         int,
         "factors so far that were sent in another form than requested, or factored with more damping (empty: no kfac)",

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import Store
 
 from bench.core.config.run import RunConfig
 from bench.datasets.base import CLASSIFICATION, Task
@@ -52,6 +53,7 @@ class Setup:
         model: the network, not wrapped in DDP, on `device`; its weights are equal on all ranks.
         compressor, collective, optimizer: the run's components, with their options set.
         device: the device on which this rank computes.
+        meeting_store: rendezvous store of the whole run, if every rank is a process group of its own; else None.
     """
 
     config: RunConfig
@@ -60,6 +62,7 @@ class Setup:
     collective: Collective
     optimizer: Optimizer
     device: torch.device
+    meeting_store: Store | None = None
 
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
         """Return a new reducer, which compresses gradients and keeps residuals, and the optimizer to use with it.
@@ -95,6 +98,15 @@ class Strategy(Options, abc.ABC):
     """
 
     default_collectives: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def ranks_may_leave(self) -> bool:
+        """Return True if ranks other than 0 may be lost and start again while the others go on.
+
+        Every rank is then a process group of its own, so that no collective operation of the training loop waits for a
+        lost rank. What ranks tell each other is the strategy's task.
+        """
+        return False
 
     def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Return the default size of DDP's buckets in MiB; None if this strategy has no buckets.
@@ -281,10 +293,14 @@ class BoundStrategy(abc.ABC):
         layers: the model's trainable parameters.
         loop: process group of the ranks that run the training loop; None if all ranks do.
         interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
+        first_step: the step of the run from which this process trains, if it started after the others.
+        evaluates: False if this rank leaves evaluations to others.
     """
 
     loop: dist.ProcessGroup | None = None
     interval: int = 1
+    first_step: int = 0
+    evaluates: bool = True
 
     def __init__(
         self, model: nn.Module, exchanges: Sequence[Exchange], optimizer: torch.optim.Optimizer | None = None

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bench.core.config.run import RunConfig
+from bench.core.processes import own_rank
 from bench.datasets.base import IMAGE_SIZE, Dataset, Samples
 from bench.train import partition
 from bench.train.partition import random_generator
@@ -99,6 +100,11 @@ class Batches:
         self._used, self._rest = state["used"], state["rest"]
         self._begin_epoch()
         self._generator.set_state(state["generator"])
+
+    def go_to(self, step: int) -> None:
+        """Go on with the batch of this step of the run, on a rank that uses one batch per step."""
+        self._used = step
+        self._begin_epoch()
 
     @property
     def epoch(self) -> int:
@@ -194,7 +200,7 @@ class RankData:
             train=train,
             shards=shards,
             # A process that feeds all replicas makes the batches of all shards.
-            fed=[dist.get_rank()] if config.replicas == config.world_size else range(config.replicas),
+            fed=[own_rank()] if config.replicas == config.world_size else range(config.replicas),
             train_sample=train_sample(train),
             test=test,
             columns={

@@ -7,7 +7,9 @@ are started by torchrun's own functions, so their logs, the order in which they 
 failures are those of torchrun.
 """
 
+import collections
 import contextlib
+import functools
 import gc
 import importlib
 import math
@@ -16,20 +18,21 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.core import environment
 from bench.core.processes import enter_namespaces
-from bench.core.run_folder import RunFolder
+from bench.core.run_folder import RunFolder, read_json
 
 try:
     import torch
     from torch.distributed.elastic.multiprocessing import (
         DefaultLogsSpecs,
         PContext,
+        RunProcsResult,
         SignalException,
         Std,
         start_processes,
@@ -99,14 +102,17 @@ def run(
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     running: dict[int, PContext] = {}
+    start = functools.partial(_start, module, folder, hosts, ranks_per_host, start_method)
     try:
         if start_method == "fork":
-            _prepare(module, folder)
+            _call(module, "prepare", folder)
+        restarts = Restarts(start, folder) if _call(module, "ranks_may_leave", folder) else None
+        count = ranks_per_host if restarts is None else 1  # ranks that end together if one of them fails
         gc.freeze()  # the garbage collector does not touch, and so copy, memory that is shared with the ranks
         try:
-            for index in range(len(hosts)):
-                running[index * ranks_per_host] = _start(module, folder, hosts, index, ranks_per_host, start_method)
-            return _wait(module, running, grace_s)
+            for first in range(0, len(hosts) * ranks_per_host, count):
+                running[first] = start(range(first, first + count))
+            return _wait(module, running, grace_s, restarts)
         finally:
             for ranks in running.values():
                 ranks.close()  # stops the ranks that still run after the grace, or when the launcher stops the job
@@ -118,26 +124,28 @@ def _start(
     module: str,
     folder: RunFolder,
     hosts: Sequence[HostSettings],
-    index: int,
     ranks_per_host: int,
     start_method: StartMethod,
+    ranks: range,
 ) -> PContext:
-    """Start the ranks of the host with this index; the other arguments are those of `run`."""
+    """Start these ranks, which are on one host; the other arguments are those of `run`."""
+    index = ranks.start // ranks_per_host
     namespaces, variables = hosts[index]
     of_host = {
         **variables,
         "WORLD_SIZE": str(len(hosts) * ranks_per_host),
         "LOCAL_WORLD_SIZE": str(ranks_per_host),
         INIT_METHOD: f"file://{folder.rendezvous / 'store'}",
-        "TORCHELASTIC_RUN_ID": "none",  # torchrun's name for a job without a name; part of the logs' path
+        # part of the logs' path; "none" is torchrun's name for a job without a name
+        "TORCHELASTIC_RUN_ID": f"rank-{ranks.start}" if len(ranks) == 1 else "none",
     }
-    here = range(ranks_per_host)
     return start_processes(
         name=module,
         entrypoint=_rank,
-        args=dict.fromkeys(here, (module, str(folder.path), namespaces)),
+        args=dict.fromkeys(range(len(ranks)), (module, str(folder.path), namespaces)),
         envs={
-            local: of_host | {"RANK": str(index * ranks_per_host + local), "LOCAL_RANK": str(local)} for local in here
+            place: of_host | {"RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_host)}
+            for place, rank in enumerate(ranks)
         },
         logs_specs=DefaultLogsSpecs(
             str(folder.logs / f"host-{index}" if namespaces else folder.logs), redirects=Std.ALL
@@ -146,13 +154,60 @@ def _start(
     )
 
 
-def _wait(module: str, running: dict[int, PContext], grace_s: float) -> int:
+# A rank that ends so many times in a row before it has joined the others is not started again.
+MOST_STARTS_IN_VAIN = 5
+PAUSE_S = 1.0
+
+
+class Restarts:
+    """Starts ranks that are lost again while the others go on; rank 0 must stay.
+
+    Args:
+        start: starts a range of ranks.
+        folder: the job's folder.
+    """
+
+    def __init__(self, start: Callable[[range], PContext], folder: RunFolder) -> None:
+        self._start = start
+        self._folder = folder
+        self._in_vain: collections.Counter[int] = collections.Counter()
+        self._due: dict[int, float] = {}
+
+    def schedule(self, rank: int, result: RunProcsResult) -> bool:
+        """Start a rank that has failed again after a pause; return False if it has failed too often before it joined.
+
+        What it has reported about its failure is removed, because the job goes on.
+        """
+        joined = self._folder.joined(rank)
+        self._in_vain[rank] = 0 if joined.exists() else self._in_vain[rank] + 1
+        joined.unlink(missing_ok=True)
+        if self._in_vain[rank] >= MOST_STARTS_IN_VAIN:
+            return False
+        self._due[rank] = time.monotonic() + PAUSE_S
+        report = self._folder.errors / f"rank-{rank}.json"
+        exit_codes = ", ".join(str(failure.exitcode) for failure in result.failures.values())
+        why = (read_json(report) or {}).get("message", f"it ended with exit code {exit_codes}")
+        report.unlink(missing_ok=True)
+        print(f"rank {rank} starts again in {PAUSE_S:g} s: {why}", file=sys.stderr, flush=True)
+        return True
+
+    def start_due(self) -> dict[int, PContext]:
+        """Start the ranks whose pause is over, and return them."""
+        now = time.monotonic()
+        due = [rank for rank, at in self._due.items() if at <= now]
+        for rank in due:
+            del self._due[rank]
+        return {rank: self._start(range(rank, rank + 1)) for rank in due}
+
+
+def _wait(module: str, running: dict[int, PContext], grace_s: float, restarts: Restarts | None = None) -> int:
     """Wait until all ranks have ended, or the grace after a failure is over; return the job's exit code, 0 or 1.
 
     Args:
         module: name of the module that every rank runs.
-        running: the ranks of each host, by the host's first rank; hosts whose ranks have ended are removed.
+        running: the ranks that were started together, by the first of them; those that have ended are removed.
         grace_s: as in `run`.
+        restarts: starts ranks again that are lost before rank 0 has ended; None if every failure ends the job.
     """
     exit_code, ends_at = 0, math.inf
     while running and time.monotonic() < ends_at:
@@ -160,22 +215,34 @@ def _wait(module: str, running: dict[int, PContext], grace_s: float) -> int:
             if (result := ranks.wait(0)) is None:
                 continue
             del running[first]
-            if result.is_failed():
-                failures = {first + local: failure for local, failure in result.failures.items()}
-                print(ChildFailedError(module, failures), file=sys.stderr)
-                exit_code, ends_at = 1, min(ends_at, time.monotonic() + grace_s)
+            if restarts is not None and 0 not in running:  # the others are about to end, whatever they say
+                ends_at = min(ends_at, time.monotonic() + grace_s)
+                if first != 0:
+                    continue
+            if not result.is_failed():
+                continue
+            if restarts is not None and first != 0 and restarts.schedule(first, result):
+                ranks.close()
+                continue
+            failures = {first + place: failure for place, failure in result.failures.items()}
+            print(ChildFailedError(module, failures), file=sys.stderr)
+            exit_code, ends_at = 1, min(ends_at, time.monotonic() + grace_s)
+        if restarts is not None and 0 in running:
+            running |= restarts.start_due()
         time.sleep(POLL_S)
     return exit_code
 
 
-def _prepare(module: str, folder: RunFolder) -> None:
-    prepare = getattr(importlib.import_module(module), "prepare", lambda _: None)
+def _call(module: str, name: str, folder: RunFolder) -> Any:
+    """Return what the module's function of this name says about the job's folder; None if it has none, or fails."""
+    function = getattr(importlib.import_module(module), name, lambda _: None)
     try:
-        prepare(str(folder.path))
+        return function(str(folder.path))
     except SignalException:
         raise
     except Exception:  # noqa: BLE001 - every rank raises it again and reports it
         traceback.print_exc()
+        return None
 
 
 def _rank(module: str, folder: str, namespaces: Sequence[Path]) -> None:

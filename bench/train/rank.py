@@ -14,10 +14,12 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, HashStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
 
 from bench.core.config.configuration import Configuration
 from bench.core.config.run import RanksConfig
-from bench.core.processes import die_with_parent
+from bench.core.processes import die_with_parent, own_rank
 from bench.core.run_folder import RunFolder, read_json, write_json
 from collectives.transport.base import TransportError
 from collectives.transport.failure_detector import failure_detector
@@ -105,7 +107,7 @@ def rank_main(
         try:
             work(configuration.from_json(folder.config), folder)
         except Exception as error:  # noqa: BLE001 - the launcher reads the file and tells the user
-            rank = int(os.environ.get("RANK", "0"))
+            rank = own_rank()
             report = {
                 "rank": rank,
                 "time": time.time(),
@@ -161,11 +163,28 @@ def device_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def meeting_store(timeout_s: float) -> Store:
+    """Return a store that all ranks of the job share, also ranks that start again, with a time limit for every wait."""
+    method = os.environ.get(INIT_METHOD, "env://")
+    if method.startswith("file://"):
+        # A file of its own: the store of a process group removes its file once so many ranks have ended.
+        store: Store = FileStore(f"{method.removeprefix('file://')}-of-members")
+    else:
+        store, _, _ = next(rendezvous(method, own_rank(), int(os.environ["WORLD_SIZE"])))
+    store.set_timeout(datetime.timedelta(seconds=timeout_s))
+    return store
+
+
 @contextlib.contextmanager
-def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
+def process_group(device: torch.device, timeout_s: float, *, of_all_ranks: bool = True) -> Iterator[None]:
     """Create torch's default process group, run the block, and destroy the group; every rank must do this.
 
     If the block fails, the group is not destroyed, because the process is about to end.
+
+    Args:
+        device: the device of this rank.
+        timeout_s: longest wait for another rank, in seconds.
+        of_all_ranks: False for a group of this rank alone, which no other rank can break.
 
     Raises:
         TransportError: a rank was lost while the ranks connected or inside the block.
@@ -175,9 +194,10 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     try:
         dist.init_process_group(
             "nccl" if own_gpu else "gloo",
-            init_method=os.environ.get(INIT_METHOD, "env://"),
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
+            init_method=os.environ.get(INIT_METHOD, "env://") if of_all_ranks else None,
+            store=None if of_all_ranks else HashStore(),
+            rank=int(os.environ["RANK"]) if of_all_ranks else 0,
+            world_size=int(os.environ["WORLD_SIZE"]) if of_all_ranks else 1,
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=device if own_gpu else None,
         )

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from bench.core import environment
 from bench.core.config.run import RunConfig
 from bench.core.counters import ForwarderUse, OtherWork, interface_bytes, launcher_of_rank
-from bench.core.processes import peak_rss_bytes
+from bench.core.processes import own_rank, peak_rss_bytes
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema import LAYERS, LINKS
@@ -35,6 +35,8 @@ from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
 from compressors.ddp.report import Decision, StepReport, add_counts
 
+# Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
+_COUNTED = ("factor_fallbacks", "factor_updates_skipped", "ranks_lost", "ranks_returned")
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
@@ -128,9 +130,9 @@ class Recorder:
         self.config = config
         self.strategy = strategy
         self._folder = folder
-        self.is_writer = dist.get_rank() == 0
+        self.is_writer = own_rank() == 0
         self._started = started_at
-        self._is_first_here = dist.get_rank() % (config.world_size // config.nnodes) == 0
+        self._is_first_here = own_rank() % (config.world_size // config.nnodes) == 0
         self._fixed = {
             **config.columns(),
             "run_id": folder.run_id,
@@ -150,7 +152,7 @@ class Recorder:
         self._decision: Decision | None = None
         self._decided_until = -1
         # Columns that depend on the whole run so far.
-        self._so_far: dict[str, Any] = dict.fromkeys(("time_to_target_s", "factor_fallbacks", "factor_updates_skipped"))
+        self._so_far: dict[str, Any] = dict.fromkeys(("time_to_target_s", *_COUNTED))
         self.last_row: dict[str, Any] = {}
         self._reset()
 
@@ -229,7 +231,7 @@ class Recorder:
         self._sums.entries += sum(part.num_entries for part in report.encoded)
         if report.staleness is not None:
             self._sums.staleness.append(report.staleness)
-        for name in ("factor_fallbacks", "factor_updates_skipped"):  # equal on all ranks
+        for name in _COUNTED:
             self._so_far[name] = add_counts(self._so_far[name], getattr(report, name))
         kinds: dict[int, dict[str, None]] = {}
         for part in report.encoded:
@@ -254,25 +256,16 @@ class Recorder:
     def record_evaluation(self, *, columns: dict[str, Any], figures: dict[str, Any]) -> None:
         """Gather measurements from all ranks and append rows to the run's files; every rank must call this method.
 
+        A rank that does not evaluate calls `hand_over` instead.
+
         Args:
             columns: values of columns of `metrics.csv` that are equal on all ranks or those of rank 0, by column name.
             figures: this rank's part of columns that combine all ranks: `samples` used and `skipped_steps` so far;
                 `train_loss`, the mean loss, `steps_per_s` and `cpu_s_per_step` since the previous row, each None if
                 there were no such steps.
         """
-        own = {
-            **dataclasses.asdict(self._sums),
-            **figures,
-            "other_cpu_share": self._other_work.share if self._is_first_here else None,
-            "traffic": self._sent(),
-            "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
-            "peak_rss_bytes": peak_rss_bytes(),
-            "held_bytes": self.strategy.held_bytes,
-            "weights": weights_hash(self.strategy.model.parameters()),
-        }
         others = self.strategy if isinstance(self.strategy, ReportsForOthers) else None
-        of_rank = [own] if others is None else others.replica_figures(own)
-        everyone = [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
+        everyone = self._gathered(figures, others)
         reached = self.config.reaches_target(columns["test_accuracy"], columns["test_bits_per_byte"])
         if reached and self._so_far["time_to_target_s"] is None:
             self._so_far["time_to_target_s"] = columns["train_time_s"]
@@ -290,6 +283,25 @@ class Recorder:
             self.last_row = row
             self.progress.report_evaluation(row)
         self._reset()
+
+    def hand_over(self, figures: dict[str, Any]) -> None:
+        """Send this rank's measurements to the rank that evaluates; `figures` is as in `record_evaluation`."""
+        self._gathered(figures, self.strategy if isinstance(self.strategy, ReportsForOthers) else None)
+        self._reset()
+
+    def _gathered(self, figures: dict[str, Any], others: ReportsForOthers | None) -> list[dict[str, Any]]:
+        own = {
+            **dataclasses.asdict(self._sums),
+            **figures,
+            "other_cpu_share": self._other_work.share if self._is_first_here else None,
+            "traffic": self._sent(),
+            "index_sets": sample_index_sets(self.strategy.last_encoded, self._numel),
+            "peak_rss_bytes": peak_rss_bytes(),
+            "held_bytes": self.strategy.held_bytes,
+            "weights": weights_hash(self.strategy.model.parameters()),
+        }
+        of_rank = [own] if others is None else others.replica_figures(own)
+        return [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
 
     def _sent(self) -> dict[str, dict[str, Any]]:
         traffic = self.strategy.traffic.items()

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
+from bench.core.processes import own_rank
 from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
 from bench.train.data import Batches, Quality, RankData, evaluate
@@ -132,11 +132,14 @@ class Trainer:
         self.steps_per_epoch = self._batches[0].per_epoch
         self.total_steps = config.steps or self.steps_per_epoch * (config.epochs or 0)
         self.times: list[StepTime] = []
-        self.step = 0  # optimizer steps of the run; each uses `replicas` batches
+        self.step = self.strategy.first_step  # optimizer steps of the run; each uses `replicas` batches
         self.own_steps = 0  # batches that this rank has used: equal to `step` unless ranks go at their own speed
         self.skipped_steps = 0
-        self._resumed_at = 0  # the step of the checkpoint from which this process resumed
-        self._evaluate_at = self._due(config.eval_every)
+        self._resumed_at = self.step  # the step from which this process trains, after a checkpoint or if it came later
+        if self.step:
+            for batches in self._batches:
+                batches.go_to(self.step)
+        self._evaluate_at = self._due(config.eval_every, at_multiple=self.step > 0)
         self._checkpoint_at = self._due(config.checkpoint_every)
         self._skips_in_a_row = self._num_losses = self._unchecked = 0
         self._losses: list[torch.Tensor] = []
@@ -242,7 +245,7 @@ class Trainer:
             step=Step(
                 index=self.own_steps,
                 epoch=self.step // self.steps_per_epoch,
-                rank=dist.get_rank(),
+                rank=own_rank(),
                 world_size=config.replicas,
                 seed=config.seed,
                 warmup=config.steps is None,
@@ -323,8 +326,16 @@ class Trainer:
         self._unchecked = 0
 
     def _evaluate(self) -> str:
-        """Evaluate the model and write a row; return the row's status, "ok" for the run's last row or "running"."""
-        times = self.times
+        """Evaluate the model and write a row; return the row's status, "ok" for the run's last row or "running".
+
+        A rank that does not evaluate only hands over its figures.
+        """
+        times, self.times = self.times, []
+        figures = self._figures(times)
+        self._losses = []
+        if not self.strategy.evaluates:
+            self.recorder.hand_over(figures)
+            return "running"
         # Within an epoch only the test set is evaluated, because the other samples can take longer than the training.
         is_within_epoch = not isinstance(self.config.eval_every, int) and self.step % self.steps_per_epoch != 0
         test, *train = self._qualities(
@@ -350,17 +361,23 @@ class Trainer:
                 **self.data.columns,
                 **speed_columns(times, self.strategy.interval),
             },
-            figures={
-                "samples": self.own_steps * self.config.samples_per_step * len(self._batches),
-                "skipped_steps": self.skipped_steps,
-                "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
-                "steps_per_s": len(times) / sum(step.total_s for step in times) if times else None,
-                "cpu_s_per_step": sum(step.cpu_s for step in times) / len(times) if times else None,
-            },
+            figures=figures,
         )
-        self._losses = []
-        self.times = []
         return status
+
+    def _figures(self, times: Sequence[StepTime]) -> dict[str, Any]:
+        """Return what this rank adds to the columns that combine all ranks.
+
+        Args:
+            times: the timed steps since the previous row.
+        """
+        return {
+            "samples": self.own_steps * self.config.samples_per_step * len(self._batches),
+            "skipped_steps": self.skipped_steps,
+            "train_loss": float(torch.stack(self._losses).mean()) if self._losses else None,
+            "steps_per_s": len(times) / sum(step.total_s for step in times) if times else None,
+            "cpu_s_per_step": sum(step.cpu_s for step in times) / len(times) if times else None,
+        }
 
     def _qualities(self, parts: Sequence[Samples]) -> list[Quality]:
         return evaluate(

@@ -23,16 +23,25 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Straggler
 from bench.core.errors import BenchError, RunFailed
+from bench.core.processes import own_rank
 from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import PARTITION
 from bench.datasets.base import Dataset, DatasetError, Samples
 from bench.models.base import weights_hash
-from bench.strategies.base import BoundStrategy, CommandedRank, Setup
+from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
 from bench.train.data import RankData, pool_running_statistics_
-from bench.train.rank import device_time, end_process, link_rates, process_group, rank_main, set_up_device
+from bench.train.rank import (
+    device_time,
+    end_process,
+    link_rates,
+    meeting_store,
+    process_group,
+    rank_main,
+    set_up_device,
+)
 from bench.train.record import Recorder
 from bench.train.trainer import Diverged, Trainer
 from collectives.direct import on_links
@@ -41,9 +50,19 @@ from collectives.payloads.fields import PayloadError
 from collectives.transport.base import TransportError
 from collectives.transport.process_group import gather_json
 from compressors.ddp.hook import NonFiniteGradient
+from compressors.local.membership import MembershipError, RunEnded
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
-USER_ERRORS = (BenchError, DatasetError, Diverged, NonFiniteGradient, OptionError, PayloadError, TransportError)
+USER_ERRORS = (
+    BenchError,
+    DatasetError,
+    Diverged,
+    MembershipError,
+    NonFiniteGradient,
+    OptionError,
+    PayloadError,
+    TransportError,
+)
 
 
 def run(config: RunConfig, folder: RunFolder) -> None:
@@ -52,9 +71,12 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     device = set_up_device(config.device, config.threads)
     if device.type == "cpu":
         use_batch_scheduling()
-    with process_group(device, config.timeout_s):
-        if dist.get_world_size() != config.world_size:
-            raise RuntimeError(f"the run has {config.world_size} ranks, but {dist.get_world_size()} were started")
+    options: Strategy = spec.build("strategies", config.filled["strategy"])
+    store = meeting_store(config.timeout_s) if options.ranks_may_leave else None
+    # A rank that rank 0 tells that the run has ended leaves without an error.
+    with contextlib.suppress(RunEnded), process_group(device, config.timeout_s, of_all_ranks=store is None):
+        if (started := int(os.environ["WORLD_SIZE"])) != config.world_size:
+            raise RuntimeError(f"the run has {config.world_size} ranks, but {started} were started")
         if len(set(gather_json(config.digest))) > 1:
             raise RunFailed(
                 "the machines have different options or data; use the same command on each, except for --node-rank, "
@@ -67,7 +89,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             raise RunFailed(
                 "ranks drew different initial weights from one seed; use the same torch version on every machine"
             )
-        strategy: BoundStrategy | CommandedRank = spec.build("strategies", config.filled["strategy"]).bind(
+        strategy = options.bind(
             Setup(
                 config=config,
                 model=model,
@@ -75,8 +97,11 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 collective=on_links(spec.build("collectives", config.filled["collective"]), link_rates(config)),
                 optimizer=spec.build("optimizers", config.filled["optimizer"]),
                 device=device,
+                meeting_store=store,
             )
         )
+        if options.ranks_may_leave and folder.rendezvous.is_dir():  # else ranks were started by hand
+            folder.joined(own_rank()).touch()
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
         if isinstance(strategy, CommandedRank):
@@ -85,7 +110,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             strategy.follow(checkpointer.save)
             checkpointer.wait()
         else:
-            if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == dist.get_rank():
+            if config.straggler and (straggler := Straggler.parse(config.straggler)).rank == own_rank():
                 slow_down(model, straggler.slowdown)
             recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
             _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
@@ -106,7 +131,7 @@ def _train(
     data, state = _data_and_state(config, folder, dataset, strategy.loop, restored)
     profiler = None
     if config.profile:
-        trace = str(folder.path / f"trace-rank-{dist.get_rank()}.json")
+        trace = str(folder.path / f"trace-rank-{own_rank()}.json")
         profiler = torch.profiler.profile(
             schedule=torch.profiler.schedule(wait=config.warmup_steps, warmup=1, active=config.profile, repeat=1),
             on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
@@ -128,7 +153,7 @@ def _train(
     checkpointer.wait()
     if config.save_model:
         pool_running_statistics_(strategy.model, strategy.loop)
-    if dist.get_rank() == 0:
+    if own_rank() == 0:
         if config.save_model:
             torch.save(strategy.model.state_dict(), folder.model)
         head = {"status": "ok", "error": "", "run_id": folder.run_id}
@@ -151,14 +176,14 @@ def _data_and_state(
     """
     train, test, loaded_by = _parts(config)
     data = RankData.of(config, dataset, train, test)
-    if dist.get_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text
+    if own_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text
         data.columns.update(dataset.yardsticks())
     if (smallest := min(map(len, data.shards))) < config.samples_per_step:
         raise RunFailed(
             f"--partition {config.partition} leaves {smallest} samples per rank, and a step needs "
             f"{config.samples_per_step}; lower --batch-size or --world-size"
         )
-    if dist.get_rank() == 0 and dataset.has_classes:
+    if own_rank() == 0 and dataset.has_classes:
         folder.partition.unlink(missing_ok=True)  # of another number of ranks
         counts = partition.class_counts(train.targets, data.shards)
         RowWriter(folder.partition, PARTITION).extend(
@@ -214,6 +239,13 @@ def prepare(path: str) -> None:
     parts_of(config)
     dataset: Dataset = spec.build("datasets", config.filled["dataset"])
     dataset.yardsticks()  # takes time, and is kept for the ranks
+
+
+def ranks_may_leave(path: str) -> bool:
+    """Return True if the ranks of the run in this folder may be lost, except rank 0, and start again."""
+    config = RunConfig.from_json(RunFolder(Path(path)).config)
+    options: Strategy = spec.build("strategies", config.filled["strategy"])
+    return options.ranks_may_leave
 
 
 def parts_of(config: RunConfig) -> tuple[Samples, Samples]:

@@ -110,6 +110,15 @@ def own_host(meeting_point: str) -> str:
         return "127.0.0.1"
 
 
+def host_seen_by_others(store: Store) -> str:
+    """Return this machine's address as the machines that share a rendezvous store see it."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    # without a TCP store: this machine's name on the interface that gloo uses
+    name = "localhost" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else socket.gethostname()
+    return interface_host(own_host(store.host if isinstance(store, TCPStore) else name))
+
+
 GRACE_S = 4.0  # longest wait, in seconds, for a busy machine to answer a ping; other waits are fractions of it
 
 T = TypeVar("T")
@@ -258,13 +267,7 @@ def failure_detector() -> FailureDetector:
     if not _joined or _joined[0][0] is not store:
         for _, former in _joined:
             former.ping_server.close()
-        shared = store
-        while isinstance(shared, PrefixStore):
-            shared = shared.underlying_store
-        # without a TCP store: this machine's name on the interface that gloo uses
-        name = "localhost" if os.environ.get("GLOO_SOCKET_IFNAME") == "lo" else socket.gethostname()
-        host = own_host(shared.host if isinstance(shared, TCPStore) else name)
-        detector = FailureDetector(store.clone(), dist.get_rank(), interface_host(host))
+        detector = FailureDetector(store.clone(), dist.get_rank(), host_seen_by_others(store))
         detector.publish(dist.get_world_size())
         _joined[:] = [(store, detector)]
     return _joined[0][1]

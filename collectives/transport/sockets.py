@@ -22,7 +22,7 @@ from typing import Self
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from typing_extensions import override
 
 from collectives.transport.base import (
@@ -384,3 +384,56 @@ def open_transport(
         raise backend.timeout_error(error.lost_rank) from error
     connections = {peer: Connection(sock) for peer, sock in sockets.items()}
     return SocketTransport(Connections(backend, connections), backend)
+
+
+def connect_ranks(
+    store: Store, rank: int, ranks: Sequence[int], host: str, *, timeout_s: float, connect_s: float, ledger: Ledger
+) -> SocketTransport:
+    """Open a transport among some ranks of a job, on CPUs, without a process group. Each of them must call this.
+
+    The backend's own all-reduce does not work with it.
+
+    Args:
+        store: rendezvous store that these ranks share and use for no other rendezvous.
+        rank: number of this rank among all ranks of the job, and one of `ranks`.
+        ranks: the ranks to connect, which the transport numbers from 0 in this order.
+        host: this machine's address as others see it.
+        timeout_s: longest wait for any one message, in seconds.
+        connect_s: longest time until all ranks are connected, in seconds.
+        ledger: counts the messages that this rank sends.
+
+    Raises:
+        TransportError: a rank is lost, or did not connect in time.
+    """
+    names = _Names(rank, ranks, timeout_s, ledger)
+    try:
+        sockets = connect_all(store, names.rank, names.world_size, host, connect_s)
+    except TransportError as error:
+        raise names.timeout_error(error.lost_rank or 0) from error
+    connections = {peer: Connection(sock) for peer, sock in sockets.items()}
+    return SocketTransport(Connections(names, connections), names)
+
+
+class _Names(Transport):
+    """The numbers and names of connected ranks without a process group; in the place of a backend's transport."""
+
+    @override
+    def __init__(self, rank: int, ranks: Sequence[int], timeout_s: float, ledger: Ledger) -> None:
+        self.members, self.names = range(len(ranks)), ranks
+        self.rank, self.world_size = ranks.index(rank), len(ranks)
+        self.device, self.timeout_s, self.ledger = torch.device("cpu"), timeout_s, ledger
+
+    @override
+    def timeout_error(self, rank: int) -> TransportError:
+        lost = self.names[rank]
+        return TransportError(
+            f"rank {self.names[self.rank]} lost rank {lost}, or waited in vain for it", lost_rank=lost
+        )
+
+    @override
+    def post(self, sends: Sequence[Send], receives: Sequence[Receive]) -> list[Pending]:
+        raise NotImplementedError("messages go over the sockets")
+
+    @override
+    def start_all_reduce_(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> Pending:
+        raise NotImplementedError("these ranks have no backend with an all-reduce of its own")

@@ -74,6 +74,8 @@ def attach_local(
     chosen = LocalOptions.from_text(options)
     if chosen.steps == "auto":
         raise ValueError("attach_local cannot end the loop of your script at an exchange; give steps a number")
+    if chosen.quorum:
+        raise ValueError("the process group of your script breaks when a rank is lost; leave out quorum")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     chosen.check_pair(compressor, collective)
     layers = layers_of(model)

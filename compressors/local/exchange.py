@@ -34,7 +34,7 @@ from compressors.local.options import LocalOptions
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class _Exchange:
+class Exchange:
     """The exchange of one fragment.
 
     Attributes:
@@ -87,7 +87,7 @@ class LocalSteps(CompressedCommunicator):
         self._nonfinite = nonfinite
         self._steps = self._number = 0  # steps made, exchanges begun
         self._weight = 1.0  # of this rank's difference in the mean over ranks; 1 on average
-        self._under_way: _Exchange | None = None
+        self._under_way: Exchange | None = None
         self._outer_buffers = [buffer.clone() for buffer in self._buffers]  # as of the last exchange
         # This rank's parameters and buffers while the model holds the outer copy.
         self._inner: list[torch.Tensor] | None = None
@@ -234,7 +234,7 @@ class LocalSteps(CompressedCommunicator):
             raise NonFiniteGradient(f"a parameter is not finite after step {self._steps}")
         is_last = fragment is self._fragments[-1]
         buffers = self._buffers_to_send() if is_last else []
-        exchange = self._under_way = _Exchange(number=self._number, mean=mean, buffers=buffers)
+        exchange = self._under_way = Exchange(number=self._number, mean=mean, buffers=buffers)
         index = self._number // len(self._fragments)
         self._number += 1
         step = dataclasses.replace(self._step, index=index)
@@ -261,21 +261,27 @@ class LocalSteps(CompressedCommunicator):
         self._report.exposed_s = (self._report.exposed_s or 0.0) + time.perf_counter() - started
 
     @torch.no_grad()
-    def _exchange(self, exchange: _Exchange, step: Step) -> StepReport:
+    def _exchange(self, exchange: Exchange, step: Step) -> StepReport:
         """Replace the difference with the mean over ranks of what was sent, and the buffers with those of all ranks."""
         started = time.perf_counter()
-        self._downlink.step = step
-        fragment = self._fragments[exchange.number % len(self._fragments)]
         if self.options.decay < 1:
+            fragment = self._fragments[exchange.number % len(self._fragments)]
             self.reducer.scale_residuals_(self.options.decay, fragment.layers)
-        bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
-        self.reducer.reduce(bucket, self._sum, self.transport)
+        bucket = self._average_(exchange, step)
         self.commit()
-        self._share_buffers_(exchange.buffers)
         if exchange.mean.is_cuda:
             torch.cuda.current_stream(exchange.mean.device).synchronize()
         busy_s = time.perf_counter() - started
         return StepReport(encode_s=bucket.encode_s, exchange_s=busy_s, exposed_s=0.0, encoded=bucket.encoded)
+
+    def _average_(self, exchange: Exchange, step: Step) -> Bucket:
+        """Average the difference and the buffers over ranks; residuals are proposed, for the caller to accept."""
+        self._downlink.step = step
+        fragment = self._fragments[exchange.number % len(self._fragments)]
+        bucket = Bucket(layers=fragment.layers, gradients=list(fragment.split(exchange.mean)), step=step)
+        self.reducer.reduce(bucket, self._sum, self.transport)
+        self._share_buffers_(exchange.buffers)
+        return bucket
 
     def _sum(self, payload: Payload, key: Key) -> Payload:
         numels = [self._numel_of[layer_id] for layer_id in key]
@@ -320,9 +326,9 @@ class LocalSteps(CompressedCommunicator):
         if self._under_way is not None:
             self._under_way.done.result()
 
-    def _loaded(self, saved: dict[str, Any]) -> _Exchange:
+    def _loaded(self, saved: dict[str, Any]) -> Exchange:
         layer_of = {layer.id: layer for layer in self.layers}
-        exchange = _Exchange(
+        exchange = Exchange(
             number=saved["number"], mean=saved["mean"].clone(), buffers=[buffer.clone() for buffer in saved["buffers"]]
         )
         encoded = [EncodedLayer(layer=layer_of[each["layer"]], **each["of_layer"]) for each in saved["encoded"]]
@@ -335,7 +341,7 @@ def _compute_on(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _saved(exchange: _Exchange) -> dict[str, Any]:
+def _saved(exchange: Exchange) -> dict[str, Any]:
     report = exchange.done.result()
     of_layers = [(part.layer.id, {k: v for k, v in vars(part).items() if k != "layer"}) for part in report.encoded]
     return {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import decoys, only_run, rows, start, status
+from tests.testing.invoke import decoys, only_run, processes_of, rows, start, status
+from tests.testing.plugins import install
 
 
 def free_port() -> int:
@@ -51,3 +53,43 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     with (folders[0] / "partition.csv").open(encoding="utf-8") as file:
         counts = [(int(each["rank"]), int(each["samples"])) for each in csv.DictReader(file)]
     assert [sum(samples for rank, samples in counts if rank == own) for own in range(4)] == [64] * 4
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_machine_that_is_lost_returns_by_the_same_command(tmp_path: Path) -> None:
+    # The compressor sleeps while it encodes, so that the run outlasts the return.
+    command = (
+        "run", "--world-size", "2", "--threads", "1", "--model", "small_cnn", "--train-size", "256", "--test-size",
+        "64", "--steps", "800", "--eval-every", "100", "--strategy", "local:steps=5,quorum=1", "--compressor", "sleepy",
+        "--timeout", "60", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+    )  # fmt: skip
+    told = {"PYTHONPATH": install(tmp_path)}
+    first, second, again = (
+        [*command, "--node-rank", node, "--out", str(tmp_path / name)]
+        for node, name in (("0", "first"), ("1", "second"), ("1", "again"))
+    )
+    machines = [start(*first, **told), start(*second, **told)]
+    try:
+        while not list((tmp_path / "first").glob("*/progress.jsonl")):
+            time.sleep(0.1)
+        time.sleep(1)
+        for process in processes_of(only_run(tmp_path / "second")):
+            if "torch.distributed.run" not in (line := process.cmdline()) and "bench.train.worker" in line:
+                process.kill()
+        _, error = machines[1].communicate(timeout=60)
+        assert machines[1].returncode == 3
+        assert "rank 1 was killed by SIGKILL" in error
+        machines.append(start(*again, **told))
+        _, error = machines[2].communicate(timeout=150)
+        assert machines[2].returncode == 0, error
+        _, error = machines[0].communicate(timeout=60)
+        assert machines[0].returncode == 0, error
+    finally:
+        for machine in machines:
+            machine.kill()
+            machine.wait()
+    last = rows(only_run(tmp_path / "first"))[-1]
+    assert (last["status"], last["replicas_in_sync"], last["ranks_lost"], last["ranks_returned"]) == (
+        "ok", "true", "1", "1",
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.core.config.run import RunConfig
-from bench.core.run_folder import read_json
+from bench.core.run_folder import RunFolder, read_json
 from bench.hosts.virtual_network import VirtualNetwork
 from bench.launch import run
 from bench.launch.jobs import torchrun
@@ -28,9 +29,11 @@ def run_and_disturb(
     monkeypatch: pytest.MonkeyPatch,
     *,
     num_hosts: int = NUM_HOSTS,
+    timeout_s: float = 3.0,
+    ends_if: Callable[[RunFolder], bool] = lambda _: False,
     **options: Any,
 ) -> Result:
-    """Train on virtual hosts and disturb them at the second evaluation."""
+    """Train on virtual hosts and disturb them at the second evaluation; interrupt the run after one if `ends_if`."""
     jobs: list[ForkedJob] = []
     start = torchrun.launch
 
@@ -43,11 +46,13 @@ def run_and_disturb(
             network = jobs[0].network
             assert network is not None
             disturb(network)
+        if "evaluated" in line and ends_if(jobs[0].folder):
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(torchrun, "launch", launch)
     asked = RunConfig(
         model="linear", dataset="synthetic", train_size=512, test_size=64, batch_size=8, steps=100_000, eval_every=20,
-        hosts=num_hosts, bandwidth="100mbit", timeout_s=3.0, **options,
+        hosts=num_hosts, bandwidth="100mbit", timeout_s=timeout_s, **options,
     )  # fmt: skip
     with ForkServer(TRAIN) as server:
         return run.execute(resolve(asked), out, see, server)
@@ -109,3 +114,36 @@ def test_of_two_hosts_the_one_whose_rank_was_killed_is_named(tmp_path: Path, mon
     result = run_and_disturb(kill_rank_1, tmp_path, monkeypatch, num_hosts=2, collective="ring")
     assert "rank 1 was killed by SIGKILL" in result.error
     assert said(result) == {0: ("rank 0 lost rank 1, which does not answer any more", 1)}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_with_a_quorum_the_others_go_on_and_the_rank_returns_when_its_link_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks: list[VirtualNetwork] = []
+    comes_back = threading.Timer(25.0, lambda: set_link(networks[0], 2, up=True))
+
+    def cut(network: VirtualNetwork) -> None:
+        networks.append(network)
+        set_link(network, 2, up=False)
+        comes_back.start()
+
+    def has_returned(folder: RunFolder) -> bool:
+        return any(row["ranks_returned"] == "1" for row in rows(folder.path))
+
+    result = run_and_disturb(
+        cut,
+        tmp_path,
+        monkeypatch,
+        num_hosts=3,
+        timeout_s=10.0,
+        ends_if=has_returned,
+        strategy="local:steps=5,quorum=2,deadline=1",
+        collective="ring",
+    )
+    comes_back.join()
+    assert (result.status, result.error) == ("interrupted", "stopped by the user; the rows so far are kept")
+    *found, _ = rows(result.folder.path)
+    assert {row["replicas_in_sync"] for row in found} == {"true"}
+    assert (found[-1]["ranks_lost"], found[-1]["ranks_returned"]) == ("1", "1")

@@ -124,7 +124,8 @@ class Study:
     def is_time_dependent(self) -> bool:
         """True if only whole runs on the link count.
 
-        The numbers of a method depend on time, or its first steps are of another kind and cannot be timed apart.
+        The numbers of a method depend on time, as with ranks that may leave, or its first steps are of another kind and
+        cannot be timed apart.
         """
         strategies = [Spec.parse(str((self.base | settings).get("strategy"))) for settings in self.methods]
         return any(
@@ -132,6 +133,7 @@ class Study:
             or strategy.options.get("preset") == "post_local"
             or strategy.options.get("start_after", "0") != "0"
             or strategy.options.get("steps") == "auto"
+            or strategy.options.get("quorum", "0") != "0"
             for strategy in strategies
         )
 

@@ -10,7 +10,7 @@ SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
 
 import dataclasses
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,17 +18,21 @@ from typing_extensions import override
 
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import Partition
+from bench.core.processes import own_rank
 from bench.core.spec import usage_errors
 from bench.optimizers.base import Optimizer
 from bench.strategies.base import Batch, BoundStrategy, Setup, Strategy, refuse
 from collectives.base import Collective
+from collectives.transport.failure_detector import host_seen_by_others
 from compressors.base import Compressor
 from compressors.ddp.communicator import own_transport
 from compressors.ddp.report import StepReport
 from compressors.local.by_speed import LocalStepsBySpeed
 from compressors.local.exchange import LocalSteps
 from compressors.local.fragments import dealt
+from compressors.local.membership import Meeting
 from compressors.local.options import LocalOptions
+from compressors.local.quorum import LocalStepsWithQuorum
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -48,6 +52,10 @@ class Local(LocalOptions, Strategy):
     With steps=auto, the ranks plan at each exchange how many steps each makes until the next one, from the times that
     steps and exchanges took, and the mean is weighted by these numbers. A step of the run is then `world_size` steps of
     ranks, whichever ranks make them.
+
+    With a quorum, ranks other than 0 may be lost and return. An exchange averages over all ranks that are there, except
+    for those that come more than `deadline` seconds after `quorum` ranks were ready. A lost rank starts again from the
+    outer copy, without inner optimizer state and residual.
 
     Bytes: those of one message of the model every `steps` steps, and of its buffers in fp32, counted as state.
     """
@@ -72,7 +80,28 @@ class Local(LocalOptions, Strategy):
                 config.bucket_mb is not None,
                 f"--bucket-mb has no meaning with {name}, which sends each fragment as one message; leave it out",
             ),
+            (
+                self.ranks_may_leave and config.checkpoint_every > 0,
+                f"--checkpoint-every needs all ranks at one step, and with quorum={self.quorum} of {name} some may be "
+                "lost; leave it out, because a lost rank starts again by itself",
+            ),
+            (
+                self.ranks_may_leave and config.device == "cuda",
+                f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
+            ),
         )
+        if self.ranks_may_leave:
+            self.check_quorum(collective, config.replicas)
+
+    @property
+    @override
+    def ranks_may_leave(self) -> bool:
+        return self.quorum > 0
+
+    @property
+    @override
+    def default_collectives(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("ring", "allgather") if self.ranks_may_leave else ()
 
     @override
     def examine(self, config: RunConfig, model: nn.Module) -> list[str]:
@@ -92,6 +121,8 @@ class Local(LocalOptions, Strategy):
 
     @override
     def bind(self, setup: Setup) -> BoundStrategy:
+        if self.ranks_may_leave:
+            return LocalTrainingWithQuorum(setup, self)
         return LocalTrainingBySpeed(setup, self) if self.steps == "auto" else LocalTraining(setup, self)
 
 
@@ -115,17 +146,15 @@ class LocalTraining(BoundStrategy):
     optimizer: torch.optim.Optimizer
 
     def __init__(self, setup: Setup, options: Local) -> None:
-        config = setup.config
-        self._local = self.kind(
-            setup.model,
-            options,
-            setup.compressor,
-            setup.collective,
-            own_transport(setup.device, config.timeout_s),
-            nonfinite=config.nonfinite,
-        )
-        super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, config.lr))
+        self._local = self._local_steps(setup, options)
+        super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, setup.config.lr))
         self.interval = self._local.interval
+
+    def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
+        config = setup.config
+        transport = own_transport(setup.device, config.timeout_s)
+        parts = setup.compressor, setup.collective
+        return self.kind(setup.model, options, *parts, transport, nonfinite=config.nonfinite)
 
     @override
     def train_step(self, batch: Batch) -> StepReport:
@@ -170,3 +199,40 @@ class LocalTrainingBySpeed(LocalTraining):
         report = super().train_step(batch)
         report.num_steps = self._local.num_steps
         return report
+
+
+class LocalTrainingWithQuorum(LocalTraining):
+    """Train on a rank that may be lost and return; rank 0 evaluates and gathers the figures of all ranks."""
+
+    _local: LocalStepsWithQuorum
+
+    def __init__(self, setup: Setup, options: Local) -> None:
+        super().__init__(setup, options)
+        self.evaluates = own_rank() == 0
+        self.first_step = self._local.first_step
+        self._samples_per_step = setup.config.samples_per_step
+
+    @override
+    def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
+        config = setup.config
+        assert setup.meeting_store is not None, "ranks that may leave need a store that outlives each of them"
+        meeting = Meeting(
+            rank=own_rank(),
+            world_size=config.world_size,
+            store=setup.meeting_store,
+            host=host_seen_by_others(setup.meeting_store),
+            digest=config.digest,
+            timeout_s=config.timeout_s,
+        )
+        parts = setup.compressor, setup.collective
+        return LocalStepsWithQuorum(setup.model, options, *parts, meeting, nonfinite=config.nonfinite)
+
+    def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the figures of all ranks that are there, on rank 0; its own include the samples of the others."""
+        figures, missing = self._local.membership.share_figures(self._local.num_steps, own, self._local.steps_here)
+        figures[0] = own | {"samples": own["samples"] + missing * self._samples_per_step}
+        return figures
+
+    def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
+        """Return no rows, because no rank has a link of its own to report."""
+        return []

@@ -16,7 +16,7 @@ from bench.core.run_folder import RunFolder
 from bench.core.units import parse_size
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.train import fork_server
-from tests.testing import failing_ranks, prepared_ranks
+from tests.testing import failing_ranks, prepared_ranks, returning_ranks
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +83,38 @@ def test_ranks_of_other_hosts_may_report_before_the_grace_is_over(
     assert (folder.path / "report-1").exists() == (grace_s > 0)
     causes = re.findall(r"rank +: (\d+) \(local_rank: 0\)", folder.log.read_text(encoding="utf-8"))
     assert causes == (["0", "1"] if grace_s else ["0"])
+
+
+@pytest.mark.parametrize(
+    ("scene", "exit_code", "starts"),
+    [
+        ("returns", 0, returning_ranks.STARTS),
+        ("crashes", 1, fork_server.MOST_STARTS_IN_VAIN),
+        ("leaves", 1, 1),  # rank 0 does
+    ],
+)
+def test_a_lost_rank_starts_again_unless_it_never_joins_or_rank_0_has_ended(
+    scene: str, exit_code: int, starts: int, server: ForkServer, tmp_path: Path
+) -> None:
+    folder = RunFolder.create(tmp_path, "returning", "digest", 1)
+    folder.rendezvous.mkdir()
+    (folder.path / "scene").write_text(scene, encoding="utf-8")
+    pause_s = server.call(_set_pause, 0.05)
+    ended = server.call(
+        fork_server.run, returning_ranks.__name__, folder, hosts=[((), {})], ranks_per_host=3, start_method="fork",
+        grace_s=0.3,
+    )  # fmt: skip
+    server.call(_set_pause, pause_s)
+    assert ended == exit_code
+    counts = [int((folder.path / f"starts-{rank}").read_text(encoding="utf-8")) for rank in range(3)]
+    assert counts == [1, starts, 1]
+    log = folder.log.read_text(encoding="utf-8")
+    assert ("rank 1 starts again in 0.05 s: why it failed" in log) == (scene == "returns")
+    assert ("rank 1 starts again in 0.05 s: it ended with exit code -9" in log) == (scene == "returns")
+    assert not (folder.errors / "rank-1.json").exists()
+    assert re.findall(r"rank +: (\d+) \(local_rank", log) == {"returns": [], "crashes": ["1"], "leaves": ["0"]}[scene]
+
+
+def _set_pause(pause_s: float) -> float:
+    before, fork_server.PAUSE_S = fork_server.PAUSE_S, pause_s
+    return before

@@ -82,6 +82,38 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local:preset=streaming", "compressor": "hylo:importance=taylor"},
         "hylo reads the weights while it encodes, and with delay=5 they change meanwhile; use importance=l2",
     ),
+    ({"strategy": "local:quorum=3"}, "local: quorum=3 is more than the 2 ranks; lower it"),
+    ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: Input should be greater than or equal to 0"),
+    (
+        {"strategy": "local:deadline=3"},
+        "deadline=3 bounds the wait for ranks that a quorum goes on without; add",
+    ),
+    ({"strategy": "local:quorum=1,steps=auto"}, "steps=auto plans the steps of all ranks, and with quorum=1 some may"),
+    ({"strategy": "local:quorum=1,preset=streaming"}, "delay=5 leaves an exchange under way during later steps, and"),
+    ({"strategy": "local:quorum=1,preset=post_local"}, "start_after=100 averages the gradients of all ranks in every"),
+    (
+        {"strategy": "local:quorum=1", "collective": "native"},
+        "native is an operation of one process group, which breaks when a rank is lost, and with quorum=1 ranks come",
+    ),
+    (
+        {"strategy": "local:quorum=1", "collective": "hierarchical:inter=native"},
+        "native is an operation of one process",
+    ),
+    ({"strategy": "local:quorum=1", "collective": "pool"}, "pool maps memory for a fixed set of ranks, and with quo"),
+    (
+        {"strategy": "local:quorum=1", "collective": "direct:shares=bandwidth"},
+        "direct divides the work by the links of all ranks, and with quorum=1 ranks come and go; use collective ring",
+    ),
+    (
+        {"strategy": "local:quorum=1", "compressor": "topk", "collective": "server:downlink=recode"},
+        "server keeps errors of sums, which would be lost with a rank, and with quorum=1",
+    ),
+    (
+        {"strategy": "local:quorum=1", "collective": "server:root=1"},
+        "with quorum=1 there may be 1 rank(s), and server: root=1 is none of the 1 ranks",
+    ),
+    ({"strategy": "local:quorum=1", "checkpoint_every": 1}, "--checkpoint-every needs all ranks at one step, and with"),
+    ({"strategy": "local:quorum=1", "device": "cuda"}, "quorum=1 of local connects ranks on CPUs; use --device cpu"),
     ({"strategy": "local:steps=90,fragments=45"}, "fragments=45 needs a model of as many blocks, and this one has"),
     ({"collective": "server:root=2"}, "server: root=2 is none of the 2 ranks"),
     ({"collective": "server:mode=asp"}, "server has no option 'mode'"),
@@ -184,11 +216,23 @@ def test_epochs_are_counted_in_steps(partition: str, said: list[str]) -> None:
     assert notes == said
 
 
+def test_without_a_quorum_a_collective_may_need_all_ranks() -> None:
+    assert resolve(RunConfig(strategy="local", collective="server:root=1")).collective == "server:root=1"
+
+
+@pytest.mark.parametrize(
+    ("compressor", "collective"), [("none", "ring"), ("topk", "ring"), ("powersgd", "ring"), ("randomk", "ring")]
+)
+def test_a_quorum_has_a_default_collective_that_does_without_a_process_group(compressor: str, collective: str) -> None:
+    config = resolve(RunConfig(strategy="local:quorum=2", compressor=compressor))
+    assert (config.strategy, config.collective) == ("local:quorum=2", collective)
+
+
 def test_a_preset_of_local_steps_gives_way_to_options() -> None:
     config = resolve(RunConfig(strategy="local:preset=diloco,outer_lr=0.5,steps=20", epochs=1))
     assert config.strategy == "local:outer_lr=0.5,preset=diloco,steps=20"
     assert (
-        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,seconds=2,start_after=0,steps=20"
+        "nesterov=true,outer_lr=0.5,outer_momentum=0.9,preset=diloco,quorum=0,seconds=2,start_after=0,steps=20"
         in (config.filled["strategy"])
     )
 

@@ -170,6 +170,7 @@ def test_kept_samples_are_read_by_their_indices_in_the_set() -> None:
 def test_a_rank_with_its_own_part_gets_the_batches_and_the_evaluation_of_one_with_all(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(dist, "get_rank", lambda _group=None: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda _group=None: 3)
     dataset = Digits()

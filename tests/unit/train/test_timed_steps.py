@@ -25,6 +25,8 @@ class Among:
     """A strategy that computes nothing; in a step of this rank, all ranks together make `steps_of_all` steps."""
 
     interval = 1
+    first_step = 0
+    evaluates = True
 
     def __init__(self, steps_of_all: int) -> None:
         self._each, self._done = steps_of_all, 0
@@ -61,10 +63,7 @@ def make_trainer(strategy: Among, recorder: mock.Mock, profiler: mock.Mock | Non
         pytest.param(8, 1, 0, id="a-slow-rank-that-is-looked-at"),  # the profiler runs until its ninth step
     ],
 )
-def test_a_slow_rank_is_timed_from_the_step_of_all_on(
-    steps_of_all: int, profile: int, timed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
+def test_a_slow_rank_is_timed_from_the_step_of_all_on(steps_of_all: int, profile: int, timed: int) -> None:
     recorder, profiler = mock.Mock(measuring=contextlib.nullcontext), mock.Mock(step_num=0)
     profiler.step.side_effect = lambda: setattr(profiler, "step_num", profiler.step_num + 1)
     trainer = make_trainer(
@@ -94,7 +93,6 @@ def test_a_slow_rank_is_timed_from_the_step_of_all_on(
 def test_evaluations_come_at_parts_of_an_epoch(
     every: float, epochs: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("bench.train.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.5) for _ in parts])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
     make_trainer(Among(1), recorder, world_size=2, epochs=epochs, steps=None, eval_every=every).run()
@@ -106,7 +104,6 @@ def test_evaluations_come_at_parts_of_an_epoch(
 
 
 def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     accuracies = iter([0.5, 0.5, 0.8, 0.8, 0.9, 0.9])
     monkeypatch.setattr("bench.train.trainer.evaluate", lambda *_: [mock.Mock(accuracy=next(accuracies)) for _ in "ab"])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
@@ -117,10 +114,23 @@ def test_a_run_ends_at_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_last_row_has_the_accuracy_of_the_training_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("bench.train.trainer.evaluate", lambda _, parts, *__: [mock.Mock(accuracy=0.9) for _ in parts])
     recorder = mock.Mock(measuring=contextlib.nullcontext)
     target = {"target_accuracy": 0.8, "stop_at_target": True}
     make_trainer(Among(1), recorder, world_size=2, epochs=3, steps=None, eval_every=0.25, **target).run()
     (only,) = [call.kwargs["columns"] for call in recorder.record_evaluation.call_args_list]
     assert (only["step"], only["status"], only["train_accuracy"]) == (2, "ok", 0.9)
+
+
+def test_a_rank_that_returns_goes_on_at_the_step_of_the_run_and_leaves_evaluations_to_others() -> None:
+    strategy, recorder = Among(1), mock.Mock(measuring=contextlib.nullcontext)
+    strategy.first_step = strategy._done = 21
+    strategy.evaluates = False
+    trainer = make_trainer(strategy, recorder, world_size=2, epochs=4, steps=None, eval_every=1, warmup_steps=3)
+    (batches,) = trainer._batches
+    assert (batches.epoch, len(batches.unused())) == (2, 32 - 5 * 4)  # 8 steps per epoch, of 4 samples
+    trainer.run()
+    assert recorder.record_evaluation.call_args_list == []
+    handed_over = [call.args[0]["samples"] for call in recorder.hand_over.call_args_list]
+    assert handed_over == [3 * 4, 11 * 4]  # at steps 24 and 32
+    assert trainer.own_steps == 11

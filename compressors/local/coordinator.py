@@ -1,0 +1,315 @@
+"""`Coordinator`: rank 0 decides who takes part in each exchange, and admits ranks that start (see `membership.py`).
+
+It works in rank 0's own thread, during exchanges and evaluations; meanwhile the kernel keeps what other ranks send.
+"""
+
+import collections
+import dataclasses
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from collectives.transport.base import Ledger
+from compressors.local.channel import Channel, Message
+from compressors.local.membership import COORDINATOR_KEY, PATIENCE_S, Meeting, Members, Membership, MembershipError
+from compressors.local.options import LocalOptions
+
+# Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
+MOST_ATTEMPTS = 8
+_MOST_STRANGERS = 64
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Peer:
+    """Another rank, as rank 0 sees it.
+
+    Attributes:
+        status: "stranger" before it has greeted, "waiting" to join, "member", or "late" after it was left out.
+        since: the number of the first exchange in which it can take part.
+        ready: the number of the exchange for which it is ready; None while it trains.
+        problem: why its last sum failed, "" if it succeeded, None until it says so.
+        steps: steps that it has made since it joined.
+    """
+
+    channel: Channel
+    status: Literal["stranger", "waiting", "member", "late"] = "stranger"
+    rank: int = -1
+    since: int = 0
+    ready: int | None = None
+    problem: str | None = None
+    steps: int = 0
+
+
+def _say(sentence: str) -> None:
+    """Write a sentence into the log of rank 0."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+class Coordinator(Membership):
+    """Rank 0: decide who takes part, and admit ranks that start.
+
+    Args:
+        meeting: how to find the other ranks.
+        options: quorum and deadline.
+        ledger: counts the messages of rank 0.
+    """
+
+    def __init__(self, meeting: Meeting, options: LocalOptions, ledger: Ledger) -> None:
+        self._meeting, self._options, self._ledger = meeting, options, ledger
+        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
+        self._listener = socket.create_server((meeting.host, 0), family=family, backlog=128)
+        self._listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._token, self._answer = secrets.token_hex(32), secrets.token_hex(32)
+        address = self._listener.getsockname()[:2]
+        meeting.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
+        self._peers: list[_Peer] = []
+        self._ever: list[_Peer] = []  # all that were members at any time
+        self._figures: dict[int, dict[_Peer, dict[str, Any]]] = collections.defaultdict(dict)  # by step
+        self._exchange = 0  # the next exchange
+        self._generation = 0
+        self._connected: list[_Peer] | None = None  # the members that have connections to each other
+        self._attempts = 0
+        self._has_begun = self._is_over = False
+
+    @override
+    def join(self, state: Callable[[int], bytes]) -> None:
+        self._state = state
+        limit = time.monotonic() + self._meeting.timeout_s
+        everyone = set(range(1, self._meeting.world_size))
+        while missing := everyone - {peer.rank for peer in self._with("waiting")}:
+            if time.monotonic() >= limit:
+                raise MembershipError(
+                    f"{_named(missing)} did not join within {self._meeting.timeout_s:g} s (--timeout)"
+                )
+            self._poll(limit)
+        self._admit_waiting()
+        self._has_begun = True
+
+    @override
+    def begin(self, exchange: int, steps: int) -> Members:
+        self._exchange = exchange
+        self._await_quorum()
+        members = self._with("member")
+        if members != self._connected:
+            self._generation += 1
+        self._connected = members
+        ranks = [0, *(peer.rank for peer in members)]
+        for peer in members:
+            peer.ready = peer.problem = None
+            self._send(peer, "go", generation=self._generation, ranks=ranks)
+        return Members(self._generation, ranks)
+
+    @override
+    def agree(self, problem: str | None) -> bool:
+        members = list(self._connected or ())
+        problems = [] if problem is None else [problem]
+        limit = time.monotonic() + (self._meeting.sum_timeout_s if problem is None else PATIENCE_S)
+        while awaited := [peer for peer in self._with("member") if peer.problem is None]:
+            if time.monotonic() >= limit:
+                for peer in awaited:
+                    self._leave_out(peer)
+                break
+            self._poll(limit)
+            if any(peer.problem for peer in members):
+                limit = min(limit, time.monotonic() + PATIENCE_S)
+        left = self._with("member")
+        problems += [peer.problem for peer in left if peer.problem]
+        if problems:
+            self._connected = None  # one broken connection has closed them all
+            self._attempts += 1
+            if self._attempts == MOST_ATTEMPTS:
+                raise MembershipError(
+                    f"exchange {self._exchange} has failed {MOST_ATTEMPTS} times; the last time, {problems[0]}"
+                )
+        else:
+            self._exchange, self._attempts = self._exchange + 1, 0
+        for peer in left:
+            self._send(peer, "again" if problems else "commit")
+        return not problems
+
+    @override
+    def admit(self) -> None:
+        while self._poll(0):
+            pass
+        self._admit_waiting()
+
+    @override
+    def share_figures(self, step: int, own: dict[str, Any], steps: int) -> tuple[list[dict[str, Any]], int]:
+        limit = time.monotonic() + self._options.deadline
+        while self._lack_figures(step) and time.monotonic() < limit:
+            self._poll(limit)
+        of_step = self._figures[step]
+        for earlier in [each for each in self._figures if each <= step]:
+            del self._figures[earlier]
+        figures = [of_step[peer] for peer in sorted(of_step, key=lambda peer: peer.rank)]
+        return [own, *figures], sum(peer.steps for peer in self._ever if peer not in of_step)
+
+    @override
+    def close(self) -> None:
+        self._is_over = True
+        for peer in [*self._with("member"), *self._with("waiting")]:
+            self._send(peer, "end")
+        limit = time.monotonic() + PATIENCE_S
+        while len(self._peers) > len(self._with("stranger")) and time.monotonic() < limit:
+            self._poll(limit)  # whatever a rank asks for now, the answer was sent
+        self.disconnect()
+
+    @override
+    def disconnect(self) -> None:
+        for peer in list(self._peers):
+            self._drop(peer)
+        self._selector.close()
+        self._listener.close()
+
+    def _with(self, status: str) -> list[_Peer]:
+        """Return the peers with this status, in rank order."""
+        return sorted((peer for peer in self._peers if peer.status == status), key=lambda peer: peer.rank)
+
+    def _await_quorum(self) -> None:
+        """Wait until all members are ready; or, once a quorum is, until the deadline, and leave out the others.
+
+        Raises:
+            MembershipError: no quorum was ready in time.
+        """
+        quorum, seconds = self._options.quorum, self._meeting.timeout_s
+        last = time.monotonic() + seconds
+        limit = last
+        while True:
+            members = self._with("member")
+            awaited = [peer for peer in members if peer.ready != self._exchange]
+            num_ready = 1 + len(members) - len(awaited)
+            if num_ready >= quorum and not awaited:
+                return
+            if num_ready < quorum:
+                limit = last
+            elif limit == last:
+                limit = min(last, time.monotonic() + self._options.deadline)
+            if time.monotonic() < limit:
+                if 1 + len(members) < quorum:
+                    self._admit_waiting()
+                self._poll(limit)
+            elif num_ready >= quorum:
+                for peer in awaited:
+                    self._leave_out(peer)
+            else:
+                absent = set(range(self._meeting.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
+                raise MembershipError(
+                    f"exchange {self._exchange} needs {quorum} ranks (quorum), and {_named(absent)} did not come "
+                    f"within {seconds:g} s (--timeout)"
+                )
+
+    def _lack_figures(self, step: int) -> bool:
+        expected = [peer for peer in self._with("member") if peer.since * self._options.interval < step]
+        return any(peer not in self._figures[step] for peer in expected)
+
+    def _admit_waiting(self) -> None:
+        if waiting := self._with("waiting"):
+            body = self._state(self._exchange)
+            for peer in waiting:
+                peer.status, peer.since = "member", self._exchange
+                self._ever.append(peer)
+                if self._has_begun:
+                    self.num_returned += 1
+                    _say(f"rank {peer.rank} returns before exchange {self._exchange}")
+                self._send(peer, "state", body, purpose="state", answer=self._answer)
+
+    def _poll(self, limit: float) -> bool:
+        """Wait for messages until a time of `time.monotonic`, and take those that have come; return False if none."""
+        events = self._selector.select(max(0.0, limit - time.monotonic()))
+        for key, _ in events:
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data in self._peers:  # not dropped since
+                self._read(key.data)
+        return bool(events)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # the connection is already closed
+            return
+        peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False))
+        self._peers.append(peer)
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        if len(strangers := [each for each in self._peers if each.status == "stranger"]) > _MOST_STRANGERS:
+            self._drop(strangers[0])
+
+    def _read(self, peer: _Peer) -> None:
+        try:
+            for message in peer.channel.arrived():
+                self._take(peer, message)
+        except (OSError, ValueError, RecursionError):  # closed, or another program's nonsense
+            self._lose(peer, "its connection is closed")
+
+    def _take(self, peer: _Peer, message: Message) -> None:
+        values = message.values
+        if peer.status == "stranger":
+            token = str(values.get("token")).encode()
+            if message.kind == "hello" and hmac.compare_digest(token, self._token.encode()):
+                self._greet(peer, values)
+            else:
+                self._drop(peer)
+        elif message.kind == "bye":
+            self._drop(peer)
+        elif peer.status == "late":
+            if message.kind in ("ready", "summed"):
+                self._send(peer, "left_out", deadline=self._options.deadline)
+        elif message.kind == "ready":
+            peer.ready, peer.steps = values["exchange"], values["steps"]
+        elif message.kind == "summed":
+            peer.problem = values["problem"] or ""
+        elif message.kind == "figures":
+            self._figures[values["step"]][peer] = values["figures"]
+            peer.steps = values["steps"]
+
+    def _greet(self, peer: _Peer, values: dict[str, Any]) -> None:
+        peer.rank = values["rank"]
+        peer.channel.is_trusted = True
+        if values["digest"] != self._meeting.digest or not 0 < peer.rank < self._meeting.world_size:
+            self._send(peer, "refused", answer=self._answer)
+            self._drop(peer)
+            return
+        for former in [each for each in self._peers if each.rank == peer.rank and each is not peer]:
+            self._lose(former, "it started again")
+        peer.status = "waiting"
+        if self._is_over:
+            self._send(peer, "end", answer=self._answer)
+
+    def _send(self, peer: _Peer, kind: str, body: bytes = b"", **values: Any) -> None:
+        try:
+            peer.channel.send(kind, body, **values)
+        except OSError:
+            self._lose(peer, "it takes no messages")
+
+    def _lose(self, peer: _Peer, why: str) -> None:
+        if peer not in self._peers:
+            return
+        if peer.status == "member" and not self._is_over:
+            self.num_lost += 1
+            _say(f"rank {peer.rank} is lost before exchange {self._exchange} is done: {why}")
+        self._drop(peer)
+
+    def _leave_out(self, peer: _Peer) -> None:
+        self.num_lost += 1
+        _say(f"rank {peer.rank} is late for exchange {self._exchange}, which goes on without it")
+        peer.status = "late"
+
+    def _drop(self, peer: _Peer) -> None:
+        self._peers.remove(peer)
+        self._selector.unregister(peer.channel.sock)
+        peer.channel.close()
+
+
+def _named(ranks: Iterable[int]) -> str:
+    *others, last = (f"rank {rank}" for rank in sorted(ranks))
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,168 @@
+"""`LocalStepsWithQuorum`: local steps of ranks that may be lost and return.
+
+An exchange takes place among the ranks that are there (`membership.py`), and the mean is that of their differences. If
+a member is lost before all have the sum, the others repeat the exchange from the same differences. Once all of them
+have the sum, they move their outer copies and accept their residuals. So outer copies stay equal bit for bit.
+
+Source: Douillard et al. 2024 (asynchronous local SGD, arXiv:2401.09135) for workers that come and go; torchft (PyTorch)
+for a quorum that is agreed upon before every exchange of DiLoCo.
+Differs: a rank that starts takes over the outer copy, its momentum and buffers, and no inner optimizer state or
+residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost.
+"""
+
+import dataclasses
+import io
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from typing_extensions import override
+
+from collectives.allreduce import Ring
+from collectives.base import Collective
+from collectives.transport.base import SingleRank, TransportError
+from collectives.transport.sockets import connect_ranks
+from compressors.base import Compressor
+from compressors.ddp.communicator import Nonfinite
+from compressors.ddp.report import Bucket
+from compressors.layer import Step
+from compressors.local.coordinator import Coordinator
+from compressors.local.exchange import Exchange, LocalSteps
+from compressors.local.membership import Meeting, Member, Members, Membership
+from compressors.local.options import LocalOptions
+
+# Seconds for the members to connect; all are ready, so one that does not connect is lost.
+CONNECT_WITHIN_S = 10.0
+
+
+class LocalStepsWithQuorum(LocalSteps):
+    """Local steps of ranks that may be lost and return; the options have a quorum.
+
+    The constructor returns once this rank has joined the run: `first_step` says at which step. It must create a new
+    optimizer then.
+
+    Args:
+        model: the network; on ranks other than 0, its parameters and buffers become those of the outer copy.
+        meeting: how to find the other ranks. The other arguments are those of `LocalSteps`.
+
+    Attributes:
+        first_step: the step of the run from which this rank trains.
+        membership: who takes part in the exchanges.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: LocalOptions,
+        compressor: Compressor,
+        collective: Collective,
+        meeting: Meeting,
+        *,
+        nonfinite: Nonfinite = "skip",
+    ) -> None:
+        alone = SingleRank()
+        super().__init__(model, options, compressor, collective, alone, nonfinite=nonfinite)
+        self._summing, self._meeting = collective, meeting
+        self._generation = 0  # of the connections to the other members
+        self._counted = (0, 0)  # ranks lost and returned that were reported
+        ledger = alone.ledger
+        self.membership: Membership = (
+            Coordinator(meeting, options, ledger) if meeting.rank == 0 else Member(meeting, ledger)
+        )
+        try:
+            state = self.membership.join(self._state_before)
+        except Exception:
+            self.membership.disconnect()
+            raise
+        if state is not None:
+            self._take_over(torch.load(io.BytesIO(state), weights_only=True))
+        self.first_step = self._steps
+
+    @property
+    def num_steps(self) -> int:
+        """Return the step of the run that this rank has done."""
+        return self._steps
+
+    @property
+    def steps_here(self) -> int:
+        """Return the steps that this rank has made since it joined."""
+        return self._steps - self.first_step
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.membership.close()
+
+    @override
+    def _average_(self, exchange: Exchange, step: Step) -> Bucket:
+        difference, buffers = exchange.mean.clone(), [buffer.clone() for buffer in exchange.buffers]
+        while True:
+            members = self.membership.begin(exchange.number, self.steps_here)
+            exchange.mean.copy_(difference)
+            for buffer, before in zip(exchange.buffers, buffers, strict=True):
+                buffer.copy_(before)
+            problem = None
+            try:
+                self._connect(members)
+                rank, world_size = self.transport.rank, self.transport.world_size
+                bucket = super()._average_(exchange, dataclasses.replace(step, rank=rank, world_size=world_size))
+            except TransportError as error:
+                problem = str(error)
+            if self.membership.agree(problem):
+                return bucket
+            self.drop()
+
+    @override
+    def _end(self) -> None:
+        super()._end()
+        self.membership.admit()
+        counted = self.membership.num_lost, self.membership.num_returned
+        lost, returned = (now - before for now, before in zip(counted, self._counted, strict=True))
+        self._report.ranks_lost, self._report.ranks_returned = lost, returned
+        self._counted = counted
+
+    def _connect(self, members: Members) -> None:
+        """Connect this rank to the other members and bind the collective to them, unless that was done before."""
+        if members.generation == self._generation:
+            return
+        self._generation = members.generation
+        for bound in (self.collective, *self._others):
+            bound.close()
+        self._others.clear()
+        self.transport.close()
+        self.transport = connect_ranks(
+            PrefixStore(f"gradwire/members/{members.generation}", self._meeting.store),
+            self._meeting.rank,
+            members.ranks,
+            self._meeting.host,
+            timeout_s=self._meeting.sum_timeout_s,
+            connect_s=min(CONNECT_WITHIN_S, self._meeting.sum_timeout_s),
+            ledger=self.transport.ledger,
+        )
+        self.collective = self._summing.bind(self.transport, self._downlink)
+        self._plain = self.bind(Ring())
+
+    def _state_before(self, exchange: int) -> bytes:
+        """Return the state from which a rank starts, whose first exchange has this number."""
+        state = {
+            "exchange": exchange,
+            "outer": [fragment.outer for fragment in self._fragments],
+            "momentum": [fragment.momentum for fragment in self._fragments],
+            "buffers": self._outer_buffers,
+            "memory": self.reducer.memory.state_dict(),  # parts of it are equal on all ranks, as in PowerSGD
+        }
+        file = io.BytesIO()
+        torch.save(state, file)
+        return file.getvalue()
+
+    @torch.no_grad()
+    def _take_over(self, state: dict[str, Any]) -> None:
+        self._number = state["exchange"]
+        self._steps = self._number * self.options.interval
+        for fragment, outer, momentum in zip(self._fragments, state["outer"], state["momentum"], strict=True):
+            fragment.outer.copy_(outer)
+            fragment.momentum = momentum
+            fragment.adopt()
+        self._adopt_buffers(state["buffers"])
+        self.reducer.memory.load_state_dict(state["memory"])

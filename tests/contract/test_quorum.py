@@ -1,0 +1,497 @@
+"""Local steps with a quorum: who takes part in an exchange, what is repeated, and from what a rank starts again."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from bench.core import registry, spec
+from collectives.base import Collective
+from collectives.options import incompatibility
+from collectives.transport.base import TransportError
+from compressors.base import Compressor
+from compressors.local.coordinator import MOST_ATTEMPTS, Coordinator
+from compressors.local.membership import MembershipError
+from compressors.local.options import LocalOptions
+from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
+from tests.contract.test_local_steps import network, train
+from tests.testing.local_steps import Rank, Scalars, run_local
+from tests.testing.quorum import Moment, QuorumRank, QuorumRun, shown
+
+STEPS = 6
+
+
+def lower(model: nn.Module, rank: int, _: int) -> None:
+    """Each rank moves by another distance, so that the mean says who took part."""
+    for parameter in model.parameters():
+        parameter -= float(4**rank)
+
+
+def outers(rank: QuorumRank | Rank, steps: int = STEPS) -> list[float]:
+    """Return the first parameter of the outer copy after every step."""
+    found = []
+    for index in range(steps):
+        if isinstance(rank, QuorumRank):
+            rank.step(lower)
+        else:
+            rank.step(lower, index)
+        found.append(float(rank.outer()[0]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("compressor", "collective", "options"),
+    [
+        ("none", "ring", {"steps": 2}),
+        ("topk:ratio=0.1", "ring", {"steps": 2, "decay": 0.9}),
+        ("qsgd:bits=4", "allgather", {"steps": 4, "fragments": 2, "outer_momentum": 0.5, "nesterov": True}),
+        ("powersgd:rank=2", "ring", {"steps": 3, "alpha": 0.5}),
+        ("topk:ratio=0.1", "allgather", {"steps": 3, "average": "senders", "clip": "median"}),
+        ("bf16", "server", {"steps": 3}),
+        ("bf16", "hierarchical", {"steps": 3}),
+    ],
+)
+def test_without_a_loss_it_is_the_same_bit_for_bit(compressor: str, collective: str, options: dict[str, Any]) -> None:
+    pair = {"compressor": compressor, "collective": collective}
+    plain = run_local(network, train, ranks=3, **pair, **options)
+    run = QuorumRun(3, **pair, **options, quorum=3)
+    models = [network() for _ in range(3)]  # here, because threads share torch's generator
+    for rank in range(3):
+        run.start(rank, models[rank], like_plain)
+    for rank, found in run.join().items():
+        assert not isinstance(found, BaseException), shown(found)
+        for wanted, seen in zip(plain[rank][2::3], found[2::3], strict=True):
+            assert torch.equal(wanted, seen)
+        assert plain[rank][::3] == found[::3]
+
+
+def like_plain(rank: QuorumRank) -> list[Any]:
+    return train(cast(Rank, _Like(rank)))
+
+
+class _Like:
+    def __init__(self, rank: QuorumRank) -> None:
+        self.local, self.model, self.outer = rank.local, rank.model, rank.outer
+        self.transport = rank.local.transport
+        vars(self.transport)["rank"] = rank.rank  # selects the data of `train`
+
+
+def killed_run(moment: Moment, compressor: str = "none", collective: str = "ring", **options: Any) -> dict[int, Any]:
+    """Three ranks make exchanges; rank 2 is killed in the second. Return what ranks 0 and 1 have seen."""
+    run = QuorumRun(3, compressor=compressor, collective=collective, **options)
+
+    def work(rank: QuorumRank) -> tuple[list[torch.Tensor], dict[int, torch.Tensor], int]:
+        if rank.rank == 2:
+            rank.kill_in(1, moment)
+        copies = []
+        for _ in range(3):
+            rank.step(lower_by_position)
+            copies.append(rank.outer())
+        return copies, rank.residuals(), rank.local.attempts
+
+    torch.manual_seed(3)
+    models = [nn.Linear(9, 5) for _ in range(3)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    for rank in range(3):
+        run.start(rank, models[rank], work)
+    results = run.join()
+    assert set(results) == {0, 1}
+    for found in results.values():
+        assert not isinstance(found, BaseException), shown(found)
+    return results
+
+
+def lower_by_position(model: nn.Module, rank: int, index: int) -> None:
+    for parameter in model.parameters():
+        numbers = torch.arange(parameter.numel()).view_as(parameter)
+        parameter -= (numbers * (rank + 2) + index).sin()
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize(
+    ("compressor", "collective"), [("topk:ratio=0.2", "ring"), ("topk:ratio=0.2", "allgather"), ("powersgd", "ring")]
+)
+def test_members_go_on_equal_and_without_the_one_that_is_lost(moment: Moment, compressor: str, collective: str) -> None:
+    results = killed_run(moment, compressor, collective)
+    for one, two in zip(*(results[rank][0] for rank in (0, 1)), strict=True):
+        assert torch.equal(one, two)
+    attempts = 4 if moment == "during" else 3
+    assert [results[rank][2] for rank in (0, 1)] == [attempts] * 2
+
+
+def pairs() -> list[tuple[str, str]]:
+    """Return every compressor with the first collective that goes with it and a quorum."""
+    options = LocalOptions(quorum=1)
+    found = []
+    for name in registry.entries("compressors"):
+        compressor = cast(Compressor, spec.build("compressors", name))
+        for collective in ("ring", "allgather"):
+            bound = cast(Collective, spec.build("collectives", collective))
+            if not (
+                incompatibility(compressor.check_compatible, bound)
+                or incompatibility(options.check_pair, compressor, bound)
+            ):
+                found.append((name, collective))
+                break
+    return found
+
+
+@pytest.mark.parametrize(("compressor", "collective"), pairs())
+def test_a_repeated_exchange_leaves_no_trace(compressor: str, collective: str) -> None:
+    def plain_work(rank: Rank) -> list[Any]:
+        return [*train(rank), *rank.model.buffers()]
+
+    plain = run_local(network, plain_work, ranks=3, compressor=compressor, collective=collective, steps=6)
+    run = QuorumRun(3, compressor=compressor, collective=collective, steps=6, quorum=3)
+    models = [network() for _ in range(3)]  # here, because threads share torch's generator
+
+    def work(rank: QuorumRank) -> tuple[list[Any], int]:
+        if rank.rank == 1:
+            rank.fail_once_in(1)
+        return [*like_plain(rank), *rank.model.buffers()], rank.local.attempts
+
+    for rank in range(3):
+        run.start(rank, models[rank], work)
+    for rank, found in run.join().items():
+        assert not isinstance(found, BaseException), shown(found)
+        seen, attempts = found
+        assert attempts == 5
+        tensors = [each for each in plain[rank] if isinstance(each, torch.Tensor)]
+        assert len(tensors) == STEPS_OF_TRAIN + 3
+        assert all(map(torch.equal, tensors, [each for each in seen if isinstance(each, torch.Tensor)]))
+
+
+def test_a_loss_within_a_sum_is_one_before_it() -> None:
+    once, twice = (killed_run(moment, "topk:ratio=0.2", decay=0.9) for moment in ("before", "during"))
+    for rank in (0, 1):
+        assert all(map(torch.equal, once[rank][0], twice[rank][0]))
+        assert once[rank][1].keys() == twice[rank][1].keys()
+        assert all(torch.equal(once[rank][1][layer], twice[rank][1][layer]) for layer in once[rank][1])
+
+
+@pytest.mark.parametrize(("moment", "of_second"), [("before", 2.5), ("during", 2.5), ("after", 7.0)])
+def test_the_mean_is_over_the_members_whose_differences_are_in_the_sum(moment: Moment, of_second: float) -> None:
+    run = QuorumRun(3)
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 2:
+            rank.kill_in(1, moment)
+        return outers(rank, 3)
+
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    results = run.join()
+    wanted = [-7.0, -7.0 - of_second, -9.5 - of_second]
+    assert results == {0: pytest.approx(wanted), 1: pytest.approx(wanted)}
+
+
+def await_peer(rank: QuorumRank, status: str) -> None:
+    """On rank 0, wait until another rank has this status."""
+    if isinstance(coordinator := rank.local.membership, Coordinator):
+        while not coordinator._with(status):
+            coordinator._poll(time.monotonic() + 1)
+
+
+def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    run = QuorumRun(3, compressor="topk:ratio=0.5", steps=2, outer_momentum=0.5, quorum=2)
+    again, has_joined = threading.Event(), threading.Event()
+
+    def stay(rank: QuorumRank) -> list[Any]:
+        counts = []
+        for index in range(16):
+            if index == 8:  # the fifth exchange is the first with the rank that starts again
+                again.set()
+                await_peer(rank, "waiting")
+            report = rank.step(lower)
+            counts.append((report.ranks_lost, report.ranks_returned))
+            if index == 9:
+                before = rank.outer()
+                rank.local.show_inner()
+                has_joined.wait()
+        return [before, rank.outer(), rank.local.state_dict()["momentum"], counts]
+
+    def leave(rank: QuorumRank) -> None:
+        rank.kill_in(2, "during")
+        for _ in range(16):
+            rank.step(lower)
+
+    def come_back(rank: QuorumRank) -> list[Any]:
+        has_joined.set()
+        first, before, kept = rank.local.first_step, rank.outer(), rank.residuals()
+        momentum = rank.local.state_dict()["momentum"]
+        rank.local.show_inner()
+        for _ in range(16 - first):
+            rank.step(lower)
+        return [first, before, kept, momentum, rank.outer(), rank.local.state_dict()["momentum"]]
+
+    for rank, work in enumerate((stay, stay, leave)):
+        run.start(rank, Scalars(0.0, 1.0), work)
+    again.wait()
+    run.start(2, Scalars(5.0, 5.0), come_back)
+    results = run.join()
+    assert not isinstance(results[2], BaseException), shown(results[2])
+    before, after, momentum, counts = results[0]
+    first, started_at, kept, momentum_then, ended_at, momentum_now = results[2]
+    assert (first, kept) == (10, {})
+    assert torch.equal(started_at, before)
+    assert torch.equal(results[1][0], before)
+    assert momentum_then[0] is not None
+    assert torch.equal(ended_at, after)
+    assert torch.equal(results[1][1], after)
+    assert torch.equal(momentum_now[0], momentum[0])
+    of_exchanges = [count for count in counts if count != (None, None)]
+    assert of_exchanges == [(0, 0), (0, 0), (1, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0)]
+    told = capsys.readouterr().err
+    assert "rank 2 is lost before exchange 2 is done: its connection is closed" in told
+    assert "rank 2 returns before exchange 5" in told
+
+
+@pytest.mark.parametrize("compressor", ["powersgd:rank=2", "topk:ratio=0.1"])
+def test_a_rank_starts_with_the_buffers_and_the_memory_of_the_compressor(compressor: str) -> None:
+    run = QuorumRun(2, compressor=compressor, quorum=2)
+    models = [network() for _ in range(3)]
+
+    def work(rank: QuorumRank) -> list[Any]:
+        memory = rank.local.reducer.memory.state_dict()
+        copies = [buffer.clone() for buffer in rank.model.buffers()]
+        if rank.rank == 1 and rank.local.first_step == 0:
+            rank.kill_in(2, "before")
+        for _ in range(4 - rank.local.first_step):
+            if rank.index == 2:
+                memory = rank.local.reducer.memory.state_dict()
+                copies = [buffer.clone() for buffer in rank.model.buffers()]
+            rank.step(forward)
+        return [memory, copies, [*rank.model.buffers()], rank.outer()]
+
+    run.start(0, models[0], work)
+    run.start(1, models[1], work)
+    run._threads[1].join(20)
+    run.start(1, models[2], work)
+    results = run.join()
+    for found in results.values():
+        assert not isinstance(found, BaseException), shown(found)
+    (memory, *copies), (memory_then, *copies_then) = results[0], results[1]
+    assert memory.keys() == memory_then.keys()
+    assert bool(memory) == compressor.startswith("powersgd")
+    for name, tensors in memory.items():
+        assert all(torch.equal(tensor, memory_then[name][layer]) for layer, tensor in tensors.items())
+    for one, two in zip(copies, copies_then, strict=True):
+        assert all(map(torch.equal, one, two))
+
+
+def forward(model: nn.Module, rank: int, index: int) -> None:
+    lower_by_position(model, rank, index)
+    model((torch.arange(80.0).view(4, 20) * (rank + 1) + index).sin())  # changes running statistics
+
+
+def test_a_late_rank_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run = QuorumRun(3, deadline=0.3, quorum=2)
+    others_went_on = threading.Event()
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 2:
+            rank.step(lower)
+            others_went_on.wait()
+        found = outers(rank, 3)
+        if rank.rank == 0:
+            others_went_on.set()
+        return found
+
+    started = time.monotonic()
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    results = run.join()
+    assert time.monotonic() - started < run.timeout_s / 2
+    assert isinstance(results[2], MembershipError)
+    assert str(results[2]) == "rank 2 was late for an exchange, which went on without it (deadline=0.3)"
+    assert results[0] == results[1] == pytest.approx([-7.0, -9.5, -12.0])
+    assert "rank 2 is late for exchange 1, which goes on without it" in capsys.readouterr().err
+
+
+def test_below_the_quorum_all_wait_for_a_rank_to_return() -> None:
+    run = QuorumRun(2, quorum=2)
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 1 and rank.local.first_step == 0:
+            rank.kill_in(1, "during")
+        return outers(rank, 3 - rank.local.first_step)
+
+    run.start(0, Scalars(0.0), work)
+    run.start(1, Scalars(0.0), work)
+    run._threads[1].join(20)
+    run.start(1, Scalars(0.0), work)
+    assert run.join() == {0: [-2.5, -5.0, -7.5], 1: [-5.0, -7.5]}
+
+
+def test_a_rank_that_fails_in_every_sum_ends_the_run() -> None:
+    run = QuorumRun(2, quorum=2)
+
+    def work(rank: QuorumRank) -> None:
+        if rank.rank == 1:
+            rank.kill_in(1, "during")
+        outers(rank)
+
+    for rank in range(2):
+        run.start(rank, Scalars(0.0), work)
+    for _ in range(MOST_ATTEMPTS - 1):
+        run._threads[-1].join(20)
+        run.start(1, Scalars(0.0), work)
+    (error,) = run.join().values()
+    assert isinstance(error, MembershipError)
+    assert str(error) == "exchange 1 has failed 8 times; the last time, rank 0 lost rank 1, or waited in vain for it"
+
+
+def test_without_a_quorum_in_time_the_run_fails_and_names_the_ranks() -> None:
+    run = QuorumRun(3, quorum=3, timeout_s=1.0)
+
+    def work(rank: QuorumRank) -> None:
+        if rank.rank > 0:
+            rank.kill_in(1, "before")
+        outers(rank)
+
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    (error,) = run.join().values()
+    assert str(error) == (
+        "exchange 1 needs 3 ranks (quorum), and rank 1 and rank 2 did not come within 1 s (--timeout)"
+    )
+
+
+def test_ranks_that_do_not_start_are_named() -> None:
+    run = QuorumRun(3, timeout_s=0.5)
+    run.start(0, Scalars(0.0), outers)
+    assert str(run.join()[0]) == "rank 1 and rank 2 did not join within 0.5 s (--timeout)"
+
+
+def test_the_run_ends_with_rank_0() -> None:
+    run = QuorumRun(2)
+
+    def work(rank: QuorumRank) -> None:
+        if rank.rank == 0:
+            rank.kill_in(1, "after")
+        outers(rank)
+
+    for rank in range(2):
+        run.start(rank, Scalars(0.0), work)
+    (error,) = run.join().values()
+    assert isinstance(error, TransportError)
+    assert str(error).startswith("rank 1 lost rank 0, which decides who takes part in exchanges")
+
+
+def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressors.local.coordinator.PATIENCE_S", 0.5)
+    run = QuorumRun(3, timeout_s=1.0)
+    ends = threading.Event()
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 2:
+            rank.local.reducer.reduce = lambda *_: ends.wait()
+        return outers(rank, 2)
+
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    for thread in run._threads[:2]:
+        thread.join(20)
+    ends.set()
+    assert run.results[0] == run.results[1] == pytest.approx([-2.5, -5.0])
+
+
+def test_a_rank_that_says_nothing_after_a_failed_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressors.local.coordinator.PATIENCE_S", 0.5)
+    run = QuorumRun(3)
+    ends = threading.Event()
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 1:
+            rank.fail_once_in(0)
+        if rank.rank == 2:
+            rank.local.membership.agree = lambda _: ends.wait()
+        return outers(rank, 2)
+
+    started = time.monotonic()
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    for thread in run._threads[:2]:
+        thread.join(20)
+    assert time.monotonic() - started < run.timeout_s / 2
+    ends.set()
+    assert run.results[0] == run.results[1] == pytest.approx([-2.5, -5.0])
+
+
+def test_strangers_and_ranks_of_another_run_are_refused() -> None:
+    run = QuorumRun(2)
+    may_start = threading.Event()
+
+    def work(rank: QuorumRank) -> list[float]:
+        if rank.rank == 0:
+            host, port, *_ = json.loads(run.store.get("gradwire/coordinator"))
+            texts = [b"GET / HTTP/1.1\r\n\r\n" * 99, b"\0" * 12, _frame(b"[" * 3000), _frame(b'{"kind": "hello"}')]
+            texts.append(_frame(b'{"kind": "hello", "rank": 1, "digest": "run", "token": "\xc3\xa9"}'))
+            for text in texts:
+                strangers.append(socket.create_connection((host, port)))
+                strangers[-1].sendall(text)
+            may_start.set()
+        return outers(rank)
+
+    strangers: list[socket.socket] = []
+    run.start(0, Scalars(0.0), work)
+    run.start(1, Scalars(0.0), work)
+    may_start.wait(20)
+    other = QuorumRun(2)
+    other.store = run.store
+    other.start(1, Scalars(0.0), outers, digest="another")
+    results = run.join()
+    assert results[0] == results[1] == pytest.approx([-2.5 * n for n in range(1, STEPS + 1)])
+    for sock in strangers:
+        sock.settimeout(5)
+        assert _ends(sock)
+    (refused,) = other.join().values()
+    assert isinstance(refused, MembershipError | TransportError)
+
+
+def _frame(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "little") + bytes(8) + text
+
+
+def _ends(sock: socket.socket) -> bool:
+    with sock:
+        try:
+            return not sock.recv(1)
+        except ConnectionResetError:
+            return True
+
+
+def test_a_rank_of_another_run_is_told_so() -> None:
+    run = QuorumRun(2, timeout_s=2.0)
+    run.start(0, Scalars(0.0), outers)
+    run.start(1, Scalars(0.0), outers, digest="another")
+    results = run.join()
+    assert str(results[1]) == (
+        "rank 1 belongs to another run than rank 0: the machines have different options or data; use the same command "
+        "on each"
+    )
+
+
+def test_figures_are_those_of_the_ranks_that_are_there() -> None:
+    run = QuorumRun(3, deadline=0.5)
+
+    def work(rank: QuorumRank) -> Any:
+        if rank.rank == 2:
+            rank.kill_in(2, "before")
+        for _ in range(3):
+            rank.step(lower)
+        membership, steps = rank.local.membership, rank.local.steps_here
+        return membership.share_figures(3, {"of": rank.rank}, steps)
+
+    for rank in range(3):
+        run.start(rank, Scalars(0.0), work)
+    # Rank 2 was killed before it told of its third step.
+    assert run.join() == {0: ([{"of": 0}, {"of": 1}], 2), 1: ([{"of": 1}], 0)}
