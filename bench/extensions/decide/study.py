@@ -151,18 +151,22 @@ class Study:
         on_link = trajectories if ranks.cluster is None else _configs(link, self.methods, server)
         if not self.is_time_dependent:  # else a whole run also shows the final accuracy
             on_link = [dataclasses.replace(config, stop_at_target=True) for config in on_link]
-        names = short_names([(_what_is_sent(config), config.collective) for config in on_link], self.methods)
+        usual = on_link[0].optimizer
+        names = short_names([(_what_is_sent(config, usual), config.collective) for config in on_link], self.methods)
         return [
             Method(name=name, trajectory=trajectory, on_link=config)
             for name, trajectory, config in zip(names, trajectories, on_link, strict=True)
         ]
 
 
-def _what_is_sent(config: RunConfig) -> str:
-    """Return the compressor, after the strategy unless that is the default; without a compressor, only the strategy."""
-    if config.strategy == RunConfig.strategy:
-        return config.compressor
-    return f"{config.strategy} {config.compressor}".removesuffix(" none")
+def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
+    """Return the strategy, the optimizer and the compressor, without those that are usual; at least one of them."""
+    parts = [
+        *([config.strategy] if config.strategy != RunConfig.strategy else []),
+        *([config.optimizer] if config.optimizer != usual_optimizer else []),
+        *([config.compressor] if config.compressor != "none" else []),
+    ]
+    return " ".join(parts) or config.compressor
 
 
 def _configs(base: Settings, methods: list[Settings], server: ForkServer) -> list[RunConfig]:
@@ -174,12 +178,17 @@ def _configs(base: Settings, methods: list[Settings], server: ForkServer) -> lis
 
 
 def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Settings]) -> list[str]:
-    """Return a unique name for each method: its compressor, with its options or its collective if needed, or all."""
-    compressors = [compressor for compressor, _ in components]
-    bare = [compressor.partition(":")[0] for compressor in compressors]
+    """Return a unique name for each method: what it sends, with options or its collective if needed, or all.
+
+    Args:
+        components: for each method, the components that distinguish what it sends, separated by spaces; its collective.
+        methods: the options of each method.
+    """
+    sent = [text for text, _ in components]
+    bare = [text.partition(":")[0] for text in sent]
     pairs = [" + ".join(pair) for pair in components]
     texts = list(map(table_text, methods))
-    for names in (bare, compressors, pairs):
+    for names in (bare, sent, pairs):
         if len(set(names)) == len(names):
             return names
     return texts

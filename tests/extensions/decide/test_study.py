@@ -77,23 +77,27 @@ def test_the_hosts_of_the_link_share_the_samples_of_a_recipe() -> None:
 
 
 @pytest.mark.usefixtures("planned_here")
-def test_a_method_is_named_after_its_strategy() -> None:
+def test_a_method_is_named_after_its_strategy_and_optimizer() -> None:
     methods: list[Settings] = [
         {"compressor": "bf16"},
         {"strategy": "local:preset=diloco"},
         {"strategy": "local:preset=sparseloco", "compressor": "topk"},
         {"compressor": "topk"},
+        {"compressor": "bf16", "optimizer": "muon"},
+        {"compressor": "none", "optimizer": "demo:k=8"},
     ]
     with ForkServer(TRAIN) as server:
-        planned = Study(base={"model": "linear"}, methods=methods, rule={}).plan(server)
+        planned = Study(base={"model": "small_cnn"}, methods=methods, rule={}).plan(server)
     assert [method.name for method in planned] == [
         "bf16",
         "local:preset=diloco",
         "local:preset=sparseloco topk",
         "topk",
+        "muon bf16",
+        "demo:k=8",
     ]
     # topk sends more in its first epochs
-    assert [method.exchanges_alike for method in planned] == [False, True, False, False]
+    assert [method.exchanges_alike for method in planned] == [False, True, False, False, False, False]
     by_steps = dataclasses.replace(planned[2].trajectory, epochs=None, steps=90)
     assert dataclasses.replace(planned[2], trajectory=by_steps).exchanges_alike
 
