@@ -25,6 +25,8 @@ from compressors.local.options import LocalOptions
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
 MOST_ATTEMPTS = 8
 _MOST_STRANGERS = 64
+# Seconds for which rank 0 waits for a rank that takes nothing of a message.
+STALL_S = 10.0
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -238,7 +240,8 @@ class Coordinator(Membership):
             sock, _ = self._listener.accept()
         except OSError:  # the connection is already closed
             return
-        peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False))
+        send_s = self._meeting.sum_timeout_s
+        peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False, send_s=send_s, stall_s=STALL_S))
         self._peers.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
         if len(strangers := [each for each in self._peers if each.status == "stranger"]) > _MOST_STRANGERS:

@@ -173,7 +173,7 @@ class Member(Membership):
             sock = _connected((host, port), time.monotonic() + meeting.timeout_s)
         except (RuntimeError, OSError) as error:
             raise TransportError(f"rank {meeting.rank} cannot reach rank 0: {error}", lost_rank=0) from error
-        self._channel = Channel(sock, self._ledger, is_trusted=True)
+        self._channel = Channel(sock, self._ledger, is_trusted=True, send_s=meeting.timeout_s)
         self._send("hello", rank=meeting.rank, token=token, digest=meeting.digest)
         message = self._receive()
         if not hmac.compare_digest(str(message.values.get("answer")).encode(), answer.encode()):
@@ -208,8 +208,12 @@ class Member(Membership):
 
     def _send(self, kind: str, **values: Any) -> None:
         assert self._channel is not None
-        with contextlib.suppress(OSError):  # the next message that is received says what has happened, or none comes
-            self._channel.send(kind, **values)
+        try:
+            with contextlib.suppress(ConnectionError):  # rank 0 may have said why before it closed the connection
+                self._channel.send(kind, **values)
+        except OSError as error:
+            self._channel.close()
+            raise self._lost(error) from error
 
     def _receive(self) -> Message:
         assert self._channel is not None
@@ -217,9 +221,7 @@ class Member(Membership):
         try:
             message = self._channel.receive()
         except OSError as error:
-            raise TransportError(
-                f"rank {rank} lost rank 0, which decides who takes part in exchanges ({error})", lost_rank=0
-            ) from error
+            raise self._lost(error) from error
         match message.kind:
             case "end":
                 raise RunEnded
@@ -234,6 +236,12 @@ class Member(Membership):
                     f"(deadline={message.values['deadline']:g})"
                 )
         return message
+
+    def _lost(self, error: OSError) -> TransportError:
+        rank = self._meeting.rank
+        return TransportError(
+            f"rank {rank} lost rank 0, which decides who takes part in exchanges ({error})", lost_rank=0
+        )
 
 
 def _connected(address: tuple[str, int], limit: float) -> socket.socket:
