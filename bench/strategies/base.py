@@ -293,7 +293,7 @@ class BoundStrategy(abc.ABC):
         layers: the model's trainable parameters.
         loop: process group of the ranks that run the training loop; None if all ranks do.
         interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
-        first_step: the step of the run from which this process trains, if it started after the others.
+        first_step: the step of the run from which this process trains, if it joins after the others.
         evaluates: False if this rank leaves evaluations to others.
     """
 
@@ -309,6 +309,14 @@ class BoundStrategy(abc.ABC):
         self.exchanges = exchanges
         self.optimizer = optimizer
         self.layers: list[Layer] = layers_of(model)
+
+    def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:  # noqa: B027 - optional
+        """Join the other ranks, if ranks may leave and return; the last call before training, which sets `first_step`.
+
+        Args:
+            while_waiting: call this at least once a second while this rank waits for ranks that may be lost.
+            has_joined: call this once this rank has taken part in what the ranks do together.
+        """
 
     @abc.abstractmethod
     def train_step(self, batch: Batch) -> StepReport:

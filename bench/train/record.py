@@ -36,7 +36,7 @@ from collectives.transport.process_group import gather_json
 from compressors.ddp.report import Decision, StepReport, add_counts
 
 # Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
-_COUNTED = ("factor_fallbacks", "factor_updates_skipped", "ranks_lost", "ranks_returned")
+_COUNTED = ("factor_fallbacks", "factor_updates_skipped")
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
@@ -299,6 +299,8 @@ class Recorder:
             "peak_rss_bytes": peak_rss_bytes(),
             "held_bytes": self.strategy.held_bytes,
             "weights": weights_hash(self.strategy.model.parameters()),
+            "ranks_lost": None,
+            "ranks_returned": None,
         }
         of_rank = [own] if others is None else others.replica_figures(own)
         return [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
@@ -362,6 +364,8 @@ class Recorder:
             "staleness_max": max(staleness, default=None),
             "peak_rss_bytes": max(of_all["peak_rss_bytes"]),
             "held_bytes": max(known["held_bytes"], default=None),
+            "ranks_lost": max(known["ranks_lost"], default=None),
+            "ranks_returned": max(known["ranks_returned"], default=None),
         }
         for purpose in _BESIDE_GRADIENTS:
             sent = sum(traffic.get(purpose, {}).get("nbytes", 0) for traffic in of_all["traffic"])

@@ -47,10 +47,9 @@ from bench.train.trainer import Diverged, Trainer
 from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
-from collectives.transport.base import TransportError
+from collectives.transport.base import MembershipError, RunEnded, TransportError
 from collectives.transport.process_group import gather_json
 from compressors.ddp.hook import NonFiniteGradient
-from compressors.local.membership import MembershipError, RunEnded
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (
@@ -100,8 +99,6 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 meeting_store=store,
             )
         )
-        if options.ranks_may_leave and folder.rendezvous.is_dir():  # else ranks were started by hand
-            folder.joined(own_rank()).touch()
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
         if isinstance(strategy, CommandedRank):
@@ -136,7 +133,14 @@ def _train(
             schedule=torch.profiler.schedule(wait=config.warmup_steps, warmup=1, active=config.profile, repeat=1),
             on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
         )
+
+    def has_joined() -> None:
+        if folder.rendezvous.is_dir():  # else torchrun has started the ranks
+            folder.joined(own_rank()).touch()
+
     with profiler or contextlib.nullcontext():
+        # Last, because what this rank does before its first step makes it late for an exchange.
+        strategy.join(while_waiting=recorder.progress.repeat, has_joined=has_joined)
         trainer = Trainer(
             config=config,
             strategy=strategy,

@@ -22,13 +22,13 @@ import hmac
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 from typing_extensions import override
 
-from collectives.transport.base import Ledger, TransportError
+from collectives.transport.base import Ledger, MembershipError, RunEnded, TransportError
 from compressors.local.channel import Channel, Message
 
 # Seconds for which rank 0 waits for reports after a sum has failed, and for the others at the end, and in which a rank
@@ -37,14 +37,6 @@ PATIENCE_S = 10.0
 RETRY_S = 0.5
 # Key of rank 0's address and tokens in the store.
 COORDINATOR_KEY = "gradwire/coordinator"
-
-
-class MembershipError(RuntimeError):
-    """This rank cannot take part, or too few ranks are left; the message is one sentence for the user."""
-
-
-class RunEnded(Exception):
-    """Rank 0 has ended the run, so this rank has nothing left to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,11 +84,8 @@ class Membership(abc.ABC):
     num_returned = 0
 
     @abc.abstractmethod
-    def join(self, state: Callable[[int], bytes]) -> bytes | None:
+    def join(self) -> bytes | None:
         """Join the run; return the state from which this rank starts, or None on rank 0, which begins the run.
-
-        Args:
-            state: returns the state with which a rank joins before the exchange of a number; rank 0 calls it.
 
         Raises:
             MembershipError: the ranks did not start in time, or rank 0 refuses this one.
@@ -149,7 +138,7 @@ class Membership(abc.ABC):
 
     @abc.abstractmethod
     def disconnect(self) -> None:
-        """Close all channels without a word, as the end of the process does."""
+        """Close all channels without a message, as the end of the process does."""
 
 
 class Member(Membership):
@@ -165,7 +154,7 @@ class Member(Membership):
         self._channel: Channel | None = None
 
     @override
-    def join(self, state: Callable[[int], bytes]) -> bytes:
+    def join(self) -> bytes:
         meeting = self._meeting
         try:
             meeting.store.wait([COORDINATOR_KEY], datetime.timedelta(seconds=meeting.timeout_s))
@@ -175,10 +164,10 @@ class Member(Membership):
             raise TransportError(f"rank {meeting.rank} cannot reach rank 0: {error}", lost_rank=0) from error
         self._channel = Channel(sock, self._ledger, is_trusted=True, send_s=meeting.timeout_s)
         self._send("hello", rank=meeting.rank, token=token, digest=meeting.digest)
-        message = self._receive()
+        message = self._next()
         if not hmac.compare_digest(str(message.values.get("answer")).encode(), answer.encode()):
-            raise TransportError(f"another program answers rank {meeting.rank} at the address of rank 0", lost_rank=0)
-        return message.body
+            raise self._lost("another program answers")
+        return self._obeyed(message).body
 
     @override
     def begin(self, exchange: int, steps: int) -> Members:
@@ -216,12 +205,18 @@ class Member(Membership):
             raise self._lost(error) from error
 
     def _receive(self) -> Message:
+        return self._obeyed(self._next())
+
+    def _next(self) -> Message:
         assert self._channel is not None
-        rank = self._meeting.rank
         try:
-            message = self._channel.receive()
-        except OSError as error:
+            return self._channel.receive()
+        except (OSError, ValueError, RecursionError) as error:  # closed, or another program's nonsense
             raise self._lost(error) from error
+
+    def _obeyed(self, message: Message) -> Message:
+        """Return a message of rank 0, unless it says that this rank takes part no longer."""
+        rank = self._meeting.rank
         match message.kind:
             case "end":
                 raise RunEnded
@@ -231,16 +226,13 @@ class Member(Membership):
                     "the same command on each"
                 )
             case "left_out":
-                raise MembershipError(
-                    f"rank {rank} was late for an exchange, which went on without it "
-                    f"(deadline={message.values['deadline']:g})"
-                )
+                raise MembershipError(message.values["why"])
         return message
 
-    def _lost(self, error: OSError) -> TransportError:
+    def _lost(self, why: Exception | str) -> TransportError:
         rank = self._meeting.rank
         return TransportError(
-            f"rank {rank} lost rank 0, which decides who takes part in exchanges ({error})", lost_rank=0
+            f"rank {rank} lost rank 0, which decides who takes part in exchanges ({why})", lost_rank=0
         )
 
 

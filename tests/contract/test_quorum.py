@@ -15,10 +15,9 @@ from torch import nn
 from bench.core import registry, spec
 from collectives.base import Collective
 from collectives.options import incompatibility
-from collectives.transport.base import TransportError
+from collectives.transport.base import MembershipError, TransportError
 from compressors.base import Compressor
 from compressors.local.coordinator import MOST_ATTEMPTS, Coordinator
-from compressors.local.membership import MembershipError
 from compressors.local.options import LocalOptions
 from tests.contract.test_local_steps import STEPS as STEPS_OF_TRAIN
 from tests.contract.test_local_steps import network, train
@@ -210,8 +209,8 @@ def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.Captur
             if index == 8:  # the fifth exchange is the first with the rank that starts again
                 again.set()
                 await_peer(rank, "waiting")
-            report = rank.step(lower)
-            counts.append((report.ranks_lost, report.ranks_returned))
+            rank.step(lower)
+            counts.append((rank.local.membership.num_lost, rank.local.membership.num_returned))
             if index == 9:
                 before = rank.outer()
                 rank.local.show_inner()
@@ -247,8 +246,7 @@ def test_a_rank_that_starts_again_begins_at_the_outer_copy(capsys: pytest.Captur
     assert torch.equal(ended_at, after)
     assert torch.equal(results[1][1], after)
     assert torch.equal(momentum_now[0], momentum[0])
-    of_exchanges = [count for count in counts if count != (None, None)]
-    assert of_exchanges == [(0, 0), (0, 0), (1, 0), (0, 0), (0, 1), (0, 0), (0, 0), (0, 0)]
+    assert counts[1::2] == [(0, 0), (0, 0), (1, 0), (1, 0), (1, 1), (1, 1), (1, 1), (1, 1)]
     told = capsys.readouterr().err
     assert "rank 2 is lost before exchange 2 is done: its connection is closed" in told
     assert "rank 2 returns before exchange 5" in told
@@ -293,27 +291,26 @@ def forward(model: nn.Module, rank: int, index: int) -> None:
 
 
 def test_a_late_rank_is_left_out_and_told(capsys: pytest.CaptureFixture[str]) -> None:
-    run = QuorumRun(3, deadline=0.3, quorum=2)
+    run = QuorumRun(3, deadline=60.0, quorum=2)
     others_went_on = threading.Event()
 
     def work(rank: QuorumRank) -> list[float]:
+        rank.step(lower)
+        rank.local.options.deadline = 0.01
         if rank.rank == 2:
-            rank.step(lower)
             others_went_on.wait()
-        found = outers(rank, 3)
+        found = outers(rank, 2)
         if rank.rank == 0:
             others_went_on.set()
         return found
 
-    started = time.monotonic()
     for rank in range(3):
         run.start(rank, Scalars(0.0), work)
     results = run.join()
-    assert time.monotonic() - started < run.timeout_s / 2
     assert isinstance(results[2], MembershipError)
-    assert str(results[2]) == "rank 2 was late for an exchange, which went on without it (deadline=0.3)"
-    assert results[0] == results[1] == pytest.approx([-7.0, -9.5, -12.0])
-    assert "rank 2 is late for exchange 1, which goes on without it" in capsys.readouterr().err
+    assert str(results[2]) == "exchange 1 goes on without rank 2, which was late for it (deadline=0.01)"
+    assert results[0] == results[1] == pytest.approx([-9.5, -12.0])
+    assert str(results[2]) in capsys.readouterr().err
 
 
 def test_below_the_quorum_all_wait_for_a_rank_to_return() -> None:

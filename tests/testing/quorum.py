@@ -50,6 +50,7 @@ class QuorumRank:
             cast(Collective, spec.build("collectives", run.collective)),
             meeting,
         )
+        self.local.join()
         self.index = self.local.first_step
 
     def step(self, change: Change) -> StepReport:

@@ -10,6 +10,7 @@ SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -209,8 +210,20 @@ class LocalTrainingWithQuorum(LocalTraining):
     def __init__(self, setup: Setup, options: Local) -> None:
         super().__init__(setup, options)
         self.evaluates = own_rank() == 0
-        self.first_step = self._local.first_step
         self._samples_per_step = setup.config.samples_per_step
+
+    @override
+    def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:
+        self._local.join(while_waiting)
+        self.first_step = self._local.first_step
+        self._has_joined = has_joined
+
+    @override
+    def train_step(self, batch: Batch) -> StepReport:
+        report = super().train_step(batch)
+        if self._local.steps_here == self._local.options.interval:  # the end of its first exchange
+            self._has_joined()
+        return report
 
     @override
     def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
@@ -229,8 +242,13 @@ class LocalTrainingWithQuorum(LocalTraining):
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the figures of all ranks that are there, on rank 0; its own include the samples of the others."""
-        figures, missing = self._local.membership.share_figures(self._local.num_steps, own, self._local.steps_here)
-        figures[0] = own | {"samples": own["samples"] + missing * self._samples_per_step}
+        membership = self._local.membership
+        figures, missing = membership.share_figures(self._local.num_steps, own, self._local.steps_here)
+        figures[0] = own | {
+            "samples": own["samples"] + missing * self._samples_per_step,
+            "ranks_lost": membership.num_lost,
+            "ranks_returned": membership.num_returned,
+        }
         return figures
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:
