@@ -50,7 +50,7 @@ class QuorumRank:
             cast(Collective, spec.build("collectives", run.collective)),
             meeting,
         )
-        self.local.join()
+        self.local.join(run.while_waiting)
         self.index = self.local.first_step
 
     def step(self, change: Change) -> StepReport:
@@ -136,6 +136,7 @@ class QuorumRun:
         self.options = {"quorum": 1, "steps": 1} | options
         self.store = HashStore()
         self.results: dict[int, Any] = {}
+        self.while_waiting: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
 
     def start(self, rank: int, model: nn.Module, work: Callable[[QuorumRank], Any], digest: str = "run") -> None:
@@ -168,3 +169,18 @@ class QuorumRun:
 def shown(error: object) -> str:
     """Return the traceback of an exception, for the message of a failed test."""
     return "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
+
+
+def lower(model: nn.Module, rank: int, _: int) -> None:
+    """Each rank moves by another distance, so that the mean says who took part."""
+    for parameter in model.parameters():
+        parameter -= float(4**rank)
+
+
+def outers(rank: QuorumRank, steps: int = 6) -> list[float]:
+    """Return the first parameter of the outer copy after every step."""
+    found = []
+    for _ in range(steps):
+        rank.step(lower)
+        found.append(float(rank.outer()[0]))
+    return found
