@@ -216,7 +216,7 @@ class Coordinator(Membership):
                 limit = min(last, now + self._options.deadline)
             if now < limit:
                 if 1 + len(members) < quorum and self._admit_waiting():
-                    last = now + seconds  # for the steps until the exchange
+                    limit = last = now + seconds  # for the steps until the exchange
                 self._poll(limit)
             elif num_ready >= quorum:
                 for peer in awaited:
