@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -90,14 +90,15 @@ class Setup:
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
-    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options.
+    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options."""
 
-    Attributes:
-        default_collectives: names of collectives, best first: if the user names no collective, the first one that takes
-            the compressor's payloads is used; empty: the compressor's own list.
-    """
+    @property
+    def default_collectives(self) -> tuple[str, ...]:
+        """Return names of collectives, best first; empty: the compressor's own list.
 
-    default_collectives: ClassVar[tuple[str, ...]] = ()
+        If the user names no collective, the first one that takes the compressor's payloads is used.
+        """
+        return ()
 
     @property
     def ranks_may_leave(self) -> bool:

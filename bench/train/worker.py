@@ -36,6 +36,7 @@ from bench.train.data import RankData, pool_running_statistics_
 from bench.train.rank import (
     device_time,
     end_process,
+    group_of_one,
     link_rates,
     meeting_store,
     process_group,
@@ -72,8 +73,9 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         use_batch_scheduling()
     options: Strategy = spec.build("strategies", config.filled["strategy"])
     store = meeting_store(config.timeout_s) if options.ranks_may_leave else None
+    group = process_group(device, config.timeout_s) if store is None else group_of_one()
     # A rank that rank 0 tells that the run has ended leaves without an error.
-    with contextlib.suppress(RunEnded), process_group(device, config.timeout_s, of_all_ranks=store is None):
+    with contextlib.suppress(RunEnded), group:
         if (started := int(os.environ["WORLD_SIZE"])) != config.world_size:
             raise RuntimeError(f"the run has {config.world_size} ranks, but {started} were started")
         if len(set(gather_json(config.digest))) > 1:

@@ -81,17 +81,19 @@ class Local(LocalOptions, Strategy):
                 config.bucket_mb is not None,
                 f"--bucket-mb has no meaning with {name}, which sends each fragment as one message; leave it out",
             ),
-            (
-                self.ranks_may_leave and config.checkpoint_every > 0,
-                f"--checkpoint-every needs all ranks at one step, and with quorum={self.quorum} of {name} some may be "
-                "lost; leave it out, because a lost rank starts again by itself",
-            ),
-            (
-                self.ranks_may_leave and config.device == "cuda",
-                f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
-            ),
         )
         if self.ranks_may_leave:
+            refuse(
+                (
+                    config.checkpoint_every > 0,
+                    f"--checkpoint-every needs all ranks at one step, and with quorum={self.quorum} of {name} some may "
+                    "be lost; leave it out, because a lost rank starts again by itself",
+                ),
+                (
+                    config.device == "cuda",
+                    f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
+                ),
+            )
             self.check_quorum(collective, config.replicas)
 
     @property
@@ -101,7 +103,7 @@ class Local(LocalOptions, Strategy):
 
     @property
     @override
-    def default_collectives(self) -> tuple[str, ...]:  # type: ignore[override]
+    def default_collectives(self) -> tuple[str, ...]:
         return ("ring", "allgather") if self.ranks_may_leave else ()
 
     @override
