@@ -53,7 +53,7 @@ class Setup:
         model: the network, not wrapped in DDP, on `device`; its weights are equal on all ranks.
         compressor, collective, optimizer: the run's components, with their options set.
         device: the device on which this rank computes.
-        meeting_store: rendezvous store of the whole run, if every rank is a process group of its own; else None.
+        rendezvous_store: rendezvous store of the whole run, if every rank is a process group of its own; else None.
     """
 
     config: RunConfig
@@ -62,7 +62,7 @@ class Setup:
     collective: Collective
     optimizer: Optimizer
     device: torch.device
-    meeting_store: Store | None = None
+    rendezvous_store: Store | None = None
 
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
         """Return a new reducer, which compresses gradients and keeps residuals, and the optimizer to use with it.

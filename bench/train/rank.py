@@ -163,7 +163,7 @@ def device_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def meeting_store(timeout_s: float) -> Store:
+def rendezvous_store(timeout_s: float) -> Store:
     """Return a store that all ranks of the job share, also ranks that start again, with a time limit for every wait."""
     method = os.environ.get(INIT_METHOD, "env://")
     if method.startswith("file://"):

@@ -38,9 +38,9 @@ from bench.train.rank import (
     end_process,
     group_of_one,
     link_rates,
-    meeting_store,
     process_group,
     rank_main,
+    rendezvous_store,
     set_up_device,
 )
 from bench.train.record import Recorder
@@ -72,7 +72,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     if device.type == "cpu":
         use_batch_scheduling()
     options: Strategy = spec.build("strategies", config.filled["strategy"])
-    store = meeting_store(config.timeout_s) if options.ranks_may_leave else None
+    store = rendezvous_store(config.timeout_s) if options.ranks_may_leave else None
     group = process_group(device, config.timeout_s) if store is None else group_of_one()
     # A rank that rank 0 tells that the run has ended leaves without an error.
     with contextlib.suppress(RunEnded), group:
@@ -98,7 +98,7 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 collective=on_links(spec.build("collectives", config.filled["collective"]), link_rates(config)),
                 optimizer=spec.build("optimizers", config.filled["optimizer"]),
                 device=device,
-                meeting_store=store,
+                rendezvous_store=store,
             )
         )
         checkpointer = Checkpointer(config, folder)

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from collectives.transport.base import Ledger, MembershipError
 from compressors.local.channel import Channel, Message
-from compressors.local.membership import COORDINATOR_KEY, PATIENCE_S, Meeting, Members, Membership
+from compressors.local.membership import COORDINATOR_KEY, Members, Membership, Rendezvous
 from compressors.local.options import LocalOptions
 
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
@@ -27,6 +27,10 @@ MOST_ATTEMPTS = 8
 _MOST_STRANGERS, _MOST_POLLS = 64, 1024
 # Seconds for which rank 0 waits for a rank that takes nothing of a message.
 STALL_S = 10.0
+# Seconds for which it waits for reports of the other members once a sum has failed.
+REPORTS_S = 10.0
+# Seconds for which it waits for the others to leave at the end.
+FAREWELL_S = 10.0
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -61,7 +65,7 @@ class Coordinator(Membership):
     """Rank 0: decide who takes part, and admit ranks that start.
 
     Args:
-        meeting: how to find the other ranks.
+        rendezvous: how to find the other ranks.
         options: quorum and deadline.
         ledger: counts the messages of rank 0.
         state: returns the state with which a rank joins before the exchange of a number.
@@ -70,23 +74,23 @@ class Coordinator(Membership):
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         options: LocalOptions,
         ledger: Ledger,
         *,
         state: Callable[[int], bytes],
         while_waiting: Callable[[], None],
     ) -> None:
-        self._meeting, self._options, self._ledger = meeting, options, ledger
+        self._rendezvous, self._options, self._ledger = rendezvous, options, ledger
         self._state, self._while_waiting = state, while_waiting
-        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
-        self._listener = socket.create_server((meeting.host, 0), family=family, backlog=128)
+        family = socket.AF_INET6 if ":" in rendezvous.host else socket.AF_INET
+        self._listener = socket.create_server((rendezvous.host, 0), family=family, backlog=128)
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._token, self._answer = secrets.token_hex(32), secrets.token_hex(32)
         address = self._listener.getsockname()[:2]
-        meeting.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
+        rendezvous.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
         self._peers: list[_Peer] = []
         self._all_members: list[_Peer] = []  # all that were members at any time
         self._figures: dict[int, dict[_Peer, dict[str, Any]]] = collections.defaultdict(dict)  # by step
@@ -98,12 +102,12 @@ class Coordinator(Membership):
 
     @override
     def join(self) -> None:
-        limit = time.monotonic() + self._meeting.timeout_s
-        everyone = set(range(1, self._meeting.world_size))
+        limit = time.monotonic() + self._rendezvous.timeout_s
+        everyone = set(range(1, self._rendezvous.world_size))
         while missing := everyone - {peer.rank for peer in self._with("waiting")}:
             if time.monotonic() >= limit:
                 raise MembershipError(
-                    f"{_named(missing)} did not join within {self._meeting.timeout_s:g} s (--timeout)"
+                    f"{_named(missing)} did not join within {self._rendezvous.timeout_s:g} s (--timeout)"
                 )
             self._poll(limit)
         self._admit_waiting()
@@ -127,7 +131,7 @@ class Coordinator(Membership):
     def agree(self, problem: str | None) -> bool:
         members = list(self._connected or ())
         problems = [] if problem is None else [problem]
-        limit = time.monotonic() + (self._meeting.sum_timeout_s if problem is None else PATIENCE_S)
+        limit = time.monotonic() + (self._rendezvous.sum_timeout_s if problem is None else REPORTS_S)
         while self._summing():
             if time.monotonic() < limit:
                 self._poll(limit)
@@ -136,7 +140,7 @@ class Coordinator(Membership):
                 for peer in self._summing():
                     self._leave_out(peer, "which did not say in time whether its sum succeeded")
             if any(peer.problem for peer in members):
-                limit = min(limit, time.monotonic() + PATIENCE_S)
+                limit = min(limit, time.monotonic() + REPORTS_S)
         left = self._with("member")
         problems += [peer.problem for peer in left if peer.problem]
         if problems:
@@ -173,7 +177,7 @@ class Coordinator(Membership):
         self._is_over = True
         for peer in [*self._with("member"), *self._with("waiting")]:
             self._send(peer, "end", answer=self._answer)
-        limit = time.monotonic() + PATIENCE_S
+        limit = time.monotonic() + FAREWELL_S
         while len(self._peers) > len(self._with("stranger")) and time.monotonic() < limit:
             self._poll(limit)  # whatever a rank asks for now, the answer was sent
         self.disconnect()
@@ -199,7 +203,7 @@ class Coordinator(Membership):
         Raises:
             MembershipError: no quorum was ready in time.
         """
-        quorum, seconds = self._options.quorum, self._meeting.timeout_s
+        quorum, seconds = self._options.quorum, self._rendezvous.timeout_s
         last = time.monotonic() + seconds
         limit = last
         while True:
@@ -222,7 +226,7 @@ class Coordinator(Membership):
                 for peer in awaited:
                     self._leave_out(peer, f"which was late for it (deadline={self._options.deadline:g})")
             else:
-                absent = set(range(self._meeting.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
+                absent = set(range(self._rendezvous.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
                 raise MembershipError(
                     f"exchange {self._exchange} needs {quorum} ranks (quorum), and {_named(absent)} did not come "
                     f"within {seconds:g} s (--timeout)"
@@ -271,7 +275,7 @@ class Coordinator(Membership):
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionError):  # the connection is already closed
             return
-        send_s = self._meeting.sum_timeout_s
+        send_s = self._rendezvous.sum_timeout_s
         peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False, send_s=send_s, stall_s=STALL_S))
         self._peers.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
@@ -310,7 +314,7 @@ class Coordinator(Membership):
     def _greet(self, peer: _Peer, values: dict[str, Any]) -> None:
         peer.rank = values["rank"]
         peer.channel.is_trusted = True
-        if values["digest"] != self._meeting.digest or not 0 < peer.rank < self._meeting.world_size:
+        if values["digest"] != self._rendezvous.digest or not 0 < peer.rank < self._rendezvous.world_size:
             self._send(peer, "refused", answer=self._answer)
             self._drop(peer)
             return

@@ -31,16 +31,14 @@ from typing_extensions import override
 from collectives.transport.base import Ledger, MembershipError, RunEnded, TransportError
 from compressors.local.channel import Channel, Message
 
-# Seconds for which rank 0 waits for reports after a sum has failed, and for the others at the end, and in which a rank
-# that tries to connect must succeed.
-PATIENCE_S = 10.0
-RETRY_S = 0.5
+# Seconds for one try to connect to rank 0, and until the next one.
+CONNECT_S, RETRY_S = 10.0, 0.5
 # Key of rank 0's address and tokens in the store.
 COORDINATOR_KEY = "gradwire/coordinator"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """What a rank needs to find the others.
 
     Attributes:
@@ -145,25 +143,25 @@ class Member(Membership):
     """Any rank but 0: follow the decisions of rank 0.
 
     Args:
-        meeting: how to find rank 0.
+        rendezvous: how to find rank 0.
         ledger: counts the messages of this rank.
     """
 
-    def __init__(self, meeting: Meeting, ledger: Ledger) -> None:
-        self._meeting, self._ledger = meeting, ledger
+    def __init__(self, rendezvous: Rendezvous, ledger: Ledger) -> None:
+        self._rendezvous, self._ledger = rendezvous, ledger
         self._channel: Channel | None = None
 
     @override
     def join(self) -> bytes:
-        meeting = self._meeting
+        rendezvous = self._rendezvous
         try:
-            meeting.store.wait([COORDINATOR_KEY], datetime.timedelta(seconds=meeting.timeout_s))
-            host, port, token, answer = json.loads(meeting.store.get(COORDINATOR_KEY))
-            sock = _connected((host, port), time.monotonic() + meeting.timeout_s)
+            rendezvous.store.wait([COORDINATOR_KEY], datetime.timedelta(seconds=rendezvous.timeout_s))
+            host, port, token, answer = json.loads(rendezvous.store.get(COORDINATOR_KEY))
+            sock = _connected((host, port), time.monotonic() + rendezvous.timeout_s)
         except (RuntimeError, OSError) as error:
-            raise TransportError(f"rank {meeting.rank} cannot reach rank 0: {error}", lost_rank=0) from error
-        self._channel = Channel(sock, self._ledger, is_trusted=True, send_s=meeting.timeout_s)
-        self._send("hello", rank=meeting.rank, token=token, digest=meeting.digest)
+            raise TransportError(f"rank {rendezvous.rank} cannot reach rank 0: {error}", lost_rank=0) from error
+        self._channel = Channel(sock, self._ledger, is_trusted=True, send_s=rendezvous.timeout_s)
+        self._send("hello", rank=rendezvous.rank, token=token, digest=rendezvous.digest)
         message = self._next()
         if not hmac.compare_digest(str(message.values.get("answer")).encode(), answer.encode()):
             raise self._lost("another program answers")
@@ -216,7 +214,7 @@ class Member(Membership):
 
     def _obeyed(self, message: Message) -> Message:
         """Return a message of rank 0, unless it says that this rank takes part no longer."""
-        rank = self._meeting.rank
+        rank = self._rendezvous.rank
         match message.kind:
             case "end":
                 raise RunEnded
@@ -230,7 +228,7 @@ class Member(Membership):
         return message
 
     def _lost(self, why: Exception | str) -> TransportError:
-        rank = self._meeting.rank
+        rank = self._rendezvous.rank
         return TransportError(
             f"rank {rank} lost rank 0, which decides who takes part in exchanges ({why})", lost_rank=0
         )
@@ -240,7 +238,7 @@ def _connected(address: tuple[str, int], limit: float) -> socket.socket:
     """Connect to rank 0; try again until a time of `time.monotonic`, because this rank's own link may come back."""
     while True:
         try:
-            return socket.create_connection(address, PATIENCE_S)
+            return socket.create_connection(address, CONNECT_S)
         except ConnectionRefusedError:  # rank 0 has ended
             raise
         except OSError:

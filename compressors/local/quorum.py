@@ -30,7 +30,7 @@ from compressors.ddp.report import Bucket
 from compressors.layer import Step
 from compressors.local.coordinator import Coordinator
 from compressors.local.exchange import Exchange, LocalSteps
-from compressors.local.membership import Meeting, Member, Members, Membership
+from compressors.local.membership import Member, Members, Membership, Rendezvous
 from compressors.local.options import LocalOptions
 
 # Seconds for the members to connect; all are ready, so one that does not connect is lost.
@@ -44,7 +44,7 @@ class LocalStepsWithQuorum(LocalSteps):
 
     Args:
         model: the network; `join` replaces its parameters and buffers with those of the outer copy, except on rank 0.
-        meeting: how to find the other ranks. The other arguments are those of `LocalSteps`.
+        rendezvous: how to find the other ranks. The other arguments are those of `LocalSteps`.
 
     Attributes:
         first_step: the step of the run from which this rank trains.
@@ -60,13 +60,13 @@ class LocalStepsWithQuorum(LocalSteps):
         options: LocalOptions,
         compressor: Compressor,
         collective: Collective,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         *,
         nonfinite: Nonfinite = "skip",
     ) -> None:
         # A sum of this rank alone never takes place; `collective` is bound to the members of each exchange.
         super().__init__(model, options, compressor, Ring(), SingleRank(), nonfinite=nonfinite)
-        self._unbound, self._meeting = collective, meeting
+        self._unbound, self._rendezvous = collective, rendezvous
         self._generation = 0  # of the connections to the other members
 
     def join(self, while_waiting: Callable[[], None] = lambda: None) -> None:
@@ -79,13 +79,13 @@ class LocalStepsWithQuorum(LocalSteps):
             MembershipError: the ranks did not start in time, or rank 0 refuses this one.
             TransportError: rank 0 does not answer.
         """
-        meeting, ledger = self._meeting, self.transport.ledger
-        if meeting.rank == 0:
+        rendezvous, ledger = self._rendezvous, self.transport.ledger
+        if rendezvous.rank == 0:
             self.membership = Coordinator(
-                meeting, self.options, ledger, state=self._state_before, while_waiting=while_waiting
+                rendezvous, self.options, ledger, state=self._state_before, while_waiting=while_waiting
             )
         else:
-            self.membership = Member(meeting, ledger)
+            self.membership = Member(rendezvous, ledger)
         try:
             state = self.membership.join()
         except Exception:
@@ -144,12 +144,12 @@ class LocalStepsWithQuorum(LocalSteps):
         self._others.clear()
         self.transport.close()
         self.transport = connect_ranks(
-            PrefixStore(f"gradwire/members/{members.generation}", self._meeting.store),
-            self._meeting.rank,
+            PrefixStore(f"gradwire/members/{members.generation}", self._rendezvous.store),
+            self._rendezvous.rank,
             members.ranks,
-            self._meeting.host,
-            timeout_s=self._meeting.sum_timeout_s,
-            connect_s=min(CONNECT_WITHIN_S, self._meeting.sum_timeout_s),
+            self._rendezvous.host,
+            timeout_s=self._rendezvous.sum_timeout_s,
+            connect_s=min(CONNECT_WITHIN_S, self._rendezvous.sum_timeout_s),
             ledger=self.transport.ledger,
         )
         self.collective = self._unbound.bind(self.transport, self._downlink)

@@ -14,16 +14,16 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from collectives.transport.base import Ledger, MembershipError, TransportError
 from compressors.local.channel import Channel
 from compressors.local.coordinator import MOST_ATTEMPTS
-from compressors.local.membership import COORDINATOR_KEY, Meeting, Member
+from compressors.local.membership import COORDINATOR_KEY, Member, Rendezvous
 from tests.testing.local_steps import Scalars
 from tests.testing.quorum import QuorumRank, QuorumRun, lower, outers
 
 
 def member(sock: socket.socket) -> Member:
     """Return rank 1, which has joined over a connected socket."""
-    meeting = Meeting(rank=1, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=0.05)
-    made = Member(meeting, Ledger())
-    made._channel = Channel(sock, Ledger(), is_trusted=True, send_s=meeting.timeout_s)
+    rendezvous = Rendezvous(rank=1, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=0.05)
+    made = Member(rendezvous, Ledger())
+    made._channel = Channel(sock, Ledger(), is_trusted=True, send_s=rendezvous.timeout_s)
     return made
 
 
@@ -55,8 +55,8 @@ def test_the_kernel_gives_up_on_bytes_that_are_not_acknowledged() -> None:
 @pytest.mark.parametrize("kind", ["state", "end", "refused", "left_out", None])
 def test_another_program_at_the_address_of_rank_0_is_not_believed(kind: str | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        meeting = Meeting(rank=1, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=5.0)
-        meeting.store.set(COORDINATOR_KEY, json.dumps([*listener.getsockname(), "token", "answer"]))
+        rendezvous = Rendezvous(rank=1, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=5.0)
+        rendezvous.store.set(COORDINATOR_KEY, json.dumps([*listener.getsockname(), "token", "answer"]))
 
         def answer() -> None:
             sock, _ = listener.accept()
@@ -70,7 +70,7 @@ def test_another_program_at_the_address_of_rank_0_is_not_believed(kind: str | No
 
         other = threading.Thread(target=answer)
         other.start()
-        rank = Member(meeting, Ledger())
+        rank = Member(rendezvous, Ledger())
         with pytest.raises(TransportError, match="rank 1 lost rank 0"):
             rank.join()
         rank.disconnect()
@@ -198,7 +198,7 @@ def test_the_run_ends_with_rank_0() -> None:
 
 
 def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressors.local.coordinator.PATIENCE_S", 1.0)
+    monkeypatch.setattr("compressors.local.coordinator.REPORTS_S", 1.0)
     run = QuorumRun(3)
     ends = threading.Event()
 
@@ -224,7 +224,7 @@ def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_rank_that_says_nothing_after_a_failed_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressors.local.coordinator.PATIENCE_S", 0.5)
+    monkeypatch.setattr("compressors.local.coordinator.REPORTS_S", 0.5)
     run = QuorumRun(3)
     ends = threading.Event()
 

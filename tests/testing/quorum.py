@@ -17,7 +17,7 @@ from compressors.base import Compressor
 from compressors.ddp.report import Bucket, StepReport
 from compressors.layer import Step
 from compressors.local.exchange import Exchange
-from compressors.local.membership import Meeting
+from compressors.local.membership import Rendezvous
 from compressors.local.options import LocalOptions
 from compressors.local.quorum import LocalStepsWithQuorum
 from tests.testing.compressor_cases import step_at
@@ -35,7 +35,7 @@ class QuorumRank:
 
     def __init__(self, run: QuorumRun, rank: int, model: nn.Module, digest: str = "run") -> None:
         self.run, self.rank, self.model = run, rank, model
-        meeting = Meeting(
+        rendezvous = Rendezvous(
             rank=rank,
             world_size=run.world_size,
             store=run.store,
@@ -48,7 +48,7 @@ class QuorumRank:
             LocalOptions(**run.options),
             cast(Compressor, spec.build("compressors", run.compressor)),
             cast(Collective, spec.build("collectives", run.collective)),
-            meeting,
+            rendezvous,
         )
         self.local.join(run.while_waiting)
         self.index = self.local.first_step

@@ -31,7 +31,7 @@ from compressors.ddp.report import StepReport
 from compressors.local.by_speed import LocalStepsBySpeed
 from compressors.local.exchange import LocalSteps
 from compressors.local.fragments import dealt
-from compressors.local.membership import Meeting
+from compressors.local.membership import Rendezvous
 from compressors.local.options import LocalOptions
 from compressors.local.quorum import LocalStepsWithQuorum
 
@@ -230,17 +230,17 @@ class LocalTrainingWithQuorum(LocalTraining):
     @override
     def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
         config = setup.config
-        assert setup.meeting_store is not None, "ranks that may leave need a store that outlives each of them"
-        meeting = Meeting(
+        assert setup.rendezvous_store is not None, "ranks that may leave need a store that outlives each of them"
+        rendezvous = Rendezvous(
             rank=own_rank(),
             world_size=config.world_size,
-            store=setup.meeting_store,
-            host=host_seen_by_others(setup.meeting_store),
+            store=setup.rendezvous_store,
+            host=host_seen_by_others(setup.rendezvous_store),
             digest=config.digest,
             timeout_s=config.timeout_s,
         )
         parts = setup.compressor, setup.collective
-        return LocalStepsWithQuorum(setup.model, options, *parts, meeting, nonfinite=config.nonfinite)
+        return LocalStepsWithQuorum(setup.model, options, *parts, rendezvous, nonfinite=config.nonfinite)
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the figures of all ranks that are there, on rank 0; its own include the samples of the others."""
