@@ -199,6 +199,7 @@ def test_the_run_ends_with_rank_0() -> None:
 
 def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compressors.local.coordinator.REPORTS_S", 1.0)
+    monkeypatch.setattr("compressors.local.coordinator.FAREWELL_S", 0.1)
     run = QuorumRun(3)
     ends = threading.Event()
 
@@ -225,6 +226,7 @@ def test_a_rank_that_hangs_in_a_sum_is_left_out(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_rank_that_says_nothing_after_a_failed_sum_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compressors.local.coordinator.REPORTS_S", 0.5)
+    monkeypatch.setattr("compressors.local.coordinator.FAREWELL_S", 0.1)
     run = QuorumRun(3)
     ends = threading.Event()
 
