@@ -207,6 +207,20 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
             raise
         # Which rank was lost is unknown: the ranks have no connections to each other yet.
         raise TransportError(f"a rank was lost while ranks connected: {str(error).partition(chr(10))[0]}") from error
+    with _in_group():
+        yield
+
+
+@contextlib.contextmanager
+def group_of_one() -> Iterator[None]:
+    """Do what `process_group` does for a group of this rank alone, on a CPU, which no other rank can break."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    with _in_group():
+        yield
+
+
+@contextlib.contextmanager
+def _in_group() -> Iterator[None]:
     postpone_compiler()
     try:
         yield
@@ -215,13 +229,4 @@ def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
         if lost is None:
             raise
         raise lost from error
-    dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def group_of_one() -> Iterator[None]:
-    """Do what `process_group` does for a group of this rank alone, on a CPU, which no other rank can break."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    postpone_compiler()
-    yield
     dist.destroy_process_group()

@@ -15,8 +15,8 @@ _LENGTHS = struct.Struct("<IQ")  # of a message's JSON text and of its body, in 
 _STRANGERS_ROOM = 4096
 _PART_BYTES = 1 << 18
 # A connection to a machine that has lost its power or its link breaks after about a minute, or after the longest time
-# that a message may take. While bytes are not acknowledged, the kernel sends no keep-alive probes; TCP_USER_TIMEOUT, in
-# milliseconds, ends the wait. It also limits how long the other rank may leave its buffer full.
+# that the other rank may take no part of a message, if that is longer. While bytes are not acknowledged, the kernel
+# sends no keep-alive probes; TCP_USER_TIMEOUT, in milliseconds, ends the wait, also that for room in a full buffer.
 _SILENCE_S = 60.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
@@ -48,7 +48,7 @@ class Channel:
     ) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        user_timeout = {"TCP_USER_TIMEOUT": round(1e3 * max(_SILENCE_S, send_s))}
+        user_timeout = {"TCP_USER_TIMEOUT": round(1e3 * max(_SILENCE_S, min(send_s, stall_s)))}
         for name, value in (_KEEP_ALIVE | user_timeout).items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

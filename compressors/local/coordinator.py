@@ -5,6 +5,7 @@ It works in rank 0's own thread, during exchanges and evaluations; meanwhile the
 
 import collections
 import dataclasses
+import errno
 import hmac
 import json
 import secrets
@@ -273,8 +274,10 @@ class Coordinator(Membership):
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # the connection is already closed
-            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            return  # the connection is already closed
         send_s = self._rendezvous.sum_timeout_s
         peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False, send_s=send_s, stall_s=STALL_S))
         self._peers.append(peer)

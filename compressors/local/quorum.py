@@ -64,7 +64,7 @@ class LocalStepsWithQuorum(LocalSteps):
         *,
         nonfinite: Nonfinite = "skip",
     ) -> None:
-        # A sum of this rank alone never takes place; `collective` is bound to the members of each exchange.
+        # Before the first exchange nothing is summed; `_connect` binds `collective` to the members.
         super().__init__(model, options, compressor, Ring(), SingleRank(), nonfinite=nonfinite)
         self._unbound, self._rendezvous = collective, rendezvous
         self._generation = 0  # of the connections to the other members

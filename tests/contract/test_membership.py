@@ -47,7 +47,7 @@ def test_the_kernel_gives_up_on_bytes_that_are_not_acknowledged() -> None:
     one, other = connected()
     with one, other:
         Channel(one, Ledger(), is_trusted=True, send_s=90.0)
-        Channel(other, Ledger(), is_trusted=True, send_s=1.0)
+        Channel(other, Ledger(), is_trusted=True, send_s=90.0, stall_s=1.0)
         if name := getattr(socket, "TCP_USER_TIMEOUT", None):
             assert [sock.getsockopt(socket.IPPROTO_TCP, name) for sock in (one, other)] == [90_000, 60_000]
 
