@@ -6,15 +6,18 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from collectives.transport.base import Ledger, MembershipError, TransportError
 from compressors.local.channel import Channel
-from compressors.local.coordinator import MOST_ATTEMPTS
+from compressors.local.coordinator import MOST_ATTEMPTS, Coordinator, _Peer
 from compressors.local.membership import COORDINATOR_KEY, Member, Rendezvous
+from compressors.local.options import LocalOptions
 from tests.testing.local_steps import Scalars
 from tests.testing.quorum import QuorumRank, QuorumRun, lower, outers
 
@@ -290,3 +293,31 @@ def test_a_rank_of_another_run_is_told_so() -> None:
         "rank 1 belongs to another run than rank 0: the machines have different options or data; use the same command "
         "on each"
     )
+
+
+def test_a_rank_that_is_admitted_below_the_quorum_gets_the_whole_timeout_for_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("compressors.local.coordinator.time", SimpleNamespace(monotonic=lambda: now))
+    rendezvous = Rendezvous(rank=0, world_size=2, store=HashStore(), host="127.0.0.1", digest="run", timeout_s=10.0)
+    options = LocalOptions(quorum=2)
+    coordinator = Coordinator(rendezvous, options, Ledger(), state=lambda _: b"", while_waiting=lambda: None)
+    peer = _Peer(channel=Mock(), rank=1)
+    coordinator._peers.append(peer)
+
+    def poll(limit: float) -> bool:
+        nonlocal now
+        if limit:
+            now += 4.0
+            if peer.status == "stranger":
+                peer.status = "waiting"
+            elif now > 12.0:
+                peer.ready = 0
+        return False
+
+    monkeypatch.setattr(coordinator, "_poll", poll)
+    assert coordinator.begin(0, 0).ranks == [0, 1]
+    assert now == 16.0
+    coordinator._listener.close()
+    coordinator._selector.close()
