@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ class Setup:
         model: the network, not wrapped in DDP, on `device`; its weights are equal on all ranks.
         compressor, collective, optimizer: the run's components, with their options set.
         device: the device on which this rank computes.
-        meeting_store: rendezvous store of the whole run, if every rank is a process group of its own; else None.
+        rendezvous_store: rendezvous store of the whole run, if every rank is a process group of its own; else None.
     """
 
     config: RunConfig
@@ -62,7 +62,7 @@ class Setup:
     collective: Collective
     optimizer: Optimizer
     device: torch.device
-    meeting_store: Store | None = None
+    rendezvous_store: Store | None = None
 
     def make_reducer(self) -> tuple[Reducer, Optimizer]:
         """Return a new reducer, which compresses gradients and keeps residuals, and the optimizer to use with it.
@@ -90,14 +90,15 @@ class Setup:
 
 @dataclasses.dataclass(kw_only=True)
 class Strategy(Options, abc.ABC):
-    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options.
+    """Decide what ranks exchange and when. A subclass is named after its file; its dataclass fields are options."""
 
-    Attributes:
-        default_collectives: names of collectives, best first: if the user names no collective, the first one that takes
-            the compressor's payloads is used; empty: the compressor's own list.
-    """
+    @property
+    def default_collectives(self) -> tuple[str, ...]:
+        """Return names of collectives, best first; empty: the compressor's own list.
 
-    default_collectives: ClassVar[tuple[str, ...]] = ()
+        If the user names no collective, the first one that takes the compressor's payloads is used.
+        """
+        return ()
 
     @property
     def ranks_may_leave(self) -> bool:
@@ -293,7 +294,7 @@ class BoundStrategy(abc.ABC):
         layers: the model's trainable parameters.
         loop: process group of the ranks that run the training loop; None if all ranks do.
         interval: number of steps after which the work of the steps repeats, for example from exchange to exchange.
-        first_step: the step of the run from which this process trains, if it started after the others.
+        first_step: the step of the run from which this process trains, if it joins after the others.
         evaluates: False if this rank leaves evaluations to others.
     """
 
@@ -309,6 +310,14 @@ class BoundStrategy(abc.ABC):
         self.exchanges = exchanges
         self.optimizer = optimizer
         self.layers: list[Layer] = layers_of(model)
+
+    def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:  # noqa: B027 - optional
+        """Join the other ranks, if ranks may leave and return; the last call before training, which sets `first_step`.
+
+        Args:
+            while_waiting: call this at least once a second while this rank waits for ranks that may be lost.
+            has_joined: call this once this rank has taken part in what the ranks do together.
+        """
 
     @abc.abstractmethod
     def train_step(self, batch: Batch) -> StepReport:

@@ -40,6 +40,7 @@ try:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from bench.train.rank import INIT_METHOD, end_process
+    from collectives.transport.base import MembershipError, TransportError
 except Exception as error:
     if (refusal := environment.failure_to_import_torch(error)) is None:
         raise
@@ -154,8 +155,10 @@ def _start(
     )
 
 
-# A rank that ends so many times in a row before it has joined the others is not started again.
+# A rank that ends so many times in a row before its first exchange is not started again.
 MOST_STARTS_IN_VAIN = 5
+# Reported errors that mean a loss; any other one, such as a loss that is not finite, would come again.
+_LOSSES = (MembershipError.__name__, TransportError.__name__)
 PAUSE_S = 1.0
 
 
@@ -174,20 +177,22 @@ class Restarts:
         self._due: dict[int, float] = {}
 
     def schedule(self, rank: int, result: RunProcsResult) -> bool:
-        """Start a rank that has failed again after a pause; return False if it has failed too often before it joined.
+        """Start a rank that was lost again after a pause; return False if it failed by itself, or too often in vain.
 
         What it has reported about its failure is removed, because the job goes on.
         """
         joined = self._folder.joined(rank)
         self._in_vain[rank] = 0 if joined.exists() else self._in_vain[rank] + 1
         joined.unlink(missing_ok=True)
-        if self._in_vain[rank] >= MOST_STARTS_IN_VAIN:
+        path = self._folder.errors / f"rank-{rank}.json"
+        report = read_json(path)
+        ((_, failure),) = result.failures.items()
+        was_lost = report["type"] in _LOSSES if report else failure.exitcode < 0  # by a signal
+        if not was_lost or self._in_vain[rank] >= MOST_STARTS_IN_VAIN:
             return False
         self._due[rank] = time.monotonic() + PAUSE_S
-        report = self._folder.errors / f"rank-{rank}.json"
-        exit_codes = ", ".join(str(failure.exitcode) for failure in result.failures.values())
-        why = (read_json(report) or {}).get("message", f"it ended with exit code {exit_codes}")
-        report.unlink(missing_ok=True)
+        why = report["message"] if report else f"it ended with exit code {failure.exitcode}"
+        path.unlink(missing_ok=True)
         print(f"rank {rank} starts again in {PAUSE_S:g} s: {why}", file=sys.stderr, flush=True)
         return True
 

@@ -163,7 +163,7 @@ def device_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def meeting_store(timeout_s: float) -> Store:
+def rendezvous_store(timeout_s: float) -> Store:
     """Return a store that all ranks of the job share, also ranks that start again, with a time limit for every wait."""
     method = os.environ.get(INIT_METHOD, "env://")
     if method.startswith("file://"):
@@ -176,7 +176,7 @@ def meeting_store(timeout_s: float) -> Store:
 
 
 @contextlib.contextmanager
-def process_group(device: torch.device, timeout_s: float, *, of_all_ranks: bool = True) -> Iterator[None]:
+def process_group(device: torch.device, timeout_s: float) -> Iterator[None]:
     """Create torch's default process group, run the block, and destroy the group; every rank must do this.
 
     If the block fails, the group is not destroyed, because the process is about to end.
@@ -184,7 +184,6 @@ def process_group(device: torch.device, timeout_s: float, *, of_all_ranks: bool 
     Args:
         device: the device of this rank.
         timeout_s: longest wait for another rank, in seconds.
-        of_all_ranks: False for a group of this rank alone, which no other rank can break.
 
     Raises:
         TransportError: a rank was lost while the ranks connected or inside the block.
@@ -194,10 +193,9 @@ def process_group(device: torch.device, timeout_s: float, *, of_all_ranks: bool 
     try:
         dist.init_process_group(
             "nccl" if own_gpu else "gloo",
-            init_method=os.environ.get(INIT_METHOD, "env://") if of_all_ranks else None,
-            store=None if of_all_ranks else HashStore(),
-            rank=int(os.environ["RANK"]) if of_all_ranks else 0,
-            world_size=int(os.environ["WORLD_SIZE"]) if of_all_ranks else 1,
+            init_method=os.environ.get(INIT_METHOD, "env://"),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=device if own_gpu else None,
         )
@@ -209,6 +207,20 @@ def process_group(device: torch.device, timeout_s: float, *, of_all_ranks: bool 
             raise
         # Which rank was lost is unknown: the ranks have no connections to each other yet.
         raise TransportError(f"a rank was lost while ranks connected: {str(error).partition(chr(10))[0]}") from error
+    with _in_group():
+        yield
+
+
+@contextlib.contextmanager
+def group_of_one() -> Iterator[None]:
+    """Do what `process_group` does for a group of this rank alone, on a CPU, which no other rank can break."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    with _in_group():
+        yield
+
+
+@contextlib.contextmanager
+def _in_group() -> Iterator[None]:
     postpone_compiler()
     try:
         yield

@@ -1,20 +1,15 @@
 """The recorder, which gathers what all ranks have measured since the previous row and writes a new row on rank 0."""
 
-import base64
 import contextlib
 import dataclasses
 import datetime
 import itertools
 import json
-import math
 import time
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pydantic
-import torch
 import torch.distributed as dist
 
 from bench.core import environment
@@ -26,17 +21,15 @@ from bench.core.run_folder import RunFolder, append_json_line, read_json
 from bench.core.schema import LAYERS, LINKS
 from bench.models.base import weights_hash
 from bench.strategies.base import BoundStrategy, RepeatsDecisions, ReportsForOthers
+from bench.train.overlap import sample_index_sets, sampled_overlap
 from bench.train.progress import ProgressFile, open_tracker
 from bench.train.rank import device_time, link_columns
-from collectives.base import Key
-from collectives.payloads.base import Payload
-from collectives.payloads.batch import Batch
 from collectives.transport.base import Purpose, Traffic
 from collectives.transport.process_group import gather_json
 from compressors.ddp.report import Decision, StepReport, add_counts
 
 # Columns that add up a step report's counts, which are equal on all ranks or known to rank 0.
-_COUNTED = ("factor_fallbacks", "factor_updates_skipped", "ranks_lost", "ranks_returned")
+_COUNTED = ("factor_fallbacks", "factor_updates_skipped")
 _BESIDE_GRADIENTS: tuple[Purpose, ...] = ("control", "state", "activation")
 
 
@@ -299,6 +292,8 @@ class Recorder:
             "peak_rss_bytes": peak_rss_bytes(),
             "held_bytes": self.strategy.held_bytes,
             "weights": weights_hash(self.strategy.model.parameters()),
+            "ranks_lost": None,
+            "ranks_returned": None,
         }
         of_rank = [own] if others is None else others.replica_figures(own)
         return [each for of_each in gather_json(of_rank, self.strategy.loop) for each in of_each]
@@ -362,6 +357,8 @@ class Recorder:
             "staleness_max": max(staleness, default=None),
             "peak_rss_bytes": max(of_all["peak_rss_bytes"]),
             "held_bytes": max(known["held_bytes"], default=None),
+            "ranks_lost": max(known["ranks_lost"], default=None),
+            "ranks_returned": max(known["ranks_returned"], default=None),
         }
         for purpose in _BESIDE_GRADIENTS:
             sent = sum(traffic.get(purpose, {}).get("nbytes", 0) for traffic in of_all["traffic"])
@@ -391,73 +388,3 @@ def mean(values: list[float] | list[float | None]) -> float | None:
     """Return the mean of the values that are not None; None if there are no such values."""
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
-
-
-# Largest number of sampled positions in the model, the same on all ranks: 64 KiB of bits before compression.
-MAX_POSITIONS = 1 << 19
-
-
-def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict[str, str]:
-    """Sample positions of each payload's layers at random, and return which of these positions the payload sends.
-
-    The result is a text per payload, by the ids of the payload's layers: one bit per position, compressed, in base64.
-    The sampled positions are the same on every rank. They are random, because positions at a fixed stride could
-    coincide with the period of groups or rows.
-
-    Args:
-        payloads: one rank's payloads, by the ids of their layers; payloads that send every element are left out.
-        model_numel: number of elements of the model, which determines the share of positions that is sampled.
-    """
-    share = min(1.0, MAX_POSITIONS / model_numel)
-    sample = {}
-    for key, payload in itertools.chain.from_iterable(itertools.starmap(_by_layer, payloads.items())):
-        is_sent = support(payload)
-        if share < 1:
-            generator = torch.Generator().manual_seed(key[0])
-            positions = torch.randint(is_sent.numel(), (math.ceil(share * is_sent.numel()),), generator=generator)
-            is_sent = is_sent[positions.to(is_sent.device)]
-        packed = np.packbits(is_sent.cpu().numpy()).tobytes()
-        sample[str(key)] = base64.b64encode(zlib.compress(packed)).decode()
-    return sample
-
-
-def _by_layer(key: Key, payload: Payload) -> list[tuple[Key, Payload]]:
-    # payloads that were encoded in one call are those of one layer each, as on a GPU
-    if not isinstance(payload, Batch):
-        return [(key, payload)]
-    members = zip(key, payload.payloads, strict=True)
-    return [((layer_id,), member) for layer_id, member in members if member.num_entries < member.numel]
-
-
-def sampled_overlap(of_ranks: Sequence[dict[str, str]]) -> float | None:
-    """Return the share of sampled positions that two ranks both send, from 0 to 1, as the mean over pairs of ranks.
-
-    It is 2 |A and B| / (|A| + |B|), where A and B are the sets of sampled positions that the two ranks send. Only
-    payloads that every rank has made are compared; the result is None if there are none.
-
-    Args:
-        of_ranks: for each rank, the result of `sample_index_sets`.
-    """
-    common = sorted(set.intersection(*(set(samples) for samples in of_ranks)))
-    if not common:
-        return None
-    packed = (b"".join(zlib.decompress(base64.b64decode(samples[key])) for key in common) for samples in of_ranks)
-    bits = (np.unpackbits(np.frombuffer(part, dtype=np.uint8)) for part in packed)
-    return mean_overlap([torch.from_numpy(each).bool() for each in bits])
-
-
-def support(payload: Payload) -> torch.Tensor:
-    """Return the mask of the elements that a payload transmits, bool [numel]."""
-    untouched = torch.ones(payload.numel, device=payload.device)
-    payload.clear_in_(untouched)
-    return untouched == 0
-
-
-def mean_overlap(index_sets: Sequence[torch.Tensor]) -> float | None:
-    """Return the mean overlap over pairs of masks, bool [numel]; None if every mask is empty."""
-    shares = [
-        2 * int((one & other).sum()) / entries
-        for one, other in itertools.combinations(index_sets, 2)
-        if (entries := int(one.sum()) + int(other.sum()))
-    ]
-    return sum(shares) / len(shares) if shares else None

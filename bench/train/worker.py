@@ -36,10 +36,11 @@ from bench.train.data import RankData, pool_running_statistics_
 from bench.train.rank import (
     device_time,
     end_process,
+    group_of_one,
     link_rates,
-    meeting_store,
     process_group,
     rank_main,
+    rendezvous_store,
     set_up_device,
 )
 from bench.train.record import Recorder
@@ -47,10 +48,9 @@ from bench.train.trainer import Diverged, Trainer
 from collectives.direct import on_links
 from collectives.options import OptionError
 from collectives.payloads.fields import PayloadError
-from collectives.transport.base import TransportError
+from collectives.transport.base import MembershipError, RunEnded, TransportError
 from collectives.transport.process_group import gather_json
 from compressors.ddp.hook import NonFiniteGradient
-from compressors.local.membership import MembershipError, RunEnded
 
 # Errors whose message is already one sentence for the user; anything else is shown with its type.
 USER_ERRORS = (
@@ -72,9 +72,10 @@ def run(config: RunConfig, folder: RunFolder) -> None:
     if device.type == "cpu":
         use_batch_scheduling()
     options: Strategy = spec.build("strategies", config.filled["strategy"])
-    store = meeting_store(config.timeout_s) if options.ranks_may_leave else None
+    store = rendezvous_store(config.timeout_s) if options.ranks_may_leave else None
+    group = process_group(device, config.timeout_s) if store is None else group_of_one()
     # A rank that rank 0 tells that the run has ended leaves without an error.
-    with contextlib.suppress(RunEnded), process_group(device, config.timeout_s, of_all_ranks=store is None):
+    with contextlib.suppress(RunEnded), group:
         if (started := int(os.environ["WORLD_SIZE"])) != config.world_size:
             raise RuntimeError(f"the run has {config.world_size} ranks, but {started} were started")
         if len(set(gather_json(config.digest))) > 1:
@@ -97,11 +98,9 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 collective=on_links(spec.build("collectives", config.filled["collective"]), link_rates(config)),
                 optimizer=spec.build("optimizers", config.filled["optimizer"]),
                 device=device,
-                meeting_store=store,
+                rendezvous_store=store,
             )
         )
-        if options.ranks_may_leave and folder.rendezvous.is_dir():  # else ranks were started by hand
-            folder.joined(own_rank()).touch()
         checkpointer = Checkpointer(config, folder)
         restored = checkpointer.restore(device)
         if isinstance(strategy, CommandedRank):
@@ -136,7 +135,14 @@ def _train(
             schedule=torch.profiler.schedule(wait=config.warmup_steps, warmup=1, active=config.profile, repeat=1),
             on_trace_ready=lambda profile: profile.export_chrome_trace(trace),
         )
+
+    def has_joined() -> None:
+        if folder.rendezvous.is_dir():  # else torchrun has started the ranks
+            folder.joined(own_rank()).touch()
+
     with profiler or contextlib.nullcontext():
+        # Last, because what this rank does before its first step makes it late for an exchange.
+        strategy.join(while_waiting=recorder.progress.repeat, has_joined=has_joined)
         trainer = Trainer(
             config=config,
             strategy=strategy,

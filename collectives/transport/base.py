@@ -76,6 +76,14 @@ class TransportError(RuntimeError):
         self.lost_rank = lost_rank
 
 
+class MembershipError(RuntimeError):
+    """A rank cannot take part in a job whose ranks may leave, or too few are left; one sentence for the user."""
+
+
+class RunEnded(Exception):
+    """Rank 0 has ended a job whose ranks may leave, so this rank has nothing left to do."""
+
+
 @dataclasses.dataclass
 class Traffic:
     """The messages that one rank has sent for one purpose, such as "gradient", since its transport was created.

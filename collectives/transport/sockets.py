@@ -405,7 +405,7 @@ def connect_ranks(
     Raises:
         TransportError: a rank is lost, or did not connect in time.
     """
-    names = _Names(rank, ranks, timeout_s, ledger)
+    names = _MemberNames(rank, ranks, timeout_s, ledger)
     try:
         sockets = connect_all(store, names.rank, names.world_size, host, connect_s)
     except TransportError as error:
@@ -414,7 +414,7 @@ def connect_ranks(
     return SocketTransport(Connections(names, connections), names)
 
 
-class _Names(Transport):
+class _MemberNames(Transport):
     """The numbers and names of connected ranks without a process group; in the place of a backend's transport."""
 
     @override

@@ -111,8 +111,6 @@ class StepReport:
             there are no such matrices.
         factor_updates_skipped: number of times that no matrix was updated because one was not finite; None without
             matrices.
-        ranks_lost, ranks_returned: number of ranks that were lost, and that joined again, at this step's exchange; None
-            if ranks cannot leave.
         decision: the decision about how gradients are sent that was used in this step; None if none is made.
     """
 
@@ -127,8 +125,6 @@ class StepReport:
     staleness: int | None = None
     factor_fallbacks: int | None = None
     factor_updates_skipped: int | None = None
-    ranks_lost: int | None = None
-    ranks_returned: int | None = None
     decision: Decision | None = None
 
     def add(self, other: StepReport) -> None:

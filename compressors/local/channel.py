@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import json
+import math
 import socket
 import struct
+import time
 from typing import Any
 
 from collectives.transport.base import Ledger, Purpose
@@ -12,9 +14,10 @@ from collectives.transport.base import Ledger, Purpose
 _LENGTHS = struct.Struct("<IQ")  # of a message's JSON text and of its body, in bytes
 _STRANGERS_ROOM = 4096
 _PART_BYTES = 1 << 18
-# Seconds without progress after which a message cannot be sent.
-SEND_WITHIN_S = 10.0
-# A connection to a machine that has lost its power or its link breaks after about a minute.
+# A connection to a machine that has lost its power or its link breaks after about a minute, or after the longest time
+# that the other rank may take no part of a message, if that is longer. While bytes are not acknowledged, the kernel
+# sends no keep-alive probes; TCP_USER_TIMEOUT, in milliseconds, ends the wait, also that for room in a full buffer.
+_SILENCE_S = 60.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3}
 
 
@@ -33,20 +36,26 @@ class Channel:
     Args:
         sock: the connected socket.
         ledger: counts the messages that this rank sends.
+        send_s: longest time in which the other rank must take a message, in seconds.
+        stall_s: longest time in which it takes no part of a message, in seconds.
 
     Attributes:
         is_trusted: False as long as another program may be at the other end; longer messages are then refused.
     """
 
-    def __init__(self, sock: socket.socket, ledger: Ledger, *, is_trusted: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, ledger: Ledger, *, is_trusted: bool, send_s: float, stall_s: float = math.inf
+    ) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for name, value in _KEEP_ALIVE.items():
+        user_timeout = {"TCP_USER_TIMEOUT": round(1e3 * max(_SILENCE_S, min(send_s, stall_s)))}
+        for name, value in (_KEEP_ALIVE | user_timeout).items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.sock = sock
         self.is_trusted = is_trusted
         self._ledger = ledger
+        self._send_s, self._stall_s = send_s, stall_s
         self._received = bytearray()
 
     def send(self, kind: str, body: bytes = b"", *, purpose: Purpose | None = "control", **values: Any) -> None:
@@ -59,16 +68,19 @@ class Channel:
             values: values that JSON can hold.
 
         Raises:
-            OSError: the connection is broken, or the other rank takes nothing for `SEND_WITHIN_S`.
+            TimeoutError: the other rank takes no messages; the next one would begin within this one, so close the
+                channel.
+            OSError: the connection is broken.
         """
         text = json.dumps({"kind": kind} | values).encode()
         head = _LENGTHS.pack(len(text), len(body)) + text
         if purpose is not None:
             self._ledger.traffic[purpose].messages += 1
             self._ledger.traffic[purpose].nbytes += len(head) + len(body)
-        self.sock.settimeout(SEND_WITHIN_S)
+        limit = time.monotonic() + self._send_s
         for part in (memoryview(head), memoryview(body)):
             while part:
+                self.sock.settimeout(max(1e-3, min(self._stall_s, limit - time.monotonic())))
                 part = part[self.sock.send(part) :]
 
     def receive(self) -> Message:

@@ -5,6 +5,7 @@ It works in rank 0's own thread, during exchanges and evaluations; meanwhile the
 
 import collections
 import dataclasses
+import errno
 import hmac
 import json
 import secrets
@@ -17,14 +18,20 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from collectives.transport.base import Ledger
+from collectives.transport.base import Ledger, MembershipError
 from compressors.local.channel import Channel, Message
-from compressors.local.membership import COORDINATOR_KEY, PATIENCE_S, Meeting, Members, Membership, MembershipError
+from compressors.local.membership import COORDINATOR_KEY, Members, Membership, Rendezvous
 from compressors.local.options import LocalOptions
 
 # Sums that may fail in a row before the run does; a rank that returns may fail again in the same sum.
 MOST_ATTEMPTS = 8
-_MOST_STRANGERS = 64
+_MOST_STRANGERS, _MOST_POLLS = 64, 1024
+# Seconds for which rank 0 waits for a rank that takes nothing of a message.
+STALL_S = 10.0
+# Seconds for which it waits for reports of the other members once a sum has failed.
+REPORTS_S = 10.0
+# Seconds for which it waits for the others to leave at the end.
+FAREWELL_S = 10.0
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -37,6 +44,7 @@ class _Peer:
         ready: the number of the exchange for which it is ready; None while it trains.
         problem: why its last sum failed, "" if it succeeded, None until it says so.
         steps: steps that it has made since it joined.
+        why_late: the sentence that says why it was left out.
     """
 
     channel: Channel
@@ -46,9 +54,10 @@ class _Peer:
     ready: int | None = None
     problem: str | None = None
     steps: int = 0
+    why_late: str = ""
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     """Write a sentence into the log of rank 0."""
     print(sentence, file=sys.stderr, flush=True)
 
@@ -57,23 +66,34 @@ class Coordinator(Membership):
     """Rank 0: decide who takes part, and admit ranks that start.
 
     Args:
-        meeting: how to find the other ranks.
+        rendezvous: how to find the other ranks.
         options: quorum and deadline.
         ledger: counts the messages of rank 0.
+        state: returns the state with which a rank joins before the exchange of a number.
+        while_waiting: called at least once a second while rank 0 waits for others.
     """
 
-    def __init__(self, meeting: Meeting, options: LocalOptions, ledger: Ledger) -> None:
-        self._meeting, self._options, self._ledger = meeting, options, ledger
-        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
-        self._listener = socket.create_server((meeting.host, 0), family=family, backlog=128)
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        options: LocalOptions,
+        ledger: Ledger,
+        *,
+        state: Callable[[int], bytes],
+        while_waiting: Callable[[], None],
+    ) -> None:
+        self._rendezvous, self._options, self._ledger = rendezvous, options, ledger
+        self._state, self._while_waiting = state, while_waiting
+        family = socket.AF_INET6 if ":" in rendezvous.host else socket.AF_INET
+        self._listener = socket.create_server((rendezvous.host, 0), family=family, backlog=128)
         self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._token, self._answer = secrets.token_hex(32), secrets.token_hex(32)
         address = self._listener.getsockname()[:2]
-        meeting.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
+        rendezvous.store.set(COORDINATOR_KEY, json.dumps([*address, self._token, self._answer]))
         self._peers: list[_Peer] = []
-        self._ever: list[_Peer] = []  # all that were members at any time
+        self._all_members: list[_Peer] = []  # all that were members at any time
         self._figures: dict[int, dict[_Peer, dict[str, Any]]] = collections.defaultdict(dict)  # by step
         self._exchange = 0  # the next exchange
         self._generation = 0
@@ -82,14 +102,13 @@ class Coordinator(Membership):
         self._has_begun = self._is_over = False
 
     @override
-    def join(self, state: Callable[[int], bytes]) -> None:
-        self._state = state
-        limit = time.monotonic() + self._meeting.timeout_s
-        everyone = set(range(1, self._meeting.world_size))
+    def join(self) -> None:
+        limit = time.monotonic() + self._rendezvous.timeout_s
+        everyone = set(range(1, self._rendezvous.world_size))
         while missing := everyone - {peer.rank for peer in self._with("waiting")}:
             if time.monotonic() >= limit:
                 raise MembershipError(
-                    f"{_named(missing)} did not join within {self._meeting.timeout_s:g} s (--timeout)"
+                    f"{_named(missing)} did not join within {self._rendezvous.timeout_s:g} s (--timeout)"
                 )
             self._poll(limit)
         self._admit_waiting()
@@ -113,15 +132,16 @@ class Coordinator(Membership):
     def agree(self, problem: str | None) -> bool:
         members = list(self._connected or ())
         problems = [] if problem is None else [problem]
-        limit = time.monotonic() + (self._meeting.sum_timeout_s if problem is None else PATIENCE_S)
-        while awaited := [peer for peer in self._with("member") if peer.problem is None]:
-            if time.monotonic() >= limit:
-                for peer in awaited:
-                    self._leave_out(peer)
-                break
-            self._poll(limit)
+        limit = time.monotonic() + (self._rendezvous.sum_timeout_s if problem is None else REPORTS_S)
+        while self._summing():
+            if time.monotonic() < limit:
+                self._poll(limit)
+            else:
+                self._take_arrived()
+                for peer in self._summing():
+                    self._leave_out(peer, "which did not say in time whether its sum succeeded")
             if any(peer.problem for peer in members):
-                limit = min(limit, time.monotonic() + PATIENCE_S)
+                limit = min(limit, time.monotonic() + REPORTS_S)
         left = self._with("member")
         problems += [peer.problem for peer in left if peer.problem]
         if problems:
@@ -139,8 +159,7 @@ class Coordinator(Membership):
 
     @override
     def admit(self) -> None:
-        while self._poll(0):
-            pass
+        self._take_arrived()
         self._admit_waiting()
 
     @override
@@ -152,14 +171,14 @@ class Coordinator(Membership):
         for earlier in [each for each in self._figures if each <= step]:
             del self._figures[earlier]
         figures = [of_step[peer] for peer in sorted(of_step, key=lambda peer: peer.rank)]
-        return [own, *figures], sum(peer.steps for peer in self._ever if peer not in of_step)
+        return [own, *figures], sum(peer.steps for peer in self._all_members if peer not in of_step)
 
     @override
     def close(self) -> None:
         self._is_over = True
         for peer in [*self._with("member"), *self._with("waiting")]:
-            self._send(peer, "end")
-        limit = time.monotonic() + PATIENCE_S
+            self._send(peer, "end", answer=self._answer)
+        limit = time.monotonic() + FAREWELL_S
         while len(self._peers) > len(self._with("stranger")) and time.monotonic() < limit:
             self._poll(limit)  # whatever a rank asks for now, the answer was sent
         self.disconnect()
@@ -175,16 +194,22 @@ class Coordinator(Membership):
         """Return the peers with this status, in rank order."""
         return sorted((peer for peer in self._peers if peer.status == status), key=lambda peer: peer.rank)
 
+    def _summing(self) -> list[_Peer]:
+        """Return the members that have not said whether their sum succeeded."""
+        return [peer for peer in self._with("member") if peer.problem is None]
+
     def _await_quorum(self) -> None:
         """Wait until all members are ready; or, once a quorum is, until the deadline, and leave out the others.
 
         Raises:
             MembershipError: no quorum was ready in time.
         """
-        quorum, seconds = self._options.quorum, self._meeting.timeout_s
+        quorum, seconds = self._options.quorum, self._rendezvous.timeout_s
         last = time.monotonic() + seconds
         limit = last
         while True:
+            if (now := time.monotonic()) >= limit:
+                self._take_arrived()  # what came while rank 0 was busy is not late
             members = self._with("member")
             awaited = [peer for peer in members if peer.ready != self._exchange]
             num_ready = 1 + len(members) - len(awaited)
@@ -193,16 +218,16 @@ class Coordinator(Membership):
             if num_ready < quorum:
                 limit = last
             elif limit == last:
-                limit = min(last, time.monotonic() + self._options.deadline)
-            if time.monotonic() < limit:
-                if 1 + len(members) < quorum:
-                    self._admit_waiting()
+                limit = min(last, now + self._options.deadline)
+            if now < limit:
+                if 1 + len(members) < quorum and self._admit_waiting():
+                    limit = last = now + seconds  # for the steps until the exchange
                 self._poll(limit)
             elif num_ready >= quorum:
                 for peer in awaited:
-                    self._leave_out(peer)
+                    self._leave_out(peer, f"which was late for it (deadline={self._options.deadline:g})")
             else:
-                absent = set(range(self._meeting.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
+                absent = set(range(self._rendezvous.world_size)) - {0, *(p.rank for p in members if p not in awaited)}
                 raise MembershipError(
                     f"exchange {self._exchange} needs {quorum} ranks (quorum), and {_named(absent)} did not come "
                     f"within {seconds:g} s (--timeout)"
@@ -212,20 +237,33 @@ class Coordinator(Membership):
         expected = [peer for peer in self._with("member") if peer.since * self._options.interval < step]
         return any(peer not in self._figures[step] for peer in expected)
 
-    def _admit_waiting(self) -> None:
+    def _admit_waiting(self) -> bool:
+        """Send the state to the ranks that wait to join, and return whether there were any."""
         if waiting := self._with("waiting"):
             body = self._state(self._exchange)
             for peer in waiting:
                 peer.status, peer.since = "member", self._exchange
-                self._ever.append(peer)
+                self._all_members.append(peer)
                 if self._has_begun:
                     self.num_returned += 1
-                    _say(f"rank {peer.rank} returns before exchange {self._exchange}")
-                self._send(peer, "state", body, purpose="state", answer=self._answer)
+                    _log(f"rank {peer.rank} returns before exchange {self._exchange}")
+                purpose = "state" if self._has_begun else None  # nor are equal weights counted without a quorum
+                self._send(peer, "state", body, purpose=purpose, answer=self._answer)
+        return bool(waiting)
+
+    def _take_arrived(self) -> None:
+        """Take the messages that have come, but not for ever if another program sends without end."""
+        for _ in range(_MOST_POLLS):
+            if not self._poll(0):
+                return
 
     def _poll(self, limit: float) -> bool:
-        """Wait for messages until a time of `time.monotonic`, and take those that have come; return False if none."""
-        events = self._selector.select(max(0.0, limit - time.monotonic()))
+        """Wait for messages, a second at most and until a time of `time.monotonic`, and take those that have come.
+
+        Return False if there are none.
+        """
+        self._while_waiting()
+        events = self._selector.select(max(0.0, min(limit - time.monotonic(), 1.0)))
         for key, _ in events:
             if key.fileobj is self._listener:
                 self._accept()
@@ -236,9 +274,12 @@ class Coordinator(Membership):
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # the connection is already closed
-            return
-        peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            return  # the connection is already closed
+        send_s = self._rendezvous.sum_timeout_s
+        peer = _Peer(channel=Channel(sock, self._ledger, is_trusted=False, send_s=send_s, stall_s=STALL_S))
         self._peers.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
         if len(strangers := [each for each in self._peers if each.status == "stranger"]) > _MOST_STRANGERS:
@@ -247,7 +288,8 @@ class Coordinator(Membership):
     def _read(self, peer: _Peer) -> None:
         try:
             for message in peer.channel.arrived():
-                self._take(peer, message)
+                if peer in self._peers:  # the last message may have been its end
+                    self._take(peer, message)
         except (OSError, ValueError, RecursionError):  # closed, or another program's nonsense
             self._lose(peer, "its connection is closed")
 
@@ -263,7 +305,7 @@ class Coordinator(Membership):
             self._drop(peer)
         elif peer.status == "late":
             if message.kind in ("ready", "summed"):
-                self._send(peer, "left_out", deadline=self._options.deadline)
+                self._send(peer, "left_out", why=peer.why_late)
         elif message.kind == "ready":
             peer.ready, peer.steps = values["exchange"], values["steps"]
         elif message.kind == "summed":
@@ -275,7 +317,7 @@ class Coordinator(Membership):
     def _greet(self, peer: _Peer, values: dict[str, Any]) -> None:
         peer.rank = values["rank"]
         peer.channel.is_trusted = True
-        if values["digest"] != self._meeting.digest or not 0 < peer.rank < self._meeting.world_size:
+        if values["digest"] != self._rendezvous.digest or not 0 < peer.rank < self._rendezvous.world_size:
             self._send(peer, "refused", answer=self._answer)
             self._drop(peer)
             return
@@ -292,19 +334,20 @@ class Coordinator(Membership):
             self._lose(peer, "it takes no messages")
 
     def _lose(self, peer: _Peer, why: str) -> None:
-        if peer not in self._peers:
-            return
-        if peer.status == "member" and not self._is_over:
+        if peer in self._peers and peer.status == "member" and not self._is_over:
             self.num_lost += 1
-            _say(f"rank {peer.rank} is lost before exchange {self._exchange} is done: {why}")
+            _log(f"rank {peer.rank} is lost before exchange {self._exchange} is done: {why}")
         self._drop(peer)
 
-    def _leave_out(self, peer: _Peer) -> None:
+    def _leave_out(self, peer: _Peer, why: str) -> None:
         self.num_lost += 1
-        _say(f"rank {peer.rank} is late for exchange {self._exchange}, which goes on without it")
         peer.status = "late"
+        peer.why_late = f"exchange {self._exchange} goes on without rank {peer.rank}, {why}"
+        _log(peer.why_late)
 
     def _drop(self, peer: _Peer) -> None:
+        if peer not in self._peers:
+            return
         self._peers.remove(peer)
         self._selector.unregister(peer.channel.sock)
         peer.channel.close()

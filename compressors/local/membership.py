@@ -22,33 +22,23 @@ import hmac
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 from typing_extensions import override
 
-from collectives.transport.base import Ledger, TransportError
+from collectives.transport.base import Ledger, MembershipError, RunEnded, TransportError
 from compressors.local.channel import Channel, Message
 
-# Seconds for which rank 0 waits for reports after a sum has failed, and for the others at the end, and in which a rank
-# that tries to connect must succeed.
-PATIENCE_S = 10.0
-RETRY_S = 0.5
+# Seconds for one try to connect to rank 0, and until the next one.
+CONNECT_S, RETRY_S = 10.0, 0.5
 # Key of rank 0's address and tokens in the store.
 COORDINATOR_KEY = "gradwire/coordinator"
 
 
-class MembershipError(RuntimeError):
-    """This rank cannot take part, or too few ranks are left; the message is one sentence for the user."""
-
-
-class RunEnded(Exception):
-    """Rank 0 has ended the run, so this rank has nothing left to do."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """What a rank needs to find the others.
 
     Attributes:
@@ -92,11 +82,8 @@ class Membership(abc.ABC):
     num_returned = 0
 
     @abc.abstractmethod
-    def join(self, state: Callable[[int], bytes]) -> bytes | None:
+    def join(self) -> bytes | None:
         """Join the run; return the state from which this rank starts, or None on rank 0, which begins the run.
-
-        Args:
-            state: returns the state with which a rank joins before the exchange of a number; rank 0 calls it.
 
         Raises:
             MembershipError: the ranks did not start in time, or rank 0 refuses this one.
@@ -149,36 +136,36 @@ class Membership(abc.ABC):
 
     @abc.abstractmethod
     def disconnect(self) -> None:
-        """Close all channels without a word, as the end of the process does."""
+        """Close all channels without a message, as the end of the process does."""
 
 
 class Member(Membership):
     """Any rank but 0: follow the decisions of rank 0.
 
     Args:
-        meeting: how to find rank 0.
+        rendezvous: how to find rank 0.
         ledger: counts the messages of this rank.
     """
 
-    def __init__(self, meeting: Meeting, ledger: Ledger) -> None:
-        self._meeting, self._ledger = meeting, ledger
+    def __init__(self, rendezvous: Rendezvous, ledger: Ledger) -> None:
+        self._rendezvous, self._ledger = rendezvous, ledger
         self._channel: Channel | None = None
 
     @override
-    def join(self, state: Callable[[int], bytes]) -> bytes:
-        meeting = self._meeting
+    def join(self) -> bytes:
+        rendezvous = self._rendezvous
         try:
-            meeting.store.wait([COORDINATOR_KEY], datetime.timedelta(seconds=meeting.timeout_s))
-            host, port, token, answer = json.loads(meeting.store.get(COORDINATOR_KEY))
-            sock = _connected((host, port), time.monotonic() + meeting.timeout_s)
+            rendezvous.store.wait([COORDINATOR_KEY], datetime.timedelta(seconds=rendezvous.timeout_s))
+            host, port, token, answer = json.loads(rendezvous.store.get(COORDINATOR_KEY))
+            sock = _connected((host, port), time.monotonic() + rendezvous.timeout_s)
         except (RuntimeError, OSError) as error:
-            raise TransportError(f"rank {meeting.rank} cannot reach rank 0: {error}", lost_rank=0) from error
-        self._channel = Channel(sock, self._ledger, is_trusted=True)
-        self._send("hello", rank=meeting.rank, token=token, digest=meeting.digest)
-        message = self._receive()
+            raise TransportError(f"rank {rendezvous.rank} cannot reach rank 0: {error}", lost_rank=0) from error
+        self._channel = Channel(sock, self._ledger, is_trusted=True, send_s=rendezvous.timeout_s)
+        self._send("hello", rank=rendezvous.rank, token=token, digest=rendezvous.digest)
+        message = self._next()
         if not hmac.compare_digest(str(message.values.get("answer")).encode(), answer.encode()):
-            raise TransportError(f"another program answers rank {meeting.rank} at the address of rank 0", lost_rank=0)
-        return message.body
+            raise self._lost("another program answers")
+        return self._obeyed(message).body
 
     @override
     def begin(self, exchange: int, steps: int) -> Members:
@@ -208,18 +195,26 @@ class Member(Membership):
 
     def _send(self, kind: str, **values: Any) -> None:
         assert self._channel is not None
-        with contextlib.suppress(OSError):  # the next message that is received says what has happened, or none comes
-            self._channel.send(kind, **values)
+        try:
+            with contextlib.suppress(ConnectionError):  # rank 0 may have said why before it closed the connection
+                self._channel.send(kind, **values)
+        except OSError as error:
+            self._channel.close()
+            raise self._lost(error) from error
 
     def _receive(self) -> Message:
+        return self._obeyed(self._next())
+
+    def _next(self) -> Message:
         assert self._channel is not None
-        rank = self._meeting.rank
         try:
-            message = self._channel.receive()
-        except OSError as error:
-            raise TransportError(
-                f"rank {rank} lost rank 0, which decides who takes part in exchanges ({error})", lost_rank=0
-            ) from error
+            return self._channel.receive()
+        except (OSError, ValueError, RecursionError) as error:  # closed, or another program's nonsense
+            raise self._lost(error) from error
+
+    def _obeyed(self, message: Message) -> Message:
+        """Return a message of rank 0, unless it says that this rank takes part no longer."""
+        rank = self._rendezvous.rank
         match message.kind:
             case "end":
                 raise RunEnded
@@ -229,18 +224,21 @@ class Member(Membership):
                     "the same command on each"
                 )
             case "left_out":
-                raise MembershipError(
-                    f"rank {rank} was late for an exchange, which went on without it "
-                    f"(deadline={message.values['deadline']:g})"
-                )
+                raise MembershipError(message.values["why"])
         return message
+
+    def _lost(self, why: Exception | str) -> TransportError:
+        rank = self._rendezvous.rank
+        return TransportError(
+            f"rank {rank} lost rank 0, which decides who takes part in exchanges ({why})", lost_rank=0
+        )
 
 
 def _connected(address: tuple[str, int], limit: float) -> socket.socket:
     """Connect to rank 0; try again until a time of `time.monotonic`, because this rank's own link may come back."""
     while True:
         try:
-            return socket.create_connection(address, PATIENCE_S)
+            return socket.create_connection(address, CONNECT_S)
         except ConnectionRefusedError:  # rank 0 has ended
             raise
         except OSError:

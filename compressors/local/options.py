@@ -211,7 +211,7 @@ class LocalOptions(PresetOptions, name="local"):
             self._check_members(collective)
 
     def check_quorum(self, collective: Collective, world_size: int) -> None:
-        """Check that a collective works with any number of ranks from 1 to `world_size`, as members leave and return.
+        """Check that a collective works with any number of ranks from the quorum to all, as members leave and return.
 
         Raises:
             Incompatible: it does not, or the quorum is larger.
@@ -220,7 +220,7 @@ class LocalOptions(PresetOptions, name="local"):
             raise Incompatible(
                 f"{self.component_name}: quorum={self.quorum} is more than the {world_size} ranks; lower it"
             )
-        for present in range(1, world_size + 1):
+        for present in range(self.quorum, world_size + 1):
             if reason := incompatibility(collective.check_ranks, present):
                 raise Incompatible(f"with quorum={self.quorum} there may be {present} rank(s), and {reason}")
 

@@ -12,6 +12,7 @@ residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost
 
 import dataclasses
 import io
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from compressors.ddp.report import Bucket
 from compressors.layer import Step
 from compressors.local.coordinator import Coordinator
 from compressors.local.exchange import Exchange, LocalSteps
-from compressors.local.membership import Meeting, Member, Members, Membership
+from compressors.local.membership import Member, Members, Membership, Rendezvous
 from compressors.local.options import LocalOptions
 
 # Seconds for the members to connect; all are ready, so one that does not connect is lost.
@@ -39,17 +40,19 @@ CONNECT_WITHIN_S = 10.0
 class LocalStepsWithQuorum(LocalSteps):
     """Local steps of ranks that may be lost and return; the options have a quorum.
 
-    The constructor returns once this rank has joined the run: `first_step` says at which step. It must create a new
-    optimizer then.
+    Call `join` before the first step.
 
     Args:
-        model: the network; on ranks other than 0, its parameters and buffers become those of the outer copy.
-        meeting: how to find the other ranks. The other arguments are those of `LocalSteps`.
+        model: the network; `join` replaces its parameters and buffers with those of the outer copy, except on rank 0.
+        rendezvous: how to find the other ranks. The other arguments are those of `LocalSteps`.
 
     Attributes:
         first_step: the step of the run from which this rank trains.
-        membership: who takes part in the exchanges.
+        membership: who takes part in the exchanges; set by `join`.
     """
+
+    membership: Membership
+    first_step = 0
 
     def __init__(
         self,
@@ -57,21 +60,34 @@ class LocalStepsWithQuorum(LocalSteps):
         options: LocalOptions,
         compressor: Compressor,
         collective: Collective,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         *,
         nonfinite: Nonfinite = "skip",
     ) -> None:
-        alone = SingleRank()
-        super().__init__(model, options, compressor, collective, alone, nonfinite=nonfinite)
-        self._summing, self._meeting = collective, meeting
+        # Before the first exchange nothing is summed; `_connect` binds `collective` to the members.
+        super().__init__(model, options, compressor, Ring(), SingleRank(), nonfinite=nonfinite)
+        self._unbound, self._rendezvous = collective, rendezvous
         self._generation = 0  # of the connections to the other members
-        self._counted = (0, 0)  # ranks lost and returned that were reported
-        ledger = alone.ledger
-        self.membership: Membership = (
-            Coordinator(meeting, options, ledger) if meeting.rank == 0 else Member(meeting, ledger)
-        )
+
+    def join(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Join the run; `first_step` then says at which step.
+
+        Args:
+            while_waiting: called at least once a second while rank 0 waits for others.
+
+        Raises:
+            MembershipError: the ranks did not start in time, or rank 0 refuses this one.
+            TransportError: rank 0 does not answer.
+        """
+        rendezvous, ledger = self._rendezvous, self.transport.ledger
+        if rendezvous.rank == 0:
+            self.membership = Coordinator(
+                rendezvous, self.options, ledger, state=self._state_before, while_waiting=while_waiting
+            )
+        else:
+            self.membership = Member(rendezvous, ledger)
         try:
-            state = self.membership.join(self._state_before)
+            state = self.membership.join()
         except Exception:
             self.membership.disconnect()
             raise
@@ -117,10 +133,6 @@ class LocalStepsWithQuorum(LocalSteps):
     def _end(self) -> None:
         super()._end()
         self.membership.admit()
-        counted = self.membership.num_lost, self.membership.num_returned
-        lost, returned = (now - before for now, before in zip(counted, self._counted, strict=True))
-        self._report.ranks_lost, self._report.ranks_returned = lost, returned
-        self._counted = counted
 
     def _connect(self, members: Members) -> None:
         """Connect this rank to the other members and bind the collective to them, unless that was done before."""
@@ -132,15 +144,15 @@ class LocalStepsWithQuorum(LocalSteps):
         self._others.clear()
         self.transport.close()
         self.transport = connect_ranks(
-            PrefixStore(f"gradwire/members/{members.generation}", self._meeting.store),
-            self._meeting.rank,
+            PrefixStore(f"gradwire/members/{members.generation}", self._rendezvous.store),
+            self._rendezvous.rank,
             members.ranks,
-            self._meeting.host,
-            timeout_s=self._meeting.sum_timeout_s,
-            connect_s=min(CONNECT_WITHIN_S, self._meeting.sum_timeout_s),
+            self._rendezvous.host,
+            timeout_s=self._rendezvous.sum_timeout_s,
+            connect_s=min(CONNECT_WITHIN_S, self._rendezvous.sum_timeout_s),
             ledger=self.transport.ledger,
         )
-        self.collective = self._summing.bind(self.transport, self._downlink)
+        self.collective = self._unbound.bind(self.transport, self._downlink)
         self._plain = self.bind(Ring())
 
     def _state_before(self, exchange: int) -> bytes:

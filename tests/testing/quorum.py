@@ -17,7 +17,7 @@ from compressors.base import Compressor
 from compressors.ddp.report import Bucket, StepReport
 from compressors.layer import Step
 from compressors.local.exchange import Exchange
-from compressors.local.membership import Meeting
+from compressors.local.membership import Rendezvous
 from compressors.local.options import LocalOptions
 from compressors.local.quorum import LocalStepsWithQuorum
 from tests.testing.compressor_cases import step_at
@@ -35,7 +35,7 @@ class QuorumRank:
 
     def __init__(self, run: QuorumRun, rank: int, model: nn.Module, digest: str = "run") -> None:
         self.run, self.rank, self.model = run, rank, model
-        meeting = Meeting(
+        rendezvous = Rendezvous(
             rank=rank,
             world_size=run.world_size,
             store=run.store,
@@ -48,8 +48,9 @@ class QuorumRank:
             LocalOptions(**run.options),
             cast(Compressor, spec.build("compressors", run.compressor)),
             cast(Collective, spec.build("collectives", run.collective)),
-            meeting,
+            rendezvous,
         )
+        self.local.join(run.while_waiting)
         self.index = self.local.first_step
 
     def step(self, change: Change) -> StepReport:
@@ -135,6 +136,7 @@ class QuorumRun:
         self.options = {"quorum": 1, "steps": 1} | options
         self.store = HashStore()
         self.results: dict[int, Any] = {}
+        self.while_waiting: Callable[[], None] = lambda: None
         self._threads: list[threading.Thread] = []
 
     def start(self, rank: int, model: nn.Module, work: Callable[[QuorumRank], Any], digest: str = "run") -> None:
@@ -167,3 +169,18 @@ class QuorumRun:
 def shown(error: object) -> str:
     """Return the traceback of an exception, for the message of a failed test."""
     return "".join(traceback.format_exception(error)) if isinstance(error, BaseException) else ""
+
+
+def lower(model: nn.Module, rank: int, _: int) -> None:
+    """Each rank moves by another distance, so that the mean says who took part."""
+    for parameter in model.parameters():
+        parameter -= float(4**rank)
+
+
+def outers(rank: QuorumRank, steps: int = 6) -> list[float]:
+    """Return the first parameter of the outer copy after every step."""
+    found = []
+    for _ in range(steps):
+        rank.step(lower)
+        found.append(float(rank.outer()[0]))
+    return found

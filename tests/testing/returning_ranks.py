@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -34,14 +33,21 @@ def main(path: str) -> int:
     if rank == 1 and scene == "returns":
         folder.joined(rank).touch()
         if count == 2:
-            (folder.errors / "rank-1.json").write_text(json.dumps({"message": "why it failed"}), encoding="utf-8")
+            (folder.errors / "rank-1.json").write_text(
+                json.dumps({"type": "TransportError", "message": "why it failed"}), encoding="utf-8"
+            )
             return 1
         if count < STARTS:
             os.kill(os.getpid(), signal.SIGKILL)
         (folder.path / "back").touch()
         return 0
     if rank == 1 and scene == "crashes":
-        print("this rank is broken", file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and scene in ("diverges", "breaks"):
+        folder.joined(rank).touch()
+        if scene == "diverges":
+            report = {"type": "Diverged", "message": "the loss is nan"}
+            (folder.errors / "rank-1.json").write_text(json.dumps(report), encoding="utf-8")
         return 1
     while scene == "leaves":
         time.sleep(0.01)

@@ -24,6 +24,7 @@ from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.core.units import format_bytes, parse_sizes
 from bench.extensions.microbenchmarks.options import BYTES_PER_ELEMENT, CollectivesConfig, interleave
+from bench.train.overlap import mean_overlap, support
 from bench.train.rank import (
     device_time,
     end_process,
@@ -33,7 +34,6 @@ from bench.train.rank import (
     rank_main,
     set_up_device,
 )
-from bench.train.record import mean_overlap, support
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.options import OptionError

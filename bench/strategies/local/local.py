@@ -10,6 +10,7 @@ SparseLoCo (arXiv:2508.15706) and post-local SGD (arXiv:1808.07217).
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +31,7 @@ from compressors.ddp.report import StepReport
 from compressors.local.by_speed import LocalStepsBySpeed
 from compressors.local.exchange import LocalSteps
 from compressors.local.fragments import dealt
-from compressors.local.membership import Meeting
+from compressors.local.membership import Rendezvous
 from compressors.local.options import LocalOptions
 from compressors.local.quorum import LocalStepsWithQuorum
 
@@ -80,17 +81,19 @@ class Local(LocalOptions, Strategy):
                 config.bucket_mb is not None,
                 f"--bucket-mb has no meaning with {name}, which sends each fragment as one message; leave it out",
             ),
-            (
-                self.ranks_may_leave and config.checkpoint_every > 0,
-                f"--checkpoint-every needs all ranks at one step, and with quorum={self.quorum} of {name} some may be "
-                "lost; leave it out, because a lost rank starts again by itself",
-            ),
-            (
-                self.ranks_may_leave and config.device == "cuda",
-                f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
-            ),
         )
         if self.ranks_may_leave:
+            refuse(
+                (
+                    config.checkpoint_every > 0,
+                    f"--checkpoint-every needs all ranks at one step, and with quorum={self.quorum} of {name} some may "
+                    "be lost; leave it out, because a lost rank starts again by itself",
+                ),
+                (
+                    config.device == "cuda",
+                    f"quorum={self.quorum} of {name} connects ranks on CPUs; use --device cpu",
+                ),
+            )
             self.check_quorum(collective, config.replicas)
 
     @property
@@ -100,7 +103,7 @@ class Local(LocalOptions, Strategy):
 
     @property
     @override
-    def default_collectives(self) -> tuple[str, ...]:  # type: ignore[override]
+    def default_collectives(self) -> tuple[str, ...]:
         return ("ring", "allgather") if self.ranks_may_leave else ()
 
     @override
@@ -209,28 +212,45 @@ class LocalTrainingWithQuorum(LocalTraining):
     def __init__(self, setup: Setup, options: Local) -> None:
         super().__init__(setup, options)
         self.evaluates = own_rank() == 0
-        self.first_step = self._local.first_step
         self._samples_per_step = setup.config.samples_per_step
+
+    @override
+    def join(self, *, while_waiting: Callable[[], None], has_joined: Callable[[], None]) -> None:
+        self._local.join(while_waiting)
+        self.first_step = self._local.first_step
+        self._has_joined = has_joined
+
+    @override
+    def train_step(self, batch: Batch) -> StepReport:
+        report = super().train_step(batch)
+        if self._local.steps_here == self._local.options.interval:  # the end of its first exchange
+            self._has_joined()
+        return report
 
     @override
     def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
         config = setup.config
-        assert setup.meeting_store is not None, "ranks that may leave need a store that outlives each of them"
-        meeting = Meeting(
+        assert setup.rendezvous_store is not None, "ranks that may leave need a store that outlives each of them"
+        rendezvous = Rendezvous(
             rank=own_rank(),
             world_size=config.world_size,
-            store=setup.meeting_store,
-            host=host_seen_by_others(setup.meeting_store),
+            store=setup.rendezvous_store,
+            host=host_seen_by_others(setup.rendezvous_store),
             digest=config.digest,
             timeout_s=config.timeout_s,
         )
         parts = setup.compressor, setup.collective
-        return LocalStepsWithQuorum(setup.model, options, *parts, meeting, nonfinite=config.nonfinite)
+        return LocalStepsWithQuorum(setup.model, options, *parts, rendezvous, nonfinite=config.nonfinite)
 
     def replica_figures(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the figures of all ranks that are there, on rank 0; its own include the samples of the others."""
-        figures, missing = self._local.membership.share_figures(self._local.num_steps, own, self._local.steps_here)
-        figures[0] = own | {"samples": own["samples"] + missing * self._samples_per_step}
+        membership = self._local.membership
+        figures, missing = membership.share_figures(self._local.num_steps, own, self._local.steps_here)
+        figures[0] = own | {
+            "samples": own["samples"] + missing * self._samples_per_step,
+            "ranks_lost": membership.num_lost,
+            "ranks_returned": membership.num_returned,
+        }
         return figures
 
     def link_rows(self, num_steps: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.train.record import sample_index_sets
+from bench.train.overlap import sample_index_sets
 from collectives.options import build
 from collectives.payloads import Bundle, Payload
 from collectives.payloads.batch import Batch

@@ -220,6 +220,11 @@ def test_without_a_quorum_a_collective_may_need_all_ranks() -> None:
     assert resolve(RunConfig(strategy="local", collective="server:root=1")).collective == "server:root=1"
 
 
+def test_with_a_quorum_a_collective_works_with_so_many_ranks_or_more() -> None:
+    config = resolve(RunConfig(strategy="local:quorum=2", collective="server:root=1"))
+    assert config.collective == "server:root=1"
+
+
 @pytest.mark.parametrize(
     ("compressor", "collective"), [("none", "ring"), ("topk", "ring"), ("powersgd", "ring"), ("randomk", "ring")]
 )
