@@ -11,7 +11,6 @@ residual; rank 0 decides alone who takes part, so the run ends if rank 0 is lost
 """
 
 import dataclasses
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from collectives.transport.base import SingleRank, TransportError
 from collectives.transport.sockets import connect_ranks
 from compressors.base import Compressor
 from compressors.ddp.communicator import Nonfinite
+from compressors.ddp.packed_state import pack_state, unpack_state
 from compressors.ddp.report import Bucket
 from compressors.layer import Step
 from compressors.local.coordinator import Coordinator
@@ -92,7 +92,7 @@ class LocalStepsWithQuorum(LocalSteps):
             self.membership.disconnect()
             raise
         if state is not None:
-            self._take_over(torch.load(io.BytesIO(state), weights_only=True))
+            self._take_over(unpack_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)))
         self.first_step = self._steps
 
     @property
@@ -164,9 +164,7 @@ class LocalStepsWithQuorum(LocalSteps):
             "buffers": self._outer_buffers,
             "memory": self.reducer.memory.state_dict(),  # parts of it are equal on all ranks, as in PowerSGD
         }
-        file = io.BytesIO()
-        torch.save(state, file)
-        return file.getvalue()
+        return pack_state(state).numpy().tobytes()
 
     @torch.no_grad()
     def _take_over(self, state: dict[str, Any]) -> None:
