@@ -26,7 +26,7 @@ def main(tuned: Path, out: Path) -> None:
     baseline, *methods = (
         {name: value for name, value in method.items() if name != "rates_tried"} for method in content["include"]
     )
-    rule: dict[str, Any] = {"max_seeds": 4, "budget": "10h"}
+    rule: dict[str, Any] = {"max_seeds": 6, "budget": "10h"}
     for number, rate in enumerate(RATES):
         if number == 0:
             options = shared | {"hosts": 4, "target_bits_per_byte": 3.0}
