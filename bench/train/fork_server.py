@@ -155,8 +155,8 @@ def _start(
     )
 
 
-# A rank that ends so many times in a row before its first exchange is not started again.
-MOST_STARTS_IN_VAIN = 5
+# A rank is not started again once it has ended this many times in a row before its first exchange.
+MOST_FAILED_STARTS = 5
 # Reported errors that mean a loss; any other one, such as a loss that is not finite, would come again.
 _LOSSES = (MembershipError.__name__, TransportError.__name__)
 PAUSE_S = 1.0
@@ -173,22 +173,22 @@ class Restarts:
     def __init__(self, start: Callable[[range], PContext], folder: RunFolder) -> None:
         self._start = start
         self._folder = folder
-        self._in_vain: collections.Counter[int] = collections.Counter()
+        self._failed_starts: collections.Counter[int] = collections.Counter()
         self._due: dict[int, float] = {}
 
     def schedule(self, rank: int, result: RunProcsResult) -> bool:
-        """Start a rank that was lost again after a pause; return False if it failed by itself, or too often in vain.
+        """Start a lost rank again after a pause; return False after an error of its own, or too many failed starts.
 
         What it has reported about its failure is removed, because the job goes on.
         """
         joined = self._folder.joined(rank)
-        self._in_vain[rank] = 0 if joined.exists() else self._in_vain[rank] + 1
+        self._failed_starts[rank] = 0 if joined.exists() else self._failed_starts[rank] + 1
         joined.unlink(missing_ok=True)
         path = self._folder.errors / f"rank-{rank}.json"
         report = read_json(path)
         ((_, failure),) = result.failures.items()
         was_lost = report["type"] in _LOSSES if report else failure.exitcode < 0  # by a signal
-        if not was_lost or self._in_vain[rank] >= MOST_STARTS_IN_VAIN:
+        if not was_lost or self._failed_starts[rank] >= MOST_FAILED_STARTS:
             return False
         self._due[rank] = time.monotonic() + PAUSE_S
         why = report["message"] if report else f"it ended with exit code {failure.exitcode}"

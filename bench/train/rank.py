@@ -167,8 +167,7 @@ def rendezvous_store(timeout_s: float) -> Store:
     """Return a store that all ranks of the job share, also ranks that start again, with a time limit for every wait."""
     method = os.environ.get(INIT_METHOD, "env://")
     if method.startswith("file://"):
-        # A file of its own: the store of a process group removes its file once so many ranks have ended.
-        store: Store = FileStore(f"{method.removeprefix('file://')}-of-members")
+        store: Store = FileStore(method.removeprefix("file://"))
     else:
         store, _, _ = next(rendezvous(method, own_rank(), int(os.environ["WORLD_SIZE"])))
     store.set_timeout(datetime.timedelta(seconds=timeout_s))

@@ -6,7 +6,7 @@ Every rank but 0 has a channel to rank 0. An exchange is one round of messages o
     rank 0 -> other ranks   go         with the members: the ranks that take part
     (the members sum, over connections of their own)
     other ranks -> rank 0   summed     and whether the sum succeeded
-    rank 0 -> other ranks   commit     if it did on all members that are still there; else `again`: all say ready anew
+    rank 0 -> other ranks   commit     if all members that are left succeeded; otherwise `again`: repeat the round
 
 A rank whose channel breaks is lost. Once `quorum` ranks are ready, the others have `deadline` seconds; a rank that is
 later is told so and has to start again. A rank that starts, at first or again, connects to rank 0, which sends it the
@@ -39,7 +39,7 @@ COORDINATOR_KEY = "gradwire/coordinator"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """What a rank needs to find the others.
+    """How a rank finds and recognises the others.
 
     Attributes:
         rank: number of this rank.

@@ -71,7 +71,9 @@ class LocalOptions(PresetOptions, name="local"):
     decay: Annotated[float, Ge(0), Le(1), Doc("share of the residual that is added to the next difference")] = 1.0
     quorum: Annotated[
         CountOrZero,
-        Doc("ranks may be lost and return, and an exchange needs at least so many; 0: every exchange needs all ranks"),
+        Doc(
+            "smallest number of ranks for an exchange; others may be lost and return. 0: every exchange needs all ranks"
+        ),
     ] = 0
     deadline: Annotated[
         float, Gt(0), Le(86400), Doc("with quorum, seconds that ranks which are ready wait for the others")

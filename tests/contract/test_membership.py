@@ -164,7 +164,7 @@ def test_a_rank_that_fails_in_every_sum_ends_the_run() -> None:
 
 
 def test_without_a_quorum_in_time_the_run_fails_and_names_the_ranks() -> None:
-    run = QuorumRun(3, quorum=3, timeout_s=1.0)
+    run = QuorumRun(3, quorum=3, timeout_s=4.0)
 
     def work(rank: QuorumRank) -> None:
         if rank.rank > 0:
@@ -175,7 +175,7 @@ def test_without_a_quorum_in_time_the_run_fails_and_names_the_ranks() -> None:
         run.start(rank, Scalars(0.0), work)
     (error,) = run.join().values()
     assert str(error) == (
-        "exchange 1 needs 3 ranks (quorum), and rank 1 and rank 2 did not come within 1 s (--timeout)"
+        "exchange 1 needs 3 ranks (quorum), and rank 1 and rank 2 did not come within 4 s (--timeout)"
     )
 
 

@@ -89,7 +89,7 @@ def test_ranks_of_other_hosts_may_report_before_the_grace_is_over(
     ("scene", "exit_code", "starts"),
     [
         ("returns", 0, returning_ranks.STARTS),
-        ("crashes", 1, fork_server.MOST_STARTS_IN_VAIN),
+        ("crashes", 1, fork_server.MOST_FAILED_STARTS),
         ("diverges", 1, 1),
         ("breaks", 1, 1),
         ("leaves", 1, 1),  # rank 0 does
