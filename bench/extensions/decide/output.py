@@ -15,7 +15,7 @@ from bench.core.units import format_rate, format_seconds
 from bench.extensions.decide.decision import MethodDecision, best_of, log_ratios
 from bench.extensions.decide.search import StudyResult
 from bench.report.columns import NOTHING, format_factor, format_interval, format_points
-from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, write_ticks
+from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, wrapped, write_ticks
 from bench.report.quality import Quality
 
 
@@ -186,18 +186,22 @@ def write_files(answer: StudyResult, folder: Path) -> None:
         save(picture(answer), folder / "decision.svg")
 
 
+_NAME_WIDTH = 40  # characters; longer names of methods would leave no room for the axes
+
+
 def picture(answer: StudyResult) -> Picture:
     """Return a picture of the factors with their intervals; each dot is a seed."""
     from matplotlib.ticker import LogLocator  # takes long to import
 
     baseline, *candidates = answer.evidence
     target = baseline.quality.target_title(answer.target)
+    verdicts = [f"{each.method}: {made.verdict}" for each, made in zip(candidates, answer.decisions, strict=True)]
+    names = [wrapped(each, _NAME_WIDTH) for each in verdicts]
     figure, (axes,) = new_figure(
-        height=0.9 + 0.45 * len(candidates),
+        height=0.9 + sum(0.3 + 0.15 * (1 + name.count("\n")) for name in names),
         title=f"Time to {target} accuracy" if baseline.quality.is_share else f"Time to {target}",
     )
     handles: dict[str, Any] = {}
-    names = []
     for place, (evidence, decision) in enumerate(zip(candidates, answer.decisions, strict=True)):
         ratios = [math.exp(each) for each in log_ratios(baseline.times, evidence.times)]
         handles["one seed"] = axes.scatter(ratios, [place] * len(ratios), color="0.6", s=14, zorder=2)
@@ -212,12 +216,12 @@ def picture(answer: StudyResult) -> Picture:
                 capsize=3,
                 zorder=3,
             )
-        names.append(f"{evidence.method}: {decision.verdict}")
     axes.axvline(1.0, color="0.3", linewidth=0.8)
     axes.axvspan(1 / answer.rule.same, answer.rule.same, color="0.9", zorder=0)
     axes.set(xscale="log", yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     axes.set_xlabel(f"speed-up over {baseline.method}, in time to the target")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
     write_ticks(axes, "x")
     alt = " ".join(sentences(answer))
     return with_legend(figure, handles, alt)

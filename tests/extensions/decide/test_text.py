@@ -18,6 +18,7 @@ from bench.extensions.decide.output import picture, print_answer, rows_of, sente
 from bench.extensions.decide.search import StudyResult
 from bench.extensions.decide.study import Method, Study
 from bench.extensions.decide.trajectory import trajectory_of
+from bench.report.plots.style import applied
 from bench.report.store import Run
 from tests.extensions.decide.test_decide_command import RULE
 from tests.extensions.decide.test_decision import TIMES
@@ -120,6 +121,18 @@ def test_table_and_files_are_in_bits_per_byte() -> None:
     axes = picture(result).figure.axes[0]
     assert "Time to 2.10 bits per byte" in (axes.get_title(), axes.get_title(loc="left"))
     assert Answer(folder=Path("study"), result=result).methods["bits_per_byte_verdict"].tolist() == ["above"]
+
+
+def test_long_names_leave_room_for_the_picture() -> None:
+    result = result_of(2.1)
+    name = "local:steps=4 muon group_topk:group_size=4096,ratio=0.1,values=two_magnitudes,warmup_epochs=0"
+    result = dataclasses.replace(
+        result, evidence=[result.evidence[0], dataclasses.replace(result.evidence[1], method=name)]
+    )
+    with applied():
+        figure = picture(result).figure
+        figure.draw_without_rendering()
+    assert figure.axes[0].get_position().width > 0.4
 
 
 def test_a_study_of_a_text_has_one_target_in_bits_per_byte() -> None:
