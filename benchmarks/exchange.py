@@ -63,7 +63,8 @@ class Scene:
 
 def scenes(options: argparse.Namespace) -> list[Scene]:
     if options.step:
-        return [Scene(mode="step", hosts=4, rate_bps=100e6, groups=(("nothing", GROUP_TOPK),), whole_step=True)]
+        ways = tuple(options.ways or ("nothing", GROUP_TOPK))
+        return [Scene(mode="step", hosts=4, rate_bps=100e6, groups=(ways,), whole_step=True)]
     if options.powersgd:
         ours = ("powersgd+native", "powersgd:alternate=true+native", "powersgd of its authors")
         return [Scene(mode="powersgd", hosts=2, rate_bps=1e9, groups=(ours,))]

@@ -33,6 +33,7 @@ from compressors.kernels.value_codes import code_values
 from compressors.layer import Layer, Step, seed_for
 
 ValueDtype = Literal["fp16", "bf16", "fp32"]
+Values = Literal["floats", "two_magnitudes", "sigma", "int8"]
 
 TORCH_DTYPES: dict[ValueDtype, torch.dtype] = {
     "fp16": torch.float16,
@@ -155,8 +156,7 @@ class CodingSparsifier(DensitySparsifier):
     """
 
     values: Annotated[
-        Literal["floats", "two_magnitudes", "sigma", "int8"],
-        Doc("floats of value_dtype, or codes: 2 bits (two_magnitudes, sigma) or 8 bits per value"),
+        Values, Doc("floats of value_dtype, or codes: 2 bits (two_magnitudes, sigma) or 8 bits per value")
     ] = "floats"
 
     def __post_init__(self) -> None:
@@ -225,7 +225,8 @@ class TopK(LayersEncoder, CodingSparsifier, name="topk"):
     A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes the first is
     sent. Entries that are zero on the wire are left out. values=two_magnitudes sends them in 2 bits instead of 16, with
     a fifth to a half of the squared error of the published code (values=sigma). The error stays in the residual. Sums
-    of codes grow to fp32, so use them with `allgather`, which sums nothing on the way.
+    on the way (`ring`) take 16 bits per value, and with values=sigma or int8 32, so `allgather`, which sums nothing on
+    the way, suits codes.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, with v bytes per value; at most 16 + m v. Coordinates
     take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8. For codes of b bits:

@@ -35,7 +35,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
     accelerator = Accelerator(cpu=True)
-    handler = GradwireHandler(accelerator, "group_topk:ratio=0.02", "ring", optimizer=optimizer)  # (*)
+    handler = GradwireHandler(accelerator, "group_topk:ratio=0.02", "allgather", optimizer=optimizer)  # (*)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     first_epoch = 0

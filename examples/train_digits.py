@@ -32,7 +32,7 @@ PAIRS = {
     "none": ("none", "native"),
     "int8": ("int8", "allgather"),
     "sign": ("sign", "allgather"),
-    "group_topk": ("group_topk:ratio=0.02,momentum_correction=true", "ring"),
+    "group_topk": ("group_topk:ratio=0.02,momentum_correction=true", "allgather"),
     "topk": ("topk:ratio=0.02,momentum_correction=true", "allgather"),
 }
 

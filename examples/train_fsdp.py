@@ -25,7 +25,7 @@ def main() -> None:
     """Train, and print the accuracy and the bytes that each rank sent to other replicas."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--compressor", default="group_topk:ratio=0.01", help="a spec, such as none or qsgd:bits=4")
-    parser.add_argument("--collective", default="ring")
+    parser.add_argument("--collective", default="allgather")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
     options = parser.parse_args()

@@ -45,7 +45,7 @@ def main() -> None:
     seed_everything(1)
     train, test = digits()
     model = Digits()
-    strategy = GradwireDDPStrategy("group_topk:ratio=0.02", "ring")  # (*)
+    strategy = GradwireDDPStrategy("group_topk:ratio=0.02", "allgather")  # (*)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,

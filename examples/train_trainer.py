@@ -54,7 +54,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = Trainer(model, arguments, train_dataset=[{"x": x, "labels": y} for x, y in train])
-    callback = GradwireCallback(trainer, "group_topk:ratio=0.02", "ring")  # (*)
+    callback = GradwireCallback(trainer, "group_topk:ratio=0.02", "allgather")  # (*)
     trainer.add_callback(callback)  # (*)
     trainer.train(resume_from_checkpoint=options.resume)
     if trainer.is_world_process_zero():

@@ -49,7 +49,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench run --dataset digits --epochs 5
 
-  bench run --compressor group_topk:ratio=0.01 --collective ring --seeds 1,2,3 --target-accuracy 0.97
+  bench run --compressor group_topk:ratio=0.01 --seeds 1,2,3 --target-accuracy 0.97
 
   bench run --compressor none,powersgd,topk:ratio=0.001,skip=norm --steps 100
 

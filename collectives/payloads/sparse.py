@@ -99,14 +99,19 @@ class IndexedValues(Payload):
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # at the union of the positions, also where values cancel; as `Dense` if that is no longer
         if isinstance(other, Dense):
-            return Dense(add_at(other.values, self.positions, self.values, keep_lost))
+            mine = self.as_sparse()
+            return Dense(add_at(other.values, mine.indices, mine.values, keep_lost))
         if not isinstance(other, IndexedValues):
             raise PayloadError(
                 f"{type(self).__name__} and {type(other).__name__} payloads cannot be added without decoding them"
             )
-        mine = _as_sparse(self)
-        total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, other.positions, other.values, keep_lost))
+        mine, theirs = self.as_sparse(), other.as_sparse()
+        total = Sparse(self.numel, *add_index_sets(mine.indices, mine.values, theirs.indices, theirs.values, keep_lost))
         return total._widened() if total.is_wide else total
+
+    def as_sparse(self) -> Sparse:
+        """Return the same entries as `Sparse`, in the dtype in which sums are sent; it may share the memory."""
+        return Sparse(self.numel, self.positions, self.values)
 
     def entries_before(self, borders: list[int]) -> list[int]:
         """Return the number of values at positions below each border."""
@@ -166,6 +171,10 @@ class Sparse(IndexedValues):
         sparse = num_entries * dtype.itemsize + index_set_nbytes(num_entries, numel)
         return HEADER_BYTES + min(sparse, numel * dtype.itemsize)
 
+    @override
+    def as_sparse(self) -> Sparse:
+        return self
+
     @property
     def is_wide(self) -> bool:
         """Return True if the payload would take no more bytes as `Dense`."""
@@ -203,10 +212,6 @@ class Sparse(IndexedValues):
     def _cut(self, start: int, stop: int) -> Sparse:
         first, last = self.entries_before([start, stop])
         return Sparse(stop - start, self.indices[first:last] - start, self.values[first:last])
-
-
-def _as_sparse(payload: IndexedValues) -> Sparse:  # shares its memory
-    return payload if isinstance(payload, Sparse) else Sparse(payload.numel, payload.positions, payload.values)
 
 
 def _indices_first(count: int, numel: int, coding: str, dtype: torch.dtype) -> bool:
@@ -354,12 +359,12 @@ class Seeded(IndexedValues):
 
     def _cut(self, start: int, stop: int) -> Payload:
         # a part is `Sparse`, because its positions do not follow from the seed
-        return self if (start, stop) == (0, self.numel) else _as_sparse(self).slice(start, stop)
+        return self if (start, stop) == (0, self.numel) else self.as_sparse().slice(start, stop)
 
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # `Seeded` if both have the same positions, else as other payloads with positions
         if not (isinstance(other, Seeded) and (other.seed, other.num_entries) == (self.seed, self.num_entries)):
-            return _as_sparse(self).add(other, keep_lost)
+            return self.as_sparse().add(other, keep_lost)
         total = add_values(self.values, other.values)
         if keep_lost is not None and total.dtype in SHORT:
             keep_lost(0, lost_in_sum(self.values, other.values, total), self.positions)

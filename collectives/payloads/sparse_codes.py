@@ -44,7 +44,8 @@ INDEX_FORMS: tuple[IndexForm, ...] = ("local", "bitmap", "elias_fano")
 class SparseCodes(IndexedValues):
     """A payload that sends positions, and for each a code of 2 or 8 bits and few numbers that blocks of codes share.
 
-    A sum or a slice is `Sparse` with fp32 values, or `Dense`.
+    A slice is `Sparse` and a sum `Sparse` or `Dense`: with "two_magnitudes" in bf16, in which the magnitudes are exact,
+    otherwise in fp32.
 
     Attributes:
         numel: number of elements of the dense tensor.
@@ -138,7 +139,11 @@ class SparseCodes(IndexedValues):
         # a part is `Sparse`, because blocks of values do not end at its borders
         if (start, stop) == (0, self.numel):
             return self
-        return Sparse(self.numel, self.indices, self.values).slice(start, stop)
+        return self.as_sparse().slice(start, stop)
+
+    @override
+    def as_sparse(self) -> Sparse:
+        return Sparse(self.numel, self.indices, self.values.to(table_dtype(self.coding)))
 
 
 def _form_nbytes(form: IndexForm, count: int, numel: int, group_size: int) -> int:

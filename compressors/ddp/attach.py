@@ -1,7 +1,7 @@
 """`attach`: make a compressor and a collective the communication hook of your own DistributedDataParallel model.
 
     ddp = DistributedDataParallel(model)
-    hook = attach(ddp, "group_topk:ratio=0.01", "ring", optimizer=optimizer)
+    hook = attach(ddp, "group_topk:ratio=0.01", "allgather", optimizer=optimizer)
     for x, y in batches:
         loss_of(ddp(x), y).backward()
         optimizer.step()

@@ -2,7 +2,7 @@
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     fully_shard(model, mesh=mesh["shard"])
-    hook = attach_fsdp(model, "group_topk:ratio=0.01", "ring", replicas=mesh["replica"].get_group())
+    hook = attach_fsdp(model, "group_topk:ratio=0.01", "allgather", replicas=mesh["replica"].get_group())
 
 FSDP2 shards inside each replica and does not know the others. After each reduce-scatter it calls a hook with this
 rank's shard of one unit's gradients, which the hook replaces with the mean over replicas before backward continues.

@@ -1,7 +1,7 @@
 """`GradwireHandler`: compressed gradients with Accelerate.
 
     accelerator = Accelerator()
-    handler = GradwireHandler(accelerator, "group_topk:ratio=0.01", "ring", optimizer=optimizer)
+    handler = GradwireHandler(accelerator, "group_topk:ratio=0.01", "allgather", optimizer=optimizer)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     ...
     handler.close()

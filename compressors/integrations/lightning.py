@@ -1,6 +1,6 @@
 """`GradwireDDPStrategy`: compressed gradients in Lightning's Trainer.
 
-    strategy = GradwireDDPStrategy("group_topk:ratio=0.01", "ring")
+    strategy = GradwireDDPStrategy("group_topk:ratio=0.01", "allgather")
     trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy)
     trainer.fit(model, loader)
 

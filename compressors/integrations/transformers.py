@@ -1,7 +1,7 @@
 """`GradwireCallback`: compressed gradients in the `Trainer` of transformers.
 
     trainer = Trainer(model, arguments, train_dataset=data)
-    trainer.add_callback(GradwireCallback(trainer, "group_topk:ratio=0.01", "ring"))
+    trainer.add_callback(GradwireCallback(trainer, "group_topk:ratio=0.01", "allgather"))
     trainer.train()
 
 `examples/train_trainer.py` is a complete script.

@@ -1,6 +1,6 @@
 """`attach_local`: train with local steps in your own script, whose model is not in DistributedDataParallel.
 
-local = attach_local(model, optimizer, "group_topk:ratio=0.01", "ring", preset="sparseloco")
+local = attach_local(model, optimizer, "group_topk:ratio=0.01", "allgather", preset="sparseloco")
 for x, y in batches:
     loss_of(model(x), y).backward()
     optimizer.step()  # every 30 steps the ranks exchange how far their parameters moved

@@ -27,7 +27,7 @@ def listed_functions() -> set[tuple[str, str]]:
 
 
 def called_functions(rank: int) -> set[tuple[str, str]]:
-    """Return (file, function) of everything that one step of group_topk on a ring calls in our libraries."""
+    """Return (file, function) of everything that a step of group_topk with floats on a ring calls in our libraries."""
     called: set[tuple[str, str]] = set()
     is_recording = threading.Event()
 
@@ -40,7 +40,7 @@ def called_functions(rank: int) -> set[tuple[str, str]]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hook = attach(model, "group_topk:ratio=0.1,warmup_epochs=0", "ring")
+    hook = attach(model, "group_topk:values=floats,ratio=0.1,warmup_epochs=0", "ring")
     sys.setprofile(note)
     try:
         for step in range(4):

@@ -22,7 +22,8 @@ SAID = re.compile(r"(\w+) on (\w+): accuracy ([\d.]+)% after 6 steps; each rank 
 
 
 @pytest.mark.parametrize(
-    ("compressor", "collective"), [("group_topk", "ring"), pytest.param("sign", "allgather", marks=pytest.mark.long)]
+    ("compressor", "collective"),
+    [("group_topk", "allgather"), pytest.param("sign", "allgather", marks=pytest.mark.long)],
 )
 def test_the_example_trains_under_torchrun(compressor: str, collective: str) -> None:
     done = subprocess.run(

@@ -23,7 +23,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench decide --method topk:ratio=0.01 --method powersgd --hosts 2 --bandwidth 50mbit --target-accuracy 0.95
 
-  bench decide --method group_topk:ratio=0.01@ring --baseline none --hosts 4 --network 4g --target-accuracy 0.95
+  bench decide --method group_topk:ratio=0.01 --baseline none --hosts 4 --network 4g --target-accuracy 0.95
 
   bench decide results/runs/decide-0123456789 --bandwidth 10mbit
 

@@ -64,7 +64,7 @@ EXAMPLES_OF_PREDICT = """[bold]Examples[/bold]
 
   bench predict --calibration resnet20.json --compressor topk --hosts 4 --bandwidth-trace examples/cell.trace
 
-  bench predict --calibration resnet20.json --cluster my_machines.toml --compressor group_topk --collective ring --json
+  bench predict --calibration resnet20.json --cluster my_machines.toml --compressor group_topk --json
 
 [bold]The model[/bold]
 

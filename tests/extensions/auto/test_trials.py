@@ -143,7 +143,7 @@ def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_p
         return seconds if step < 9 else StepSeconds(*(2 * each for each in seconds))
 
     held = chosen(slower_and_slower, 150)[0]
-    assert {choice.of_layer(0).pair.compressor for choice in held[1:]} == {"group_topk", "qsparse"}
+    assert {choice.of_layer(0).pair.compressor for choice in held[1:]}.isdisjoint({"none", "bf16"})
 
 
 @pytest.mark.parametrize("times", [2.5, 0.4])

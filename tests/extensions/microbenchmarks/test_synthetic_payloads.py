@@ -9,7 +9,7 @@ import torch
 
 from bench.extensions.microbenchmarks.collectives_worker import payload_of, support_overlap, synthetic_tensor
 from bench.extensions.microbenchmarks.options import CollectivesConfig
-from collectives.payloads import Dense, GroupSparse, Sparse
+from collectives.payloads import Dense, Sparse, SparseCodes
 from collectives.payloads.base import Payload
 from tests.testing.memory_transport import MemoryTransport, run_threads
 
@@ -54,10 +54,10 @@ def test_integers_sum_without_wrapping(dtype: str, torch_dtype: torch.dtype) -> 
 
 
 def test_a_compressor_is_heard_as_it_trains() -> None:
-    """Groups of 1024 keep 10 entries each; scales that ranks share are shared."""
+    """Groups of 4096 keep 41 entries each; scales that ranks share are shared."""
     for payload in compressed("group_topk:ratio=0.01"):
-        assert isinstance(payload, GroupSparse)
-        assert payload.num_entries == 10 * COUNT // 1024
+        assert isinstance(payload, SparseCodes)
+        assert payload.num_entries == 41 * COUNT // 4096
     shared = compressed("terngrad:shared_scale=true")
     assert all(isinstance(payload, Dense) and payload.values.dtype == torch.int8 for payload in shared)
 

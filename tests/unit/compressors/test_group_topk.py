@@ -51,15 +51,15 @@ def test_is_a_contraction_by_the_kept_share() -> None:
 
 def test_kept_zeros_are_sent_but_a_gradient_of_zeros_is_a_header() -> None:
     x = torch.zeros(2048)
-    assert encode(GroupTopK(), x).nbytes == 24
+    assert GroupTopK().encode(x, flat_layer(2048), step_at(0)).nbytes == 24
     x[5] = 1.0
-    payload = encode(GroupTopK(), x)
+    payload = encode(GroupTopK(values="floats", group_size=1024), x)
     assert payload.num_entries == 20
     assert payload.nbytes == 24 + 20 * 2 + 25  # 20 indices of 10 bits
 
 
 def test_bytes_by_hand() -> None:
-    compressor = GroupTopK(ratio=0.01, group_size=1024)
+    compressor = GroupTopK(ratio=0.01, group_size=1024, values="floats")
     resnet18 = 11_173_962
     entries = 10 * (resnet18 // 1024) + 1  # the last group has 74 elements
     assert resnet18 % 1024 == 74
@@ -127,8 +127,15 @@ def test_the_recommended_preset_is_the_default() -> None:
     assert recommended.option_texts() == {**plain.option_texts(), "preset": "recommended"}
 
 
+def test_values_are_floats_with_a_preset_or_dtype_of_floats() -> None:
+    made = GroupTopK(), GroupTopK(value_dtype="fp16"), GroupTopK(preset="patent"), GroupTopK(preset="recommended")
+    assert [each.values for each in made] == ["two_magnitudes", "floats", "floats", "two_magnitudes"]
+    with pytest.raises(OptionError, match="value_dtype=bf16 has no use"):
+        GroupTopK(value_dtype="bf16", values="two_magnitudes")
+
+
 def test_a_ratio_below_one_entry_per_group_is_pointed_out() -> None:
     (sentence,) = GroupTopK(ratio=0.0001).warnings()
     assert "use group_size=10000 or more" in sentence
     assert GroupTopK().warnings() == []
-    assert encode(GroupTopK(ratio=0.0001), torch.ones(3000)).num_entries == 3
+    assert encode(GroupTopK(ratio=0.0001, values="floats"), torch.ones(9000)).num_entries == 3

@@ -154,7 +154,11 @@ def test_values_beyond_fp16_saturate_and_the_rest_waits() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [TopK(ratio=0.5), GroupTopK(ratio=0.5, group_size=2), Hylo(min_numel=1, exponent=1.0, value_dtype="fp16")],
+    [
+        TopK(ratio=0.5),
+        GroupTopK(ratio=0.5, group_size=2, value_dtype="fp16"),
+        Hylo(min_numel=1, exponent=1.0, value_dtype="fp16"),
+    ],
     ids=lambda made: made.component_name,
 )
 def test_what_a_sum_in_fp16_cannot_hold_waits_in_the_residual(made: Compressor) -> None:
@@ -245,7 +249,7 @@ def test_what_is_zero_on_the_wire_is_not_sent(made: Any) -> None:
 @pytest.mark.parametrize("made", [TopK, GroupTopK, RandomK])
 def test_velocity_goes_on_where_the_value_became_zero_on_the_wire(made: Any) -> None:
     layer = layers_of_shapes((2, 2))[0]
-    reducer = reducer_for(made(ratio=1.0, momentum_correction=True), momentum=0.5)
+    reducer = reducer_for(made(ratio=1.0, momentum_correction=True, value_dtype="fp16"), momentum=0.5)
     g = torch.tensor([1.0, 1e-10, -2.0, 1e-10])
     for index in range(2):
         reduce_once(reducer, alone(), [layer], [g], step_at(index))
