@@ -217,6 +217,11 @@ class Kfac(Optimizer, name="kfac"):
     def check_compatible(self, compressor: Compressor, collective: Collective) -> None:
         self.stepping.check_compatible(compressor, collective)
         summing, kind = self.summing or collective, _KINDS[self.transfer]
+        if self.summing and summing.recodes and not summing.decodes:
+            raise Incompatible(
+                f"{self.component_name}: collective={self.collective} encodes sums of codes again, and factors are no "
+                f"codes; use collective={summing.component_name}"
+            )
         reason = incompatibility(summing.check_compatible, kind)
         if not (reason or kind.elementwise) and (summing.recodes or summing.keeps_residuals):
             reason = f"a server encodes gradients again and keeps their residuals, not {kind.__name__} payloads"

@@ -344,6 +344,7 @@ def test_bad_options_are_refused(text: str, message: str) -> None:
         ("kfac:transfer=cholesky", "allgather", None),
         ("kfac:transfer=cholesky,collective=server", "native", None),
         ("kfac:transfer=cholesky", "native", "kfac: transfer=cholesky is not possible: native adds tensors element by"),
+        ("kfac:collective=ring:requantise=true", "native", "factors are no codes; use collective=ring"),
         ("kfac:transfer=cholesky", "native", "allgather takes every kind; add collective=ring to it"),
         ("kfac:transfer=cholesky", "server:downlink=recode", "add collective=ring to it"),
         ("kfac:inner=max_adabelief", "native", None),
