@@ -319,7 +319,8 @@ def _pieces(shards: Sequence[Shard], terms: Iterable[int]) -> list[Piece]:
 def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
     """Return a sparse payload of those elements of `total`, fp32 [numel], that at least one of the payloads sends.
 
-    Values have the terms' value dtype, or the widest of several. Terms with whole rows give a payload with whole rows.
+    Values have the dtype in which the terms' sums are sent, or the widest of several. Terms with whole rows give a
+    payload with whole rows.
     """
     by_rows = [term for term in terms if isinstance(term, RowSparse)]
     if len(by_rows) == len(terms):
@@ -330,7 +331,7 @@ def _union(terms: Sequence[Payload], total: torch.Tensor) -> Payload:
     for term in terms:
         term.clear_in_(untouched)
     indices = (untouched == 0).nonzero().view(-1)
-    dtypes = [term.values.dtype if isinstance(term, IndexedValues) else torch.float32 for term in terms]
+    dtypes = [term.as_sparse().values.dtype if isinstance(term, IndexedValues) else torch.float32 for term in terms]
     return Sparse(
         total.numel(),
         indices,

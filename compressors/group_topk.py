@@ -50,16 +50,16 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     """Group-TopK: sends the entries of largest magnitude of every group of `group_size` elements.
 
     A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes the first. This
-    number is fixed, so zeros may be sent, and equal numbers of groups make equal messages around a ring. A gradient
-    of zeros is sent as a header only. The patent drops the other entries; `error_feedback` keeps them.
+    number is fixed, so zeros may be sent, and with floats equal numbers of groups make equal messages around a ring. A
+    gradient of zeros is sent as a header only. The patent drops the other entries; `error_feedback` keeps them.
 
     scope=model lays the groups over the flat gradient of the whole model, in the order of its parameters, as the patent
     does. This needs a single bucket, which is complete only when backward ends, so communication does not overlap with
     it. Layers sent in fp32 (`min_numel`, `skip`, `dense_ends`) are not part of the groups.
 
     values=two_magnitudes sends 2 bits per value, and positions by their gaps: at 1 %, 0.41 of the bytes of floats, with
-    about a tenth of the squared error of the published code (values=sigma). The error stays in the residual. Sums on
-    the way (`ring`) have 16 bits per value, as with value_dtype=bf16; `allgather` sums nothing on the way.
+    about a tenth of the squared error of the published code (values=sigma). With error feedback the error stays in the
+    residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value; `allgather` sends 2.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=patent sets
     error_feedback=false, group_size=256, scope=model, value_dtype=fp32 and warmup_epochs=0, uses collective `ring`, and
@@ -77,7 +77,11 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     granularity: ClassVar[Granularity] = "bucket"
 
     values: Annotated[
-        Values, Doc("codes: 2 bits (two_magnitudes, sigma) or 8 bits per value; or floats: so if value_dtype is given")
+        Values,
+        Doc(
+            "how values are sent: two_magnitudes, sigma: codes of 2 bits; int8: of 8 bits; floats: numbers of type "
+            "value_dtype, the default if value_dtype is given"
+        ),
     ] = "two_magnitudes"
     group_size: Annotated[Count, Doc("elements per group")] = 4096
     scope: Annotated[
@@ -90,6 +94,7 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     def __post_init__(self) -> None:
         if "value_dtype" in self.given and "values" not in self.given:
             self.values = "floats"
+            self.given |= {"values"}  # so that a preset does not change it
         super().__post_init__()
 
     @functools.cached_property

@@ -258,7 +258,7 @@ class Payload(abc.ABC):
         return 1
 
     def add(self, other: Payload, keep_lost: KeepLost | None = None) -> Payload:
-        """Return the sum of this payload and another; values are added in fp32 and rounded once to their dtype.
+        """Return the sum of this payload and another; values are added in fp32 and rounded once to the dtype of sums.
 
         Args:
             other: a payload with the same number of elements.

@@ -171,9 +171,9 @@ def pairs_on(collective: Collective) -> list[Pair]:
     wanted = [
         Pair("none", name),
         Pair("bf16", name),
-        Pair("group_topk:ratio=0.1", name),
+        Pair("group_topk:ratio=0.1", "allgather"),
         Pair("hylo", "allgather"),
-        Pair("group_topk", name),
+        Pair("group_topk", "allgather"),
         Pair("qsparse", "allgather"),
     ]
     built = {pair: pair.built() for pair in wanted}

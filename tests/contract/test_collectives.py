@@ -26,7 +26,10 @@ from tests.testing.collectives import COLLECTIVES, Result, check, clone, key_of,
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads
 from tests.testing.payloads import make
 
-KINDS = ("dense", "sparse", "group_sparse", "row_sparse", "seeded", "codes-levels", "triangle", "cholesky", "bundle")
+KINDS = (
+    *("dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "sparse_codes-sigma"),
+    *("codes-levels", "triangle", "cholesky", "bundle"),
+)
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
 
 
@@ -121,7 +124,7 @@ def test_sum_of_short_floats(name: str, kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["dense", "sparse", "group_sparse", "row_sparse", "seeded", "bundle"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "group_sparse", "row_sparse", "seeded", "sparse_codes", "bundle"])
 @pytest.mark.parametrize("name", [name for name in COLLECTIVES if not re.search("native|server", name)])
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7])
 def test_what_rounding_takes_off_is_kept_by_one_rank(name: str, kind: str, dtype: torch.dtype, world_size: int) -> None:

@@ -111,7 +111,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["sparse", "group_sparse", "row_sparse", "bundle"])
+@pytest.mark.parametrize("kind", ["sparse", "group_sparse", "row_sparse", "sparse_codes", "bundle"])
 @pytest.mark.parametrize(("name", "world_size"), PACKED)
 def test_packed(name: str, kind: str, world_size: int) -> None:
     payloads = [make(kind, LENGTH, torch.float32, rank).payload for rank in range(world_size)]

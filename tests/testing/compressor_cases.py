@@ -66,7 +66,7 @@ VARIANTS = [
     case("group_topk", group_size=100, ratio=0.03, value_dtype="bf16"),
     case("group_topk", preset="patent"),
     case("group_topk", momentum_correction=True, min_numel=100),
-    case("group_topk", values="two_magnitudes"),
+    case("group_topk", values="floats"),
     case("group_topk", values="two_magnitudes", group_size=100, ratio=0.03, error_feedback=False),
     case("group_topk", values="sigma", min_numel=100),
     case("group_topk", values="int8", group_size=64, ratio=0.25),

@@ -84,7 +84,7 @@ class MessageProfile:
         leaves: sizes of the payloads in the message.
         layers: ids of the layers in the message, in their order there, which may differ from that in the bucket.
         growth: measured (number of ranks, bytes of their merged payload / bytes of one rank's payload), up to the
-            largest number of ranks that was measured.
+            largest number of ranks that was measured. For 1 rank: bytes of a payload in parts / bytes of the whole one.
         merge: cost of adding a received payload to this rank's payload before it is sent on.
         pack_s: seconds to pack the whole message into bytes.
         unpack: cost of reading a payload from bytes.

@@ -26,6 +26,7 @@ from bench.extensions.predict.calibration import (
 )
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import BASELINE
+from bench.extensions.predict.step_parts import growth_in_parts
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
 from bench.strategies.ddp import Ddp
@@ -179,7 +180,9 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
                 MessageProfile(
                     leaves=tuple(map(LeafSize.of, leaves(payload))),
                     layers=key,
-                    growth=GROWTH if is_sparse else ((1, 1.0),),
+                    growth=tuple((ranks, growth_in_parts(payload) * factor) for ranks, factor in GROWTH)
+                    if is_sparse
+                    else ((1, 1.0),),
                     merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
                     pack_s=PACK_BYTE_S * payload.nbytes,
                     unpack=LinearCost(per_byte_s=PACK_BYTE_S),

@@ -37,7 +37,7 @@ from bench.train import partition
 from bench.train.data import Batches
 from collectives.allreduce import Ring
 from collectives.base import Key
-from collectives.payloads.base import Dense, Payload, unpack
+from collectives.payloads.base import HEADER_BYTES, Dense, Payload, unpack
 from collectives.schedule.rounds import Layout, leaves
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
@@ -384,7 +384,7 @@ def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats:
     """
     keys, of_ranks = zip(*messages, strict=True)
     first, second = of_ranks[:2]
-    growth = [(1, 1.0)]
+    growth = [(1, growth_in_parts(first))]
     if first.addable and not first.elementwise:
         total = first
         for count, payload in enumerate(of_ranks[1:], start=2):
@@ -405,6 +405,21 @@ def _offer(messages: Sequence[SentMessage], stir: Callable[[], object], repeats:
         unpack=work_of(*zip(lengths, unpack_s, strict=True)),
         decode_s=decode_s[0],
     )
+
+
+def growth_in_parts(payload: Payload) -> float:
+    """Return the bytes of a payload that is cut in two / those of the whole one, at least 1; headers do not count.
+
+    Parts of codes are longer, because they have their values in bf16 or fp32.
+    """
+    if not payload.addable or payload.elementwise:
+        return 1.0
+    parts = [payload.slice(start, stop) for start, stop in Layout.of(payload).cuts(2)]
+    return max(1.0, sum(map(_body_nbytes, parts)) / max(1, _body_nbytes(payload)))
+
+
+def _body_nbytes(payload: Payload) -> int:
+    return payload.nbytes - HEADER_BYTES * len(leaves(payload))
 
 
 def _handled(first: Payload, second: Payload, stir: Callable[[], object], repeats: int) -> list[float]:

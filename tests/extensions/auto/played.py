@@ -22,7 +22,7 @@ LAYERS = [Layer(id=i, name=f"layer{i}", shape=(numel,), numel=numel) for i, nume
 TOPK = Pair("topk:ratio=0.05,value_dtype=fp32", "allgather")
 GROUPS = Pair("group_topk:group_size=100,ratio=0.05,value_dtype=fp32", "ring")
 WHOLE = Pair("none", "native")
-SPARSE, BF16 = Pair("group_topk", "ring"), Pair("bf16", "ring")
+SPARSE, BF16 = Pair("group_topk", "allgather"), Pair("bf16", "ring")
 WAYS = (
     Choice.of_all(0, TOPK, LAYERS, "a test"),
     Choice(step=3, parts=(Part(pair=GROUPS, layers=(0, 1), why="a test"), Part(pair=TOPK, layers=(2,), why="a test"))),

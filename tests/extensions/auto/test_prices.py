@@ -67,5 +67,5 @@ def test_a_price_grows_with_bytes_waves_and_ranks() -> None:
     assert exchange_s(BF16, 2000, 1000, link, 4) == pytest.approx(6 + 3.0)
     allgather = exchange_s(Pair("qsparse", "allgather"), 100, 1000, link, 4)
     assert allgather == pytest.approx(1 + 0.3)
-    merged = exchange_s(SPARSE, 100, 1000, link, 4)
+    merged = exchange_s(Pair("group_topk:values=floats", "ring"), 100, 1000, link, 4)
     assert 6 + 0.3 < merged < 6 + 3 * 4.0

@@ -88,7 +88,7 @@ def unlucky_at_first(step: int, pair: Pair) -> StepSeconds:
 def test_the_nearest_pair_has_a_turn_now_and_then_and_wins_by_many() -> None:
     held = chosen(unlucky_at_first, 1000, {"budget": 1e-6})[0]
     assert next(choice for choice in held if "after" in choice.of_layer(0).why).of_layer(0).pair == SPARSE
-    assert "times as long as with group_topk on ring" in held[-1].of_layer(0).why
+    assert "times as long as with group_topk on allgather" in held[-1].of_layer(0).why
     since = [choice.of_layer(0).pair.compressor for choice in held[200:]]
     assert set(since) == {"group_topk", "qsparse"}  # the others are far slower
     assert since.count("qsparse") > 0.6 * len(since)
@@ -100,10 +100,10 @@ def test_a_favourite_that_was_slow_when_it_was_tried_is_not_forgotten() -> None:
         step_s = (0.4 if step < 60 else 0.05) if is_favourite else usual_s(pair) + 0.1
         return StepSeconds(step_s, 0.03, step_s - 0.03)
 
-    held = chosen(disturbed_at_first, 900)[0]
+    held = chosen(disturbed_at_first, 1000)[0]
     assert held[200].of_layer(0).pair.compressor != "qsparse"
     assert held[-1].of_layer(0).pair.compressor == "qsparse"
-    assert "after steps of qsparse on allgather took 0.3" in held[-1].of_layer(0).why
+    assert "50 ms a step, hylo on allgather 150 ms" in held[-1].of_layer(0).why
 
 
 def test_a_link_that_fades_makes_no_pair_look_slower_than_it_is() -> None:
@@ -143,7 +143,8 @@ def test_dense_pairs_are_not_tried_on_a_link_that_has_become_slow_since_it_was_p
         return seconds if step < 9 else StepSeconds(*(2 * each for each in seconds))
 
     held = chosen(slower_and_slower, 150)[0]
-    assert {choice.of_layer(0).pair.compressor for choice in held[1:]}.isdisjoint({"none", "bf16"})
+    tried = {choice.of_layer(0).pair.compressor for choice in held[1:]}
+    assert {"group_topk", "qsparse"} <= tried <= {"group_topk", "group_topk:ratio=0.1", "hylo", "qsparse"}
 
 
 @pytest.mark.parametrize("times", [2.5, 0.4])

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,9 +36,11 @@ from bench.extensions.predict.options import CalibrateConfig, PredictConfig
 from bench.extensions.predict.prediction import Prediction, lengths_of
 from bench.extensions.predict.ranking import _verdict, dense_on_each_collective, parse_sweep, sweep
 from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, check_request, predicted
+from bench.extensions.predict.step_parts import growth_in_parts
 from bench.extensions.predict.validation import notes
 from bench.hosts.cluster import HostLink
 from tests.extensions.predict.calibrations import SPARSE, calibration
+from tests.testing.payloads import make
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
 """Payload bytes per second of a link that carries as much in the other direction."""
@@ -254,6 +257,15 @@ def test_unions_grow_as_they_were_measured_and_are_never_longer_than_dense() -> 
     start = np.zeros(5, dtype=np.int64)
     lengths = lengths_of(offer).alone(start, start + 1000, np.array([1, 2, 4, 8, 1000]))
     assert lengths.tolist() == [416, 16 + 760, 16 + 1360, 16 + math.ceil(400 * 3.4**2 / 1.9), 4016]
+
+
+def test_parts_of_codes_are_longer_than_the_whole() -> None:
+    codes, floats = (make(kind, 10_000, torch.float16).payload for kind in ("sparse_codes", "group_sparse"))
+    assert growth_in_parts(floats) == pytest.approx(1.0, abs=0.02)
+    assert growth_in_parts(codes) > 1.5
+    offer = MessageProfile(leaves=(LeafSize(numel=1000, nbytes=416),), layers=(0,), growth=((1, 2.0), (2, 3.0)))
+    start, stop = np.array([0, 0, 500]), np.array([1000, 500, 1000])
+    assert lengths_of(offer).alone(start, stop, np.ones(3, dtype=np.int64)).tolist() == [416, 416, 416]
 
 
 def test_pieces_of_a_message_are_as_long_together_as_the_message() -> None:

@@ -25,7 +25,7 @@ from tests.testing.loops import same
 LAYERS = layers_of_shapes((123, 45), (64, 16, 3, 3), (50,), kinds=("linear", "conv", "bias"))
 SPECS = [
     "group_topk:group_size=100",
-    "group_topk:group_size=100,values=two_magnitudes",
+    "group_topk:group_size=100,values=floats",
     "group_topk:ratio=0.2,values=sigma",
     "group_topk:values=int8",
     "topk:ratio=0.05,values=two_magnitudes",
@@ -62,7 +62,7 @@ IN_PARTS = [
 LONG = layers_of_shapes((700, 400), (3,), (500, 601), kinds=("linear", "bias", "linear"))
 """Layers with more elements than fit into a cache, whose results bypass it; the last layer is not aligned."""
 
-NOTICING = ["group_topk:group_size=100", "group_topk:values=two_magnitudes", "topk:ratio=0.05", "qsparse:ratio=0.05"]
+NOTICING = ["group_topk:group_size=100,values=floats", "group_topk", "topk:ratio=0.05", "qsparse:ratio=0.05"]
 
 
 def messages_and_residuals(spec: str) -> list[torch.Tensor]:

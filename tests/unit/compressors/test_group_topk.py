@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from bench.core.spec import build, full_text, short_text
+from collectives.base import BoundCollective
 from collectives.options import OptionError
 from collectives.payloads import GroupSparse
 from compressors.ddp.reducer import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.layer import Layer
-from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, reduce_once, step_at
+from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
+from tests.testing.memory_transport import MemoryTransport
 
 
 def flat_layer(numel: int) -> Layer:
@@ -56,6 +58,22 @@ def test_kept_zeros_are_sent_but_a_gradient_of_zeros_is_a_header() -> None:
     payload = encode(GroupTopK(values="floats", group_size=1024), x)
     assert payload.num_entries == 20
     assert payload.nbytes == 24 + 20 * 2 + 25  # 20 indices of 10 bits
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_around_a_ring_two_bits_take_no_more_bytes_than_floats(world_size: int) -> None:
+    layer = flat_layer(20_000)
+
+    def sent(values: str) -> int:
+        def rank(transport: MemoryTransport, collective: BoundCollective) -> int:
+            reducer = reducer_for(build("compressors", f"group_topk:values={values}"))
+            x = gradient(layer, 0, transport.rank)
+            reduce_once(reducer, collective, [layer], [x], step_at(0, transport.rank, world_size))
+            return transport.traffic["gradient"].nbytes
+
+        return sum(on_ranks(world_size, "ring", rank))
+
+    assert sent("two_magnitudes") <= sent("floats")
 
 
 def test_bytes_by_hand() -> None:
@@ -113,6 +131,7 @@ def test_what_is_given_wins_over_the_preset() -> None:
         ("group_topk:preset=patent,group_size=1024", "group_topk:group_size=1024,preset=patent"),
         ("group_topk:preset=recommended,scope=model", "group_topk:preset=recommended,scope=model"),
         ("group_topk:scope=model,group_size=512", "group_topk:group_size=512,scope=model"),
+        ("group_topk:value_dtype=bf16,preset=none", "group_topk:value_dtype=bf16,values=floats"),
     ],
 )
 def test_options_survive_being_written_out(given: str, short: str) -> None:
@@ -128,8 +147,9 @@ def test_the_recommended_preset_is_the_default() -> None:
 
 
 def test_values_are_floats_with_a_preset_or_dtype_of_floats() -> None:
-    made = GroupTopK(), GroupTopK(value_dtype="fp16"), GroupTopK(preset="patent"), GroupTopK(preset="recommended")
-    assert [each.values for each in made] == ["two_magnitudes", "floats", "floats", "two_magnitudes"]
+    assert GroupTopK().values == GroupTopK(preset="recommended").values == "two_magnitudes"
+    assert GroupTopK(value_dtype="fp16").values == GroupTopK(preset="patent").values == "floats"
+    assert GroupTopK(value_dtype="fp16", preset="recommended").values == "floats"
     with pytest.raises(OptionError, match="value_dtype=bf16 has no use"):
         GroupTopK(value_dtype="bf16", values="two_magnitudes")
 

@@ -49,6 +49,7 @@ def off_by(compressor: str, collective: str, *, skipping: int = 0) -> float:
     ("compressor", "collective"),
     [
         ("group_topk:group_size=100,ratio=0.1", "ring"),
+        ("group_topk:group_size=100,ratio=0.1,values=floats", "ring"),
         ("topk:ratio=0.1,value_dtype=bf16,skip=norm+bias", "halving_doubling"),
         ("adaptive_topk:ratio=0.1", "tree"),
         ("randomk:ratio=0.1", "hierarchical"),
