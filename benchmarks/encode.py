@@ -50,7 +50,7 @@ RANKS = 4
 DECODED = ("group_topk", "int8", "natural", "qsgd", "topk")
 ZEROED = "zero the update"
 OPTIONS = {  # one percent of the entries, at full compression from the first step
-    "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},warmup_epochs=0",
+    "group_topk": f"ratio={RATIO},group_size={GROUP_SIZE},values=floats,warmup_epochs=0",
     "topk": f"ratio={RATIO},warmup_epochs=0",
     "qsparse": f"ratio={RATIO},warmup_epochs=0",
     "randomk": f"ratio={RATIO},warmup_epochs=0",

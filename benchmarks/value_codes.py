@@ -30,7 +30,7 @@ TRAININGS = {  # (model, data set, batch size) -> optimizer
     ("small_cnn", "digits", 64): lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     ("gpt:preset=small", "stdlib", 16): lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
-SELECTIONS = ("topk:ratio=0.01", "group_topk:ratio=0.01", "group_topk:ratio=0.015625,group_size=4096")
+SELECTIONS = ("topk:ratio=0.01", "group_topk:ratio=0.01,group_size=1024", "group_topk:ratio=0.015625,group_size=4096")
 CODINGS = ("two_magnitudes", "sigma", "int8")
 Records = dict[str, list[list[torch.Tensor]]]
 STEP = Step(index=0, epoch=99, rank=0, world_size=2, seed=1)
