@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
+# As in a run: freed memory stays with the process, so that a step does not fault its pages in again.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 CONDUCTOR_PORT, FIRST_PORT = 29600, 29700
 GRADIENT_SETS = 2
 IMAGES = 4
@@ -45,7 +47,7 @@ class Worker:
             return self._measure()
         running: dict[int, subprocess.Popen[bytes]] = {}
         for name, path in self.plan["checkouts"].items():
-            environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{HERE.parent}"}
+            environment = os.environ | KEEP_MEMORY | {"PYTHONPATH": f"{path}{os.pathsep}{HERE.parent}"}
             line = [sys.executable, str(HERE), str(self.folder), name, str(self.host)]
             process = subprocess.Popen(line, env=environment, cwd=path)
             running[process.pid] = process
