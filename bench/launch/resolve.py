@@ -74,7 +74,7 @@ def check(options: RunConfig) -> RunConfig:
     if config.devices is not None:
         check_kinds(Topology.from_dict(config.devices), *read_tables(folders()), SHM)
     train_size, test_size = parts.dataset.resolve_sizes(config.train_size, config.test_size)
-    config = dataclasses.replace(config, train_size=train_size, test_size=test_size)
+    config = dataclasses.replace(config, train_size=train_size, test_size=test_size, clip_norm=config.clip_norm or None)
     _check_ranks(config)
     short: dict[str, Any] = {name: spec.short_text(component) for name, component in vars(parts).items()}
     in_name = ["model", "dataset", "compressor", "collective"]
@@ -307,8 +307,8 @@ def _check_clipping(config: RunConfig, parts: Components) -> None:
         )
     if parts.optimizer.keeps_gradients and not parts.optimizer.clips_own_gradients:
         raise UsageError(
-            f"{stepping} exchanges moments, so no rank has the mean gradient that --clip-norm limits; leave out "
-            f"--clip-norm {config.clip_norm:g}, or use another optimizer"
+            f"{stepping} exchanges moments, so no rank has the mean gradient that --clip-norm limits; use "
+            "--clip-norm 0, or another optimizer"
         )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le, Lt
 from pydantic import AfterValidator
 from typing_extensions import Doc
 
@@ -230,9 +230,12 @@ class RunConfig(RanksConfig):
     ] = NOT_GIVEN
     clip_norm: Annotated[
         float | None,
-        Gt(0),
+        Ge(0),
         Le(1e12),
-        Doc("largest L2 norm of the mean gradient, which is scaled down to it after the exchange"),
+        Doc(
+            "largest L2 norm of the mean gradient, which is scaled down to it after the exchange; 0: no limit, "
+            "whatever the recipe says"
+        ),
         Flag(WHAT),
     ] = None
     label_smoothing: Annotated[

@@ -173,7 +173,7 @@ def test_options_are_complete() -> None:
         ({"lr_scaling": "linear:"}, "--lr-scaling linear: is not possible"),
         ({"lr_scaling": "linear:gradual=maybe"}, "--lr-scaling linear:gradual=maybe is not possible"),
         ({"lr_scaling": "none:gradual=true"}, "--lr-scaling none:gradual=true is not possible"),
-        ({"clip_norm": 0.0}, "--clip-norm 0.0 is not possible: Input should be greater than 0"),
+        ({"clip_norm": -1.0}, "--clip-norm -1.0 is not possible: Input should be greater than or equal to 0"),
         ({"label_smoothing": 1.0}, "--label-smoothing 1.0 is not possible: Input should be less than 1"),
     ],
 )

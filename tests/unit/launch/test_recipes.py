@@ -51,6 +51,12 @@ def test_what_the_user_gives_wins_also_if_it_is_the_default() -> None:
     assert (config.model, config.lr) == ("resnet20", 0.1)
 
 
+def test_a_clip_norm_of_0_takes_the_recipes_limit_away() -> None:
+    with pytest.raises(UsageError, match="use --clip-norm 0, or another optimizer"):
+        resolve(named(recipe="gpt-stdlib", optimizer="dion"))
+    assert resolve(named(recipe="gpt-stdlib", optimizer="dion", clip_norm=0.0)).clip_norm is None
+
+
 def test_none_counts_as_not_given() -> None:
     assert named(recipe="resnet20-cifar10", lr=None, steps=None) == named(recipe="resnet20-cifar10")
 
