@@ -303,7 +303,8 @@ def _check_clipping(config: RunConfig, parts: Components) -> None:
     if parts.compressor.traits.owns_momentum:
         raise UsageError(
             f"{method} applies momentum before it sends, so no rank has the mean gradient that --clip-norm limits; add "
-            f"momentum_correction=false to {method}, or use dgc:clip_norm={config.clip_norm:g}, which clips before it"
+            f"momentum_correction=false to {method}, or use --clip-norm 0 or dgc:clip_norm={config.clip_norm:g}, which "
+            "clips before it"
         )
     if parts.optimizer.keeps_gradients and not parts.optimizer.clips_own_gradients:
         raise UsageError(

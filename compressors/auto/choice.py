@@ -165,15 +165,17 @@ def pairs_on(collective: Collective) -> list[Pair]:
     run's collective, because the bytes that it sends are not counted.
 
     Args:
-        collective: the run's collective, used by all pairs except those whose payloads need `allgather`.
+        collective: the run's collective. Dense pairs use it, and `hierarchical` also serves `group_topk`; the others use
+            `allgather`.
     """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
+    sparse = name if collective.component_name == "hierarchical" else "allgather"
     wanted = [
         Pair("none", name),
         Pair("bf16", name),
-        Pair("group_topk:ratio=0.1", "allgather"),
+        Pair("group_topk:ratio=0.1", sparse),
         Pair("hylo", "allgather"),
-        Pair("group_topk", "allgather"),
+        Pair("group_topk", sparse),
         Pair("qsparse", "allgather"),
     ]
     built = {pair: pair.built() for pair in wanted}

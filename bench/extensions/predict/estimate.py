@@ -176,14 +176,12 @@ def _encoded(compressor: Compressor, buckets: Sequence[Sequence[Layer]]) -> tupl
         offers: list[MessageProfile] = []
 
         def travel(payload: Payload, key: Key, offers: list[MessageProfile] = offers) -> Payload:
-            is_sparse = payload.addable and not payload.elementwise
+            is_sparse, in_parts = payload.addable and not payload.elementwise, growth_in_parts(payload)
             offers.append(
                 MessageProfile(
                     leaves=tuple(map(LeafSize.of, leaves(payload))),
                     layers=key,
-                    growth=tuple((ranks, growth_in_parts(payload) * factor) for ranks, factor in GROWTH)
-                    if is_sparse
-                    else ((1, 1.0),),
+                    growth=tuple((ranks, in_parts * factor) for ranks, factor in GROWTH if is_sparse or ranks == 1),
                     merge=LinearCost(per_byte_s=MERGE_BYTE_S if is_sparse else ADD_BYTE_S),
                     pack_s=PACK_BYTE_S * payload.nbytes,
                     unpack=LinearCost(per_byte_s=PACK_BYTE_S),

@@ -84,7 +84,7 @@ def lengths_of(offer: MessageProfile) -> Lengths:
         payloads = np.maximum(1, np.searchsorted(firsts, stop) - np.searchsorted(ends, start, side="right"))
         one = np.interp(stop, offsets, bodies) - np.interp(start, offsets, bodies)
         dense = np.maximum(one, FP32_BYTES * (stop - start))
-        whole = (terms == 1) & (stop - start == offsets[-1])
+        whole = (terms == 1) & np.isin(start, offsets) & np.isin(stop, offsets)  # payloads that are not cut
         growth = np.exp(np.interp(np.log(terms), ranks, factors) + slope * np.maximum(0.0, np.log(terms) - ranks[-1]))
         nbytes = HEADER_BYTES * payloads + np.minimum(np.where(whole, one, one * growth), dense)
         return payloads, np.ceil(nbytes - 1e-6).astype(np.int64)

@@ -115,8 +115,8 @@ class Placed(Strategy):
             ),
             (
                 config.clip_norm is not None,
-                f"with {name} every device updates its own layers and knows no norm of the whole gradient; leave out "
-                f"--clip-norm {config.clip_norm}, or use --strategy ddp",
+                f"with {name} every device updates its own layers and knows no norm of the whole gradient; use "
+                "--clip-norm 0, or --strategy ddp",
             ),
             (config.amp != "none", f"{name} computes in fp32; leave out --amp {config.amp}"),
             (config.profile > 0, f"{name} computes in device processes, which --profile does not see; leave it out"),

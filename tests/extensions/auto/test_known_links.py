@@ -82,7 +82,7 @@ def test_turns_while_the_link_is_another_one_tell_nothing_of_this_one(measured_a
     first = next(step for step, choice in enumerate(held) if "after the first" in choice.of_layer(0).why)
     assert 40 < first < 60  # the link changes before anything else happens
     assert not [step for step in range(62, first + 64) if held[step].of_layer(0).why == "tried"]
-    for start in range(510, 2900, 600):
+    for start in range(510, 2900, 600):  # the link is known to be slow at step 507
         assert {
             part.pair.compressor for choice in held[start : start + 90] if (part := choice.of_layer(0)).why != "tried"
         } == {"qsparse"}

@@ -266,6 +266,9 @@ def test_parts_of_codes_are_longer_than_the_whole() -> None:
     offer = MessageProfile(leaves=(LeafSize(numel=1000, nbytes=416),), layers=(0,), growth=((1, 2.0), (2, 3.0)))
     start, stop = np.array([0, 0, 500]), np.array([1000, 500, 1000])
     assert lengths_of(offer).alone(start, stop, np.ones(3, dtype=np.int64)).tolist() == [416, 416, 416]
+    two = dataclasses.replace(offer, leaves=2 * offer.leaves, layers=(0, 1))
+    _, nbytes = lengths_of(two).packed(2 * start, 2 * stop, np.ones(3, dtype=np.int64))
+    assert nbytes.tolist() == [832, 416, 416]  # payloads that are not cut
 
 
 def test_pieces_of_a_message_are_as_long_together_as_the_message() -> None:
