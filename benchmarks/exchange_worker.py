@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
-# As in a run (`bench/launch/jobs/fork_server.py`): freed memory stays with the process, so that a step does not fault its pages in again.
+# As in a run (`bench/launch/jobs/fork_server.py`): freed memory stays with the process, so that a step does not fault
+# its pages in again.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 CONDUCTOR_PORT, FIRST_PORT = 29600, 29700
 GRADIENT_SETS = 2

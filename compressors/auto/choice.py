@@ -165,8 +165,8 @@ def pairs_on(collective: Collective) -> list[Pair]:
     run's collective, because the bytes that it sends are not counted.
 
     Args:
-        collective: the run's collective. Dense pairs use it, and `hierarchical` also serves `group_topk`; the others use
-            `allgather`.
+        collective: the run's collective. Dense pairs use it, and `hierarchical` also serves `group_topk`; the others
+            use `allgather`.
     """
     name = str(Spec(collective.component_name, collective.option_texts(only_changed=True)))
     sparse = name if collective.component_name == "hierarchical" else "allgather"
