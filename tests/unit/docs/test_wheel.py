@@ -20,10 +20,10 @@ def test_the_wheel_holds_three_packages_and_is_for_many_linuxes(tmp_path: Path) 
     listed = subprocess.run(
         ["git", "-C", str(REPOSITORY), "ls-files"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    for name in filter(lambda name: not name.startswith(("results/", "tests/")), listed):
+    for name in filter(lambda name: not name.startswith(("docs/", "results/", "tests/")), listed):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
     subprocess.run([*pip, "--wheel-dir", "out", "."], cwd=tmp_path, check=True, timeout=300)
     (wheel,) = (tmp_path / "out").iterdir()
     names = zipfile.ZipFile(wheel).namelist()
