@@ -114,6 +114,10 @@ def main() -> int:
     parser.add_argument("--per-turn", type=int, default=2, help="exchanges of each method in a round")
     parser.add_argument("--csv", type=Path, help=f"write the rows to this file, such as {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
+    if options.powersgd and options.ways:
+        parser.error("--powersgd has its own methods; leave out --ways")
+    if options.hosts and (options.step or options.powersgd or options.break_even):
+        parser.error("only an exchange alone is measured on two clusters; leave out --hosts")
     checkouts = {"now": ROOT} | ({"before": options.against.resolve()} if options.against else {})
     rows: list[dict[str, Any]] = []
     for scene in scenes(options):

@@ -62,9 +62,9 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value; `allgather` sends 2.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=patent sets
-    error_feedback=false, group_size=256, scope=model, value_dtype=fp32 and warmup_epochs=0, uses collective `ring`, and
-    makes `bench` multiply the learning rate by the number of ranks, as the patent does. preset=recommended is the same
-    as no preset.
+    error_feedback=false, group_size=256, scope=model, values=floats, value_dtype=fp32 and warmup_epochs=0, uses
+    collective `ring`, and makes `bench` multiply the learning rate by the number of ranks, as the patent does.
+    preset=recommended is the same as no preset.
 
     Bytes: 24 + z v + min(ceil(z b / 8), ceil(m / 8)) for a bucket of m elements, with z entries of v bytes and b =
     ceil(log2(min(group_size, m))). For codes of c bits: 24 + ceil(z c / 8) + 4 per 4096 elements, or per 32 values if
@@ -92,9 +92,12 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     ] = "none"
 
     def __post_init__(self) -> None:
+        # A given option decides about the other one, and a preset does not.
         if "value_dtype" in self.given and "values" not in self.given:
             self.values = "floats"
-            self.given |= {"values"}  # so that a preset does not change it
+            self.given |= {"values"}
+        elif "values" in self.given and self.coding:
+            self.given |= {"value_dtype"}
         super().__post_init__()
 
     @functools.cached_property

@@ -224,9 +224,9 @@ class TopK(LayersEncoder, CodingSparsifier, name="topk"):
 
     A layer of m elements sends k = ratio * m entries, rounded half up, at least 1. Of equal magnitudes the first is
     sent. Entries that are zero on the wire are left out. values=two_magnitudes sends them in 2 bits instead of 16, with
-    a fifth to a half of the squared error of the published code (values=sigma). With error
-    feedback the error stays in the residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per
-    value (sigma, int8: 32); `allgather` sends the codes.
+    a fifth to a half of the squared error of the published code (values=sigma). With error feedback the error stays in
+    the residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value (sigma, int8: 32);
+    `allgather` sends the codes.
 
     Bytes: 16 + min over index codings (k v + indices) per layer, with v bytes per value; at most 16 + m v. Coordinates
     take k i bytes, with i = 1 up to 256 elements, 2 up to 65536, else 4; a bitmap takes m / 8. For codes of b bits:

@@ -9,6 +9,7 @@ published code applies twice.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing_extensions import override
 from collectives.allreduce import Ring
 from collectives.base import Collective, Key
 from collectives.payloads import Dense, Payload
+from collectives.payloads.bundle import UnreducedSum
 from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, zero_nonfinite_
@@ -29,7 +31,6 @@ from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from compressors.local.fragments import Fragment, dealt
-from compressors.local.messages import combined
 from compressors.local.options import LocalOptions
 
 
@@ -285,7 +286,7 @@ class LocalSteps(CompressedCommunicator):
 
     def _sum(self, payload: Payload, key: Key) -> Payload:
         numels = [self._numel_of[layer_id] for layer_id in key]
-        return combined(self.collective.sum(payload, key), numels, self.options)
+        return _combined(self.collective.sum(payload, key), numels, self.options)
 
     def _buffers_to_send(self) -> list[torch.Tensor]:
         """Return copies of the buffers, with the outer copy's elements where the rank's own are not finite."""
@@ -351,3 +352,48 @@ def _saved(exchange: Exchange) -> dict[str, Any]:
         "encoded": [{"layer": layer_id, "of_layer": values} for layer_id, values in of_layers],
         "seconds": {name: getattr(report, name) for name in ("encode_s", "exchange_s", "exposed_s")},
     }
+
+
+def _combined(total: Payload, numels: Sequence[int], options: LocalOptions) -> Payload:
+    """Return what stands for the sum of the ranks' messages, so that a division by the number of ranks follows.
+
+    Source: the code of SparseLoCo, which averages every element over the ranks that sent it, and scales down the
+    messages of a layer that are longer than the median.
+
+    Args:
+        total: the sum over ranks, as `allgather` returns it.
+        numels: number of elements of each layer in the messages, in order.
+        options: average and clip.
+    """
+    if options.average == "ranks" and options.clip == "none":
+        return total
+    terms = list(total.terms) if isinstance(total, UnreducedSum) else [total]
+    factors = _factors(terms, numels) if options.clip == "median" else None
+    result = torch.zeros(total.numel, device=total.device)
+    senders = torch.zeros_like(result) if options.average == "senders" else None
+    for rank, term in enumerate(terms):
+        dense = term.to_dense()
+        if senders is not None:
+            senders += dense != 0
+        if factors is not None:
+            for part, factor in zip(dense.split(list(numels)), factors[rank].tolist(), strict=True):
+                part.mul_(factor)
+        result += dense
+    if senders is not None:
+        result.mul_(len(terms)).div_(senders.clamp_(min=1))
+    return Dense(result)
+
+
+def _factors(terms: Sequence[Payload], numels: Sequence[int]) -> torch.Tensor:
+    """Return min(1, median over ranks of a layer's norm / norm of the rank), fp64 [ranks, layers].
+
+    With an even number of ranks, the median is the mean of the two in the middle.
+    """
+    norms = torch.stack([_norms(term.to_dense(), numels) for term in terms])
+    median = norms.quantile(0.5, dim=0)
+    return torch.where(norms > median, median / norms, torch.ones_like(norms))
+
+
+def _norms(dense: torch.Tensor, numels: Sequence[int]) -> torch.Tensor:
+    norm = functools.partial(torch.linalg.vector_norm, dtype=torch.float64)
+    return torch.stack([norm(part) for part in dense.split(list(numels))])

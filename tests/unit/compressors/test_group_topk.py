@@ -131,6 +131,7 @@ def test_what_is_given_wins_over_the_preset() -> None:
         ("group_topk:preset=patent,group_size=1024", "group_topk:group_size=1024,preset=patent"),
         ("group_topk:preset=recommended,scope=model", "group_topk:preset=recommended,scope=model"),
         ("group_topk:scope=model,group_size=512", "group_topk:group_size=512,scope=model"),
+        ("group_topk:preset=patent,values=int8", "group_topk:preset=patent,value_dtype=fp16,values=int8"),
         ("group_topk:value_dtype=bf16,preset=none", "group_topk:value_dtype=bf16,values=floats"),
     ],
 )
@@ -150,6 +151,8 @@ def test_values_are_floats_with_a_preset_or_dtype_of_floats() -> None:
     assert GroupTopK().values == GroupTopK(preset="recommended").values == "two_magnitudes"
     assert GroupTopK(value_dtype="fp16").values == GroupTopK(preset="patent").values == "floats"
     assert GroupTopK(value_dtype="fp16", preset="recommended").values == "floats"
+    coded = GroupTopK(preset="patent", values="int8")
+    assert (coded.values, coded.group_size) == ("int8", 256)
     with pytest.raises(OptionError, match="value_dtype=bf16 has no use"):
         GroupTopK(value_dtype="bf16", values="two_magnitudes")
 
