@@ -27,7 +27,6 @@ HERE = Path(__file__).resolve()
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 CONDUCTOR_PORT, FIRST_PORT = 29600, 29700
 GRADIENT_SETS = 2
-IMAGES = 4
 
 
 class Worker:
@@ -163,7 +162,7 @@ class Subject:
         )
         if way.name == "powersgd of its authors":
             bucket_mb = 2.0**20
-        self.model = self.network if plan["whole_step"] else Given(self.network)
+        self.model = self.network if plan["images"] else Given(self.network)
         self.ddp = DistributedDataParallel(
             self.model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, forward_sync_buffers=False,
         )  # fmt: skip
@@ -171,11 +170,11 @@ class Subject:
         parts.watch()
         self.thread = parts._exchange_thread if "+" in way.name else None
         generator = torch.Generator().manual_seed(1)
-        self.whole_step = plan["whole_step"]
+        self.whole_step = plan["images"] > 0
         if self.whole_step:
             generator.manual_seed(rank)
-            self.images = torch.randn(IMAGES, 3, 32, 32, generator=generator)
-            self.labels = torch.randint(10, (IMAGES,), generator=generator)
+            self.images = torch.randn(plan["images"], 3, 32, 32, generator=generator)
+            self.labels = torch.randint(10, (plan["images"],), generator=generator)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         else:
             means = [0.3 * torch.randn(p.shape, generator=generator) for p in self.model.parameters()]
