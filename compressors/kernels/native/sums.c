@@ -11,11 +11,6 @@ double sum_of_limited(const float *x, int64_t numel, float limit) {
     return sum_of(x, numel, limited_term, limit);
 }
 
-/* Of the magnitudes that reach a level. */
-double sum_of_reaching(const float *x, int64_t numel, float level) {
-    return sum_of(x, numel, reaching_term, level);
-}
-
 /* As magnitudes are: NaN counts as infinite; 0 of nothing. */
 float largest_magnitude(const float *x, int64_t numel) {
     int32_t largest = magnitude(larger(x, numel, 0));

@@ -29,11 +29,6 @@ static inline int32_t larger(const float *x, int64_t numel, int32_t largest) {
     return largest;
 }
 
-/* |x| where it reaches a level. */
-static inline double reaching_term(float x, float level) {
-    return magnitude_bits(x) >= magnitude_bits(level) ? __builtin_fabsf(x) : 0;
-}
-
 /* |x| up to a limit. */
 static inline double limited_term(float x, float limit) {
     float magnitude = __builtin_fabsf(x);
