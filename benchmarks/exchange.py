@@ -49,7 +49,8 @@ class Scene:
         rate_bps: rate of each host's link in bit/s.
         groups: groups of methods. The methods of a group are interleaved; groups follow each other, so that not all
             methods need memory at once.
-        images: images per host of the training step that is measured; 0 for an exchange of given gradients.
+        images: images per host in the measured training step; 0: no training step, only an exchange of given
+            gradients.
         own_core: run host i only on core i.
     """
 
@@ -64,7 +65,7 @@ class Scene:
 def scenes(options: argparse.Namespace) -> list[Scene]:
     if options.step:
         ways = tuple(options.ways or ("nothing", GROUP_TOPK))
-        return [Scene(mode="step", hosts=4, rate_bps=100e6, groups=(ways,), images=options.images)]
+        return [Scene(mode="step", hosts=4, rate_bps=100e6, groups=(ways,), images=options.images or 4)]
     if options.powersgd:
         ours = ("powersgd+native", "powersgd:alternate=true+native", "powersgd of its authors")
         return [Scene(mode="powersgd", hosts=2, rate_bps=1e9, groups=(ours,))]
@@ -110,16 +111,16 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="another checkout of this project, such as the previous commit")
     parser.add_argument("--ways", nargs="+", help="only these: COMPRESSOR+COLLECTIVE, usual, nothing, 'bf16 by gloo'")
     parser.add_argument("--hosts", type=int, choices=(2, 4), help="only the cluster with this number of hosts")
-    parser.add_argument("--images", type=int, default=4, help="with --step, images per host, so the time to compute")
+    parser.add_argument("--images", type=int, help="with --step, images per host; more make computing longer (4)")
     parser.add_argument("--turns", type=int, default=15, help="number of rounds")
     parser.add_argument("--per-turn", type=int, default=2, help="exchanges of each method in a round")
     parser.add_argument("--csv", type=Path, help=f"write the rows to this file, such as {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
     if options.powersgd and options.ways:
         parser.error("--powersgd has its own methods; leave out --ways")
-    if options.images != parser.get_default("images") and not options.step:
+    if options.images is not None and not options.step:
         parser.error("only a training step has images; add --step or leave out --images")
-    if options.images < 1:
+    if options.images is not None and options.images < 1:
         parser.error("--images is below 1; a training step needs one or more")
     if options.hosts and (options.step or options.powersgd or options.break_even):
         parser.error("only an exchange alone is measured on two clusters; leave out --hosts")

@@ -81,13 +81,13 @@ class LocalStepsBySpeed(LocalSteps):
 
     @property
     @override
-    def cycle(self) -> int:
+    def period(self) -> int:
         return self._planned[self.transport.rank]
 
     @property
     def num_steps(self) -> int:
         """Return the steps of the run: exact after an exchange; before it, as if all ranks were as far as this one."""
-        since = sum(self._planned) * self._made // self.cycle if self._made else 0
+        since = sum(self._planned) * self._made // self.period if self._made else 0
         return (self._made_by_all + since) // self.transport.world_size
 
     @override
@@ -95,7 +95,7 @@ class LocalStepsBySpeed(LocalSteps):
     def after_update(self) -> None:
         self._steps += 1
         self._made += 1
-        if self._made == self.cycle:
+        if self._made == self.period:
             self._compare_speeds()
             started = time.perf_counter()
             self._begin()

@@ -103,7 +103,7 @@ class LocalSteps(CompressedCommunicator):
         return self._steps < self.options.start_after
 
     @property
-    def cycle(self) -> int:
+    def period(self) -> int:
         """Return this rank's steps between two exchanges of the same parameter."""
         return self.options.interval * self.options.fragments
 

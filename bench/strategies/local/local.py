@@ -151,7 +151,7 @@ class LocalTraining(BoundStrategy):
     def __init__(self, setup: Setup, options: Local) -> None:
         self._local = self._local_steps(setup, options)
         super().__init__(setup.model, [self._local], setup.optimizer.bind(setup.model, setup.config.lr))
-        self.interval = self._local.cycle
+        self.interval = self._local.period
 
     def _local_steps(self, setup: Setup, options: Local) -> LocalSteps:
         config = setup.config
@@ -198,7 +198,7 @@ class LocalTrainingBySpeed(LocalTraining):
     @override
     def train_step(self, batch: Batch) -> StepReport:
         self._local.plan(batch.stop_at)
-        self.interval = self._local.cycle
+        self.interval = self._local.period
         report = super().train_step(batch)
         report.num_steps = self._local.num_steps
         return report
