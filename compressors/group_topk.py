@@ -92,7 +92,7 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     ] = "none"
 
     def __post_init__(self) -> None:
-        # A given option decides about the other one, and a preset does not.
+        # If only one of these two options is given, it decides the other; a preset must not change that.
         if "value_dtype" in self.given and "values" not in self.given:
             self.values = "floats"
             self.given |= {"values"}
