@@ -21,7 +21,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -135,8 +135,7 @@ def load(kind: str, name: str) -> type[Options]:
                 f"it, or choose one that `bench list {kind}` shows"
             )
         raise UsageError(
-            f"there is no {KINDS[kind].singular} '{name}'{did_you_mean(name, known)}; "
-            f"`bench list {kind}` shows them all"
+            f"there is no {KINDS[kind].singular} '{name}'{hint(name, [kind])}; `bench list {kind}` shows them all"
         )
     warn_of_clashes(kind)
     module, _, attribute = known[name].target.partition(":")
@@ -146,6 +145,29 @@ def load(kind: str, name: str) -> type[Options]:
             _check_class(component, KINDS[kind])
         component.component_name = name  # an entry point's name may differ from that of the file
     return component
+
+
+def kind_of(name: str) -> str | None:
+    """Return the kind, such as ``compressors``, that has a component of this name; None if none has."""
+    return next((kind for kind in KINDS if name in entries(kind)), None)
+
+
+def hint(name: str, kinds: Sequence[str]) -> str:
+    """Return what a user may have meant by a name that none of these kinds has, such as ``" (did you mean 'topk'?)"``.
+
+    Return an empty string if nothing is similar.
+    """
+    if other := kind_of(name):
+        return f" ({name} is one of the {other})"
+    presets = {
+        f"{component}:preset={preset}": preset
+        for kind in kinds
+        for component, names in ask_each(kind, lambda each: getattr(each, "presets", ())).items()
+        for preset in names
+    }
+    if meant := [text for text, preset in presets.items() if preset == name]:
+        return f" (did you mean '{meant[0]}'?)"
+    return did_you_mean(name, [known for kind in kinds for known in entries(kind)])
 
 
 def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:

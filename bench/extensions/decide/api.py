@@ -97,8 +97,8 @@ def decide(
     """Decide like `bench decide` whether compression makes training finish sooner on a link.
 
     Args:
-        methods: what to compare with the baseline: texts such as ``topk:ratio=0.01@allgather``, or options that belong
-            together, such as ``{"compressor": "topk", "lr": 0.1}``.
+        methods: what to compare with the baseline: texts such as ``topk:ratio=0.01@allgather`` or ``local:steps=30
+            topk``, or options that belong together, such as ``{"compressor": "topk", "lr": 0.1}``.
         source: TOML file of methods; or the folder of an earlier decision, to decide for another link.
         baseline: what the methods are compared with, ``bf16`` by default.
         same: factors of time below this make no practical difference; 1.03 by default.
@@ -171,7 +171,7 @@ def _study(
     from bench.extensions.decide.study import LINK_OPTIONS, Study, read_methods
 
     if "compressor" in given or "collective" in given:
-        raise UsageError("bench decide takes methods; write --method COMPRESSOR@COLLECTIVE and --baseline instead")
+        raise UsageError("bench decide takes methods; write --method and --baseline instead, as in --method topk@ring")
     given = dict(given)
     first_seed = given.pop("seed", None)
     if earlier is not None:

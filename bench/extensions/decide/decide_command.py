@@ -25,6 +25,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench decide --method group_topk:ratio=0.01 --baseline none --hosts 4 --network 4g --target-accuracy 0.95
 
+  bench decide --method "local:steps=5 topk" --method "muon bf16" --hosts 2 --bandwidth 10mbit --target-accuracy 0.9
+
   bench decide results/runs/decide-0123456789 --bandwidth 10mbit
 
   bench decide --from-profile profile.json --method topk --method powersgd --hosts 2 --bandwidth 50mbit
@@ -56,14 +58,15 @@ def decide(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SPEC[@COLLECTIVE]",
-            help="A method to compare with the baseline, such as topk:ratio=0.01@allgather; repeat it for several.",
+            metavar="METHOD",
+            help="A method to compare with the baseline: a compressor, such as topk:ratio=0.01 or topk@allgather, a "
+            "strategy, an optimizer, or several of these, such as 'local:steps=30 topk'; repeat it for several.",
             rich_help_panel=METHODS,
         ),
     ] = None,
     baseline: Annotated[
         str,
-        typer.Option(metavar="SPEC[@COLLECTIVE]", help="What the methods are compared with.", rich_help_panel=METHODS),
+        typer.Option(metavar="METHOD", help="What the methods are compared with.", rich_help_panel=METHODS),
     ] = "bf16",
     from_profile: Annotated[
         Path | None,

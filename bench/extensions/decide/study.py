@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.core import spec
+from bench.core import registry, spec
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import MACHINES, VIRTUAL_HOSTS, RunConfig
 from bench.core.errors import Interrupted, UsageError
@@ -26,6 +26,8 @@ LINK_OPTIONS = frozenset(
 # Strategies whose numbers depend on the time that messages take.
 TIME_DEPENDENT = ("async_server",)
 FILE = "study.json"
+# The kinds of components that make a method.
+METHOD_KINDS = ("compressors", "strategies", "optimizers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,11 +197,28 @@ def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Setting
 
 
 def parse_method(text: str) -> Settings:
-    """Return the options that a text such as "topk:ratio=0.01@allgather" names: a compressor, and a collective."""
-    compressor, at, collective = text.partition("@")
-    if not compressor.strip() or (at and not collective.strip()):
-        raise UsageError(f"'{text}' is not a method; write COMPRESSOR or COMPRESSOR@COLLECTIVE, such as topk@allgather")
-    return {"compressor": compressor.strip()} | ({"collective": collective.strip()} if at else {})
+    """Return the options that a text such as "local:steps=30 topk:ratio=0.01@allgather" names.
+
+    It names a compressor, a strategy or an optimizer, or several of these, and perhaps a collective.
+
+    Raises:
+        UsageError: the text has another form, names two components of one kind, or names an unknown one.
+    """
+    components, at, collective = text.partition("@")
+    if not components.strip() or (at and not collective.strip()):
+        raise UsageError(f"'{text}' is not a method; write COMPONENTS or COMPONENTS@COLLECTIVE, such as topk@allgather")
+    settings: Settings = {"collective": collective.strip()} if at else {}
+    for component in components.split():
+        name = spec.parse(component).name
+        kind = registry.kind_of(name)
+        if kind not in METHOD_KINDS:
+            what = f"compressor, strategy or optimizer '{name}'{registry.hint(name, METHOD_KINDS)}"
+            raise UsageError(f"there is no {what}; `bench list` shows them all")
+        option = registry.KINDS[kind].singular
+        if option in settings:
+            raise UsageError(f"'{text}' names two {kind}, {settings[option]} and {component}; a method has one")
+        settings[option] = component
+    return settings
 
 
 def read_methods(path: Path) -> tuple[Settings, list[Settings]]:

@@ -15,12 +15,30 @@ from bench.launch.resolve import resolve
 from bench.launch.sweep_file import Settings
 
 
-def test_a_method_names_a_compressor_and_perhaps_a_collective() -> None:
+def test_a_method_names_components_and_perhaps_a_collective() -> None:
     assert parse_method("topk:ratio=0.01@allgather") == {"compressor": "topk:ratio=0.01", "collective": "allgather"}
-    assert parse_method("powersgd") == {"compressor": "powersgd"}
-    for wrong in ("", "@ring", "topk@"):
-        with pytest.raises(UsageError, match="is not a method; write COMPRESSOR or COMPRESSOR@COLLECTIVE"):
-            parse_method(wrong)
+    assert parse_method("local:steps=4 muon topk") == {
+        "strategy": "local:steps=4",
+        "optimizer": "muon",
+        "compressor": "topk",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is not a method; write COMPONENTS or COMPONENTS@COLLECTIVE"),
+        ("@ring", "is not a method"),
+        ("topk@", "is not a method"),
+        ("topk bf16", "names two compressors, topk and bf16"),
+        ("topkk", r"there is no compressor, strategy or optimizer 'topkk' \(did you mean 'topk'\?\)"),
+        ("diloco", r"\(did you mean 'local:preset=diloco'\?\)"),
+        ("ring", r"\(ring is one of the collectives\)"),
+    ],
+)
+def test_a_wrong_method_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_method(text)
 
 
 def test_a_file_names_methods_as_a_sweep_file_does(tmp_path: Path) -> None:
