@@ -251,14 +251,14 @@ def ranks_of(package: str, scene: Callable[[int, Path], Iterator[Any]], tmp_path
 
 def test_lightning(tmp_path: Path) -> None:
     scaled, second_hook, remote = ranks_of("lightning", with_lightning, tmp_path)
-    assert scaled.endswith("train in bf16")
+    assert "train in bf16" in scaled
     assert second_hook.endswith("brings the communication hook of the model; leave out ddp_comm_hook")
     assert remote.endswith("memory://a.ckpt is not in one")
 
 
 def test_accelerate(tmp_path: Path) -> None:
     scaled, alone, sharded, second_hook, prepared, early = ranks_of("accelerate", with_accelerate, tmp_path)
-    assert scaled.endswith("train in bf16")
+    assert "train in bf16" in scaled
     assert alone.endswith("there is only one process; start several with torchrun or accelerate launch")
     assert sharded.endswith("this Accelerator uses FSDP")
     assert second_hook.endswith("has a communication hook already; create it without comm_hook")
