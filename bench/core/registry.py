@@ -21,7 +21,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -118,7 +118,7 @@ def load(kind: str, name: str) -> type[Options]:
     """Import and return a component's class.
 
     Raises:
-        UsageError: no component has that name (the message names the most similar one, and how to list all).
+        UsageError: no component has that name (the message says what it may be, and how to list all).
         PluginError: the component is a third party's or a user's file, and cannot be imported or is not of this kind.
     """
     if ":" in name:  # a function in a user's file
@@ -135,7 +135,7 @@ def load(kind: str, name: str) -> type[Options]:
                 f"it, or choose one that `bench list {kind}` shows"
             )
         raise UsageError(
-            f"there is no {KINDS[kind].singular} '{name}'{hint(name, [kind])}; `bench list {kind}` shows them all"
+            f"there is no {KINDS[kind].singular} '{name}'{_suggestion(name, kind)}; `bench list {kind}` shows them all"
         )
     warn_of_clashes(kind)
     module, _, attribute = known[name].target.partition(":")
@@ -147,27 +147,15 @@ def load(kind: str, name: str) -> type[Options]:
     return component
 
 
-def kind_of(name: str) -> str | None:
-    """Return the kind, such as ``compressors``, that has a component of this name; None if none has."""
-    return next((kind for kind in KINDS if name in entries(kind)), None)
+def _suggestion(name: str, kind: str) -> str:
+    """Return a hint for a name that this kind does not have: the kind that has it, or the most similar name.
 
-
-def hint(name: str, kinds: Sequence[str]) -> str:
-    """Return what a user may have meant by a name that none of these kinds has, such as ``" (did you mean 'topk'?)"``.
-
-    Return an empty string if nothing is similar.
+    It begins with a space; it is empty if nothing is similar.
     """
-    if other := kind_of(name):
-        return f" ({name} is one of the {other})"
-    presets = {
-        f"{component}:preset={preset}": preset
-        for kind in kinds
-        for component, names in ask_each(kind, lambda each: getattr(each, "presets", ())).items()
-        for preset in names
-    }
-    if meant := [text for text, preset in presets.items() if preset == name]:
-        return f" (did you mean '{meant[0]}'?)"
-    return did_you_mean(name, [known for kind in kinds for known in entries(kind)])
+    for other in KINDS.values():
+        if name in entries(other.name):
+            return f" ({name} is {'an' if other.singular[0] in 'aeiou' else 'a'} {other.singular})"
+    return did_you_mean(name, entries(kind))
 
 
 def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:

@@ -13,8 +13,7 @@ pytestmark = pytest.mark.usefixtures("planned_here")
 
 REFUSALS = [
     (["--compressor", "topkk"], "there is no compressor 'topkk' (did you mean 'topk'?)"),
-    (["--compressor", "muon"], "there is no compressor 'muon' (muon is one of the optimizers)"),
-    (["--strategy", "diloco"], "there is no strategy 'diloco' (did you mean 'local:preset=diloco'?)"),
+    (["--compressor", "muon"], "there is no compressor 'muon' (muon is an optimizer)"),
     (["--model", "resnet19"], "there is no model 'resnet19'"),
     (["--compressor", "topk:ration=0.1"], "has no option 'ration' (did you mean 'ratio'?)"),
     (["--compressor", "topk:ratio=2"], "ratio=2 is not possible"),

@@ -97,8 +97,8 @@ def decide(
     """Decide like `bench decide` whether compression makes training finish sooner on a link.
 
     Args:
-        methods: what to compare with the baseline: texts such as ``topk:ratio=0.01@allgather`` or ``local:steps=30
-            topk``, or options that belong together, such as ``{"compressor": "topk", "lr": 0.1}``.
+        methods: what to compare with the baseline: texts such as ``topk:ratio=0.01@allgather`` or
+            ``local:steps=30 topk``, or options that belong together, such as ``{"compressor": "topk", "lr": 0.1}``.
         source: TOML file of methods; or the folder of an earlier decision, to decide for another link.
         baseline: what the methods are compared with, ``bf16`` by default.
         same: factors of time below this make no practical difference; 1.03 by default.
@@ -187,7 +187,7 @@ def _study(
             first_seed=study.first_seed if first_seed is None else first_seed,
         )
     shared, of_file = ({}, []) if source is None else read_methods(Path(source))
-    candidates = [*map(_settings, methods), *of_file]
+    candidates = [*map(_settings, [methods] if isinstance(methods, str) else methods), *of_file]
     if not candidates:
         raise UsageError(NOTHING_TO_COMPARE)
     from bench.launch.recipes import with_recipe

@@ -59,8 +59,8 @@ def decide(
         list[str] | None,
         typer.Option(
             metavar="METHOD",
-            help="A method to compare with the baseline: a compressor, such as topk:ratio=0.01 or topk@allgather, a "
-            "strategy, an optimizer, or several of these, such as 'local:steps=30 topk'; repeat it for several.",
+            help="What to compare with the baseline: a compressor, strategy or optimizer, or several with spaces, then "
+            "perhaps @ and a collective: 'local:steps=30 topk@allgather'; repeat it for several methods.",
             rich_help_panel=METHODS,
         ),
     ] = None,

@@ -72,7 +72,7 @@ def print_speeds(path: Path, given: dict[str, Any], methods: Sequence[Settings],
     Args:
         path: the profile.
         given: the options of `bench decide` that the user gave, by name.
-        methods: compressor and collective of each method, the baseline first.
+        methods: the options of each method, the baseline first.
         as_json: True to print JSON for programs.
 
     Raises:
@@ -81,7 +81,7 @@ def print_speeds(path: Path, given: dict[str, Any], methods: Sequence[Settings],
     profile = Profile.read(path)
     options = link_options(given)
     if others := {text for method in methods for name, text in method.items() if name in ("strategy", "optimizer")}:
-        raise UsageError(f"--from-profile predicts compressors and collectives; leave out {min(others)}")
+        raise UsageError(f"--from-profile cannot predict strategies or optimizers; leave out {min(others)}")
     jobs = [request_from_options(dataclasses.replace(options, **method)) for method in methods]
     baseline, *found = speeds(profile, jobs)
     link = dataclasses.replace(jobs[0], compressor=baseline.compressor, collective=baseline.collective)

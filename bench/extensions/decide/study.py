@@ -1,6 +1,7 @@
 """Studies: the methods that a `bench decide` compares, the runs that it needs, and the folder that keeps them."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ TIME_DEPENDENT = ("async_server",)
 FILE = "study.json"
 # The kinds of components that make a method.
 METHOD_KINDS = ("compressors", "strategies", "optimizers")
+# Spaces between components; those beside "," ":" or "=" are inside one.
+_SPACES = re.compile(r"(?<![,:=\s])\s+(?![,:=\s])")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +190,7 @@ def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Setting
         methods: the options of each method.
     """
     sent = [text for text, _ in components]
-    bare = [text.partition(":")[0] for text in sent]
+    bare = [" ".join(part.partition(":")[0] for part in text.split()) for text in sent]
     pairs = [" + ".join(pair) for pair in components]
     texts = list(map(table_text, methods))
     for names in (bare, sent, pairs):
@@ -199,21 +202,22 @@ def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Setting
 def parse_method(text: str) -> Settings:
     """Return the options that a text such as "local:steps=30 topk:ratio=0.01@allgather" names.
 
-    It names a compressor, a strategy or an optimizer, or several of these, and perhaps a collective.
+    It names a compressor, a strategy or an optimizer, or several of these, and perhaps a collective. An unknown name
+    counts as that of a compressor.
 
     Raises:
-        UsageError: the text has another form, names two components of one kind, or names an unknown one.
+        UsageError: the text has another form, or names two components of one kind.
     """
-    components, at, collective = text.partition("@")
-    if not components.strip() or (at and not collective.strip()):
-        raise UsageError(f"'{text}' is not a method; write COMPONENTS or COMPONENTS@COLLECTIVE, such as topk@allgather")
-    settings: Settings = {"collective": collective.strip()} if at else {}
-    for component in components.split():
+    components, at, collective = (part.strip() for part in text.partition("@"))
+    if not components or bool(at) != bool(collective) or len(_SPACES.split(collective)) > 1:
+        raise UsageError(
+            f"'{text}' is not a method; write a compressor, strategy or optimizer, or several with spaces, and the "
+            "collective last, such as 'local topk@allgather'"
+        )
+    settings: Settings = {"collective": collective} if at else {}
+    for component in _SPACES.split(components):
         name = spec.parse(component).name
-        kind = registry.kind_of(name)
-        if kind not in METHOD_KINDS:
-            what = f"compressor, strategy or optimizer '{name}'{registry.hint(name, METHOD_KINDS)}"
-            raise UsageError(f"there is no {what}; `bench list` shows them all")
+        kind = next((kind for kind in METHOD_KINDS if name in registry.entries(kind)), "compressors")
         option = registry.KINDS[kind].singular
         if option in settings:
             raise UsageError(f"'{text}' names two {kind}, {settings[option]} and {component}; a method has one")

@@ -21,7 +21,7 @@ RULE = DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.0
     [
         ([], "there is nothing to compare; give --method at least once"),
         (["--method", "topk"], "a decision needs a target; add --target-accuracy"),
-        (["--method", "topk@"], "'topk@' is not a method; write COMPONENTS or COMPONENTS@COLLECTIVE"),
+        (["--method", "topk@"], "'topk@' is not a method; write a compressor, strategy or optimizer"),
         (["--compressor", "topk"], "bench decide takes methods; write --method and --baseline"),
         (["--method", "topk", "--steps", "5"], "a decision needs whole trainings, of --epochs; leave out --steps"),
         (["--method", "topk", "--nnodes", "2"], "it cannot use several machines"),

@@ -45,7 +45,7 @@ def test_the_edge_is_where_the_factor_falls_to_the_error_of_predictions() -> Non
         ("--method topk --target-accuracy 0.9", "leave out --target-accuracy"),
         ("--method topk --jitter 1ms", "leave out --jitter"),
         ("--method topk --max-seeds 3", "leave out --max-seeds"),
-        ("--method muon", "predicts compressors and collectives; leave out muon"),
+        ("--method muon", "cannot predict strategies or optimizers; leave out muon"),
         ("--method qsgd", "qsgd is not in the profile"),
     ],
 )
