@@ -124,8 +124,8 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Predic
     Raises:
         UsageError: ranks do not wait for each other, or the runs have several targets or differ in their settings.
     """
-    if not checked.waits:
-        raise UsageError("--steps-from needs a strategy whose ranks wait for each other; leave out --strategy")
+    if not checked.waits_in_every_step:
+        raise UsageError("--steps-from needs ranks that wait for each other in every step; leave out --strategy")
     needed = needed_steps(store.read(paths), known, checked.compressor, checked.world_size)
     row["steps_to_target"] = needed.steps
     row["time_to_target_s"] = None
@@ -173,7 +173,7 @@ def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, An
         step: format_seconds(prediction.step_time_s),
         "exposed": format_seconds(prediction.exposed_s),
         "bound by": prediction.bound_by,
-        "sent per rank": f"{nbytes} in {prediction.messages_per_step:.0f} messages",
+        "sent per rank": f"{nbytes} in {round(prediction.messages_per_step, 1):g} messages",
         "sent by the busiest": format_bytes(prediction.payload_bytes_max_per_step),
         "CPU per rank": format_seconds(prediction.cpu_s_per_step),
         "samples per second": f"{prediction.samples_per_s:.1f}",

@@ -129,9 +129,9 @@ class PredictConfig(Configuration):
             chosen="the fastest; with more than 64 ranks or with async_server, the one that bench run would choose",
         ),
     ] = NOT_GIVEN
-    strategy: Annotated[str, Doc("how ranks train together: ddp or async_server"), Flag(WHAT, kind="strategies")] = (
-        "ddp"
-    )
+    strategy: Annotated[
+        str, Doc("how ranks train together: ddp, local or async_server"), Flag(WHAT, kind="strategies")
+    ] = "ddp"
     model: Annotated[
         str | None, Doc("network to train; must be that of the calibration"), Flag(WHAT, kind="models")
     ] = None

@@ -165,7 +165,7 @@ def predict(
             ready.
     """
     n, dense = job.links.num_ranks, calibration.dense_nbytes
-    step = _Step(calibration, job, collective, in_hook=in_hook, starts_early=starts_early)
+    step = SimulatedStep(calibration, job, collective, in_hook=in_hook, starts_early=starts_early)
     computing = step.computing
     ends = np.zeros(n)
     for _ in range(step.settles_in):
@@ -203,10 +203,11 @@ def predict(
     )
 
 
-class _Step:
+class SimulatedStep:
     """Simulate the threads in which ranks exchange gradients, one step after the other.
 
-    The arguments are those of `predict`.
+    The arguments are those of `predict`. Ranks that exchange without a hook and not early begin when the last one has
+    ended backward, without a message that says so.
 
     Attributes:
         settles_in: number of steps until a step is like all later ones.
@@ -218,6 +219,7 @@ class _Step:
             and the number of its messages, float [ranks].
         busy_s: CPU seconds of each rank for messages in the last step, float [ranks].
         worked_s: CPU seconds of one rank for encoding, packing and decoding in the last step.
+        silent_anyway_s: seconds for which connections are silent before each step at least.
     """
 
     def __init__(
@@ -234,7 +236,7 @@ class _Step:
             self._flows.windows = Windows(job.links.num_ranks)
         # Connections are silent at the end of a step for at least this time, in which the last message is under way and
         # the parameters are updated.
-        self._silent_anyway_s = float(job.links.latency_s.max()) + calibration.update_s
+        self.silent_anyway_s = float(job.links.latency_s.max()) + calibration.update_s
         self.computing = Computing.of_ranks(calibration, job)
 
     def run(self, starts: Floats) -> tuple[Floats, Floats]:
@@ -252,9 +254,11 @@ class _Step:
         num_early = len(early) if self._starts_early else 0
         if flows.windows is not None:
             first = early[0] if num_early else last
-            flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
+            flows.windows.begin_step(float((first - starts).min()) + self.silent_anyway_s)
         flows.ready, flows.crowded_until = starts, float(computed.max())
-        if not self._starts_early:  # each rank tells rank 0 that its backward has ended, and then all begin
+        if (
+            self._in_hook and not self._starts_early
+        ):  # each rank tells rank 0 that its backward has ended, and then all begin
             rank_0, nbytes = np.zeros_like(ranks[1:]), np.full(len(ranks) - 1, COMMAND_BYTES)
             flows.ready = np.maximum(flows.ready, last)
             flows.run([Wave(ranks[1:], rank_0, nbytes), Wave(rank_0, ranks[1:], nbytes)])

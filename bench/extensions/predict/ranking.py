@@ -135,14 +135,15 @@ def step_as_it_is(profile: Profile, request: PredictionRequest) -> float:
 
 def heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
     """Return one line that describes the predicted job; with `of_all`, without the compressor."""
+    strategy = "" if checked.waits_in_every_step else checked.strategy
     where = checked.collective if checked.waits else checked.strategy
-    pair = (checked.strategy if not checked.waits else "") if of_all else f"{checked.compressor} on {where}"
     rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
     if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
         rate += " on the slowest link"
     latency = max(host.latency_s for host in checked.hosts)
     parts = [
-        pair,
+        "" if of_all else f"{checked.compressor} on {where}",
+        strategy if of_all or checked.waits else "",
         f"{checked.world_size} ranks",
         f"{checked.link_trace}, {rate} on average" if checked.link_trace else rate,
         f"latency {format_seconds(latency)}" if latency else "",

@@ -22,6 +22,7 @@ from bench.extensions.predict.calibrating import cannot_be_calibrated
 from bench.extensions.predict.calibration import FORWARDED, FRAMES, LOCAL, SEGMENTS, Calibration
 from bench.extensions.predict.contention import Job
 from bench.extensions.predict.links import Links, TraceClock
+from bench.extensions.predict.local_steps import predict_local
 from bench.extensions.predict.options import MOST_RANKS, MOST_TOGETHER, PredictConfig
 from bench.extensions.predict.prediction import Prediction, predict
 from bench.hosts.cluster import HostLink, Trace, has_real_frames
@@ -29,6 +30,7 @@ from bench.hosts.cluster_options import cluster_from_toml, link_of, link_texts
 from bench.optimizers.base import Optimizer
 from bench.strategies.async_server import AsyncServer
 from bench.strategies.base import Strategy
+from bench.strategies.local.local import Local
 from collectives.base import Collective
 from collectives.direct import on_links
 from collectives.hierarchical import Hierarchical
@@ -86,7 +88,12 @@ class PredictionRequest:
 
     @property
     def waits(self) -> bool:
-        """Return True if ranks wait for each other in every step."""
+        """Return True if ranks wait for each other: in every step, or with `local` at every exchange."""
+        return self.strategy.partition(":")[0] != "async_server"
+
+    @property
+    def waits_in_every_step(self) -> bool:
+        """Return True if ranks sum gradients in every step."""
         return self.strategy.partition(":")[0] == DDP
 
     @property
@@ -125,9 +132,7 @@ class PredictionRequest:
             UsageError: hosts already have rates or follow a trace, or ranks do not wait for each other.
         """
         if not self.waits:
-            raise UsageError(
-                f"--sweep needs ranks that wait for each other in every step; leave out --strategy {self.strategy}"
-            )
+            raise UsageError(f"--sweep needs ranks that wait for each other; leave out --strategy {self.strategy}")
         if self.link_trace:
             raise UsageError("--sweep sets the rate of all links, which is then constant; leave out the trace")
         if any(rate is not None for host in self.hosts for rate in (host.uplink_bps, host.downlink_bps)):
@@ -138,7 +143,7 @@ class PredictionRequest:
 
 BASELINE = "bf16"
 # Strategies whose steps can be predicted.
-PREDICTED = (DDP, "async_server")
+PREDICTED = (DDP, "local", "async_server")
 # Most ranks of async_server; a simulation of more would take minutes.
 MOST_PUSHING = 512
 ONE_BYTE = Lengths(lambda start, stop, terms: (np.ones_like(start), np.ones_like(start)))
@@ -199,14 +204,19 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         raise UsageError("one rank exchanges nothing; give --world-size 2 or more")
     strategy = cast(Strategy, spec.build("strategies", request.strategy))
     if strategy.component_name not in PREDICTED:
-        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {' or '.join(PREDICTED)}")
+        raise UsageError(f"steps of {strategy.component_name} cannot be predicted; choose {', '.join(PREDICTED)}")
+    if isinstance(strategy, Local) and (strategy.steps == "auto" or strategy.quorum):
+        raise UsageError(
+            f"{spec.short_text(strategy)} depends on measured times or lost ranks; to predict it, give steps a number "
+            "and leave out quorum"
+        )
     if not request.waits and request.world_size > MOST_PUSHING:
         raise UsageError(
             f"{request.world_size} ranks of async_server cannot be simulated; choose at most {MOST_PUSHING}"
         )
     if request.straggler is not None:
         request.straggler.check_among(request.world_size)
-    if not request.waits and request.link_trace:
+    if not request.waits_in_every_step and request.link_trace:
         raise UsageError(
             f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
             "constant one"
@@ -229,7 +239,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         compressor.check_compatible(legal)
         check_predictable(legal)
         legal.check_ranks(request.world_size)
-        if not request.waits:
+        if not request.waits_in_every_step:
             optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
             options = RunConfig(
                 collective=request.collective or NOT_GIVEN,
@@ -330,20 +340,23 @@ def predicted(calibration: Calibration, request: PredictionRequest) -> Predictio
         shared_cores=request.shared_cores,
         straggler=request.straggler,
     )
-    if not request.waits:
-        return predict_async(calibration, job, cast(AsyncServer, spec.build("strategies", request.strategy)))
-    plain = (request.compressor, request.collective, request.trigger) == ("none", "native", "async")
-    if plain:  # DDP by itself, which encodes nothing
-        job = dataclasses.replace(
-            job,
-            encoded=[dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded],
-        )
+    strategy = spec.build("strategies", request.strategy)
+    if isinstance(strategy, AsyncServer):
+        return predict_async(calibration, job, strategy)
     rates = tuple(
         min(rate or MAX_RATE_BPS for rate in host.mean_rates)
         for host in request.hosts
         for _ in range(request.ranks_per_host)
     )
     collective = on_links(cast(Collective, spec.build("collectives", request.collective)), rates)
+    if isinstance(strategy, Local):
+        return predict_local(calibration, job, collective, strategy)
+    plain = (request.compressor, request.collective, request.trigger) == ("none", "native", "async")
+    if plain:  # DDP by itself, which encodes nothing
+        job = dataclasses.replace(
+            job,
+            encoded=[dataclasses.replace(bucket, work_s=(0.0,) * len(bucket.work_s)) for bucket in job.encoded],
+        )
     return predict(calibration, job, collective, in_hook=not plain, starts_early=request.trigger == "async")
 
 

@@ -1,0 +1,83 @@
+"""Predicted steps of ranks that exchange differences of their parameters every so many steps, computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.core.errors import UsageError
+from bench.extensions.predict.calibration import LOCAL, MessageCosts
+from bench.extensions.predict.options import PredictConfig
+from bench.extensions.predict.prediction import Prediction
+from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, predicted
+from tests.extensions.predict.calibrations import calibration
+
+MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
+"""Payload bytes per second of a link that carries as much in the other direction."""
+ALONE_S, UPDATE_S = 0.4, 0.05
+EXCHANGE_S = 1_000_000 / (10 * MEGABIT)
+"""Two ranks exchange 1 MB each at 10 Mbit/s."""
+
+
+def step(strategy: str, **asked: Any) -> Prediction:
+    known = calibration(**asked.pop("known", {}))
+    return predicted(known, check(PredictConfig(strategy=strategy, collective="ring", **asked), known))
+
+
+def test_an_exchange_is_shared_by_the_steps_before_it() -> None:
+    prediction = step("local:steps=10", bandwidth="10mbit")
+    assert prediction.step_time_s == pytest.approx(ALONE_S + (EXCHANGE_S + UPDATE_S) / 10, rel=1e-4)
+    assert prediction.exposed_s == pytest.approx(prediction.step_time_s - ALONE_S)
+    assert prediction.payload_bytes_per_step == 100_000
+    assert prediction.compression_ratio == 10
+    assert prediction.bound_by == "network"
+    assert step("local:steps=100", bandwidth="10mbit").bound_by == "compute"
+
+
+def test_encoding_and_decoding_are_part_of_an_exchange() -> None:
+    prediction = step("local:steps=10", compressor="bf16")
+    assert prediction.step_time_s == pytest.approx(ALONE_S + (2 * 0.01 + 2 * 0.01 + UPDATE_S) / 10)
+    assert prediction.encode_s == pytest.approx(4 * 0.01 / 10)
+
+
+def test_fragments_send_as_much_in_more_messages() -> None:
+    whole, parts = (step(f"local:steps=10,fragments={number}", bandwidth="10mbit") for number in (1, 5))
+    assert parts.payload_bytes_per_step == whole.payload_bytes_per_step
+    assert parts.messages_per_step == 5 * whole.messages_per_step
+    assert parts.step_time_s == pytest.approx(ALONE_S + (EXCHANGE_S / 5 + UPDATE_S) / 2, rel=1e-4)
+
+
+def test_work_for_messages_grows_with_their_number() -> None:
+    known = {"messages": {LOCAL: MessageCosts(message_s=0.01)}}
+    whole, parts = (step(f"local:steps=10,fragments={number}", known=known) for number in (1, 5))
+    waited_s = [(each.step_time_s - ALONE_S) * steps - UPDATE_S for each, steps in ((whole, 10), (parts, 2))]
+    assert waited_s[0] == pytest.approx(waited_s[1])
+
+
+def test_a_delay_hides_the_exchange_but_not_the_update() -> None:
+    hidden = step("local:steps=10,delay=3", bandwidth="10mbit")
+    assert hidden.step_time_s == pytest.approx(ALONE_S + UPDATE_S / 10)
+    partly = step("local:steps=10,delay=1", bandwidth="10mbit")
+    assert partly.step_time_s == pytest.approx(ALONE_S + (EXCHANGE_S - ALONE_S + UPDATE_S) / 10, rel=1e-4)
+
+
+def test_all_wait_for_a_slow_rank_at_the_exchange() -> None:
+    """Forward and backward, 0.3 s, take three times as long on rank 1."""
+    prediction = step("local:steps=10", straggler="rank=1,slowdown=3")
+    assert prediction.step_time_s == pytest.approx(ALONE_S + 2 * 0.3 + UPDATE_S / 10)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "sentence"),
+    [
+        ("local:steps=auto", {}, "depends on measured times or lost ranks; to predict it, give steps a number"),
+        ("local:quorum=1", {}, "leave out quorum"),
+        ("local", {"bandwidth_trace": "examples/cell.trace"}, "a rate that changes over time cannot be predicted"),
+        ("local", {"trigger": "sync"}, "waits for all ranks in every step"),
+        ("local:average=senders", {}, "needs"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(strategy: str, asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        step(strategy, **asked)
