@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ EXCHANGE_S = 1_000_000 / (10 * MEGABIT)
 
 def step(strategy: str, **asked: Any) -> Prediction:
     known = calibration(**asked.pop("known", {}))
-    return predicted(known, check(PredictConfig(strategy=strategy, collective="ring", **asked), known))
+    return predicted(known, check(PredictConfig(**{"strategy": strategy, "collective": "ring"} | asked), known))
 
 
 def test_an_exchange_is_shared_by_the_steps_before_it() -> None:
@@ -48,11 +49,42 @@ def test_fragments_send_as_much_in_more_messages() -> None:
     assert parts.step_time_s == pytest.approx(ALONE_S + (EXCHANGE_S / 5 + UPDATE_S) / 2, rel=1e-4)
 
 
+def waited_s(prediction: Prediction, interval: int) -> float:
+    """Return the seconds of an exchange that the steps before it do not hide, without the outer update."""
+    return (prediction.step_time_s - ALONE_S) * interval - UPDATE_S
+
+
+def test_all_work_on_a_fragment_is_its_share_of_the_whole() -> None:
+    """Of two buckets: encoding, packing, decoding, and adding one rank's terms; then sending and receiving."""
+    known = calibration(messages={LOCAL: MessageCosts(per_byte_s=1e-6)})
+    worked = [
+        dataclasses.replace(
+            bucket, offers=tuple(dataclasses.replace(offer, pack_s=0.02, decode_s=0.04) for offer in bucket.offers)
+        )
+        for bucket in known.encoded["topk"]
+    ]
+    figures = {"messages": known.messages, "encoded": known.encoded | {"topk": tuple(worked)}}
+    whole, parts = (
+        step(f"local:steps=10,fragments={number}", compressor="topk", collective="allgather", known=figures)
+        for number in (1, 5)
+    )
+    sent = 10 * whole.payload_bytes_per_step
+    assert sent == pytest.approx(2 * 5016, rel=0.01)
+    assert waited_s(whole, 10) == pytest.approx(2 * (0.03 + 0.02 + 0.01 + 0.04) + 2e-6 * sent)
+    assert waited_s(parts, 2) == pytest.approx(waited_s(whole, 10) / 5)
+
+
 def test_work_for_messages_grows_with_their_number() -> None:
     known = {"messages": {LOCAL: MessageCosts(message_s=0.01)}}
     whole, parts = (step(f"local:steps=10,fragments={number}", known=known) for number in (1, 5))
-    waited_s = [(each.step_time_s - ALONE_S) * steps - UPDATE_S for each, steps in ((whole, 10), (parts, 2))]
-    assert waited_s[0] == pytest.approx(waited_s[1])
+    assert waited_s(whole, 10) == pytest.approx(waited_s(parts, 2))
+
+
+def test_after_a_long_silence_connections_are_as_slow_as_new_ones() -> None:
+    soon, late = (
+        waited_s(step(f"local:steps={steps}", bandwidth="100mbit", latency="50ms"), steps) for steps in (1, 1000)
+    )
+    assert late > soon + 0.05
 
 
 def test_a_delay_hides_the_exchange_but_not_the_update() -> None:
