@@ -33,6 +33,7 @@ from bench.extensions.predict.calibration import Calibration
 from bench.extensions.predict.options import TABLE, Losses, PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.ranking import (
+    dense_name,
     dense_on_each_collective,
     fastest,
     heading,
@@ -147,7 +148,8 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
     The answer is one sentence in a list. If bf16 gradients are not calibrated, or are what was predicted, nothing is
     added and the list is empty.
     """
-    if BASELINE not in known.encoded or checked.compressor == BASELINE:
+    is_baseline = checked.compressor == BASELINE and dense_name(checked) == f"dense {BASELINE}"
+    if BASELINE not in known.encoded or is_baseline:
         return []
     dense = fastest(known, dense_on_each_collective(known, checked))
     dense_s = dense.prediction.step_time_s
@@ -158,7 +160,7 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
             f"{1 / ratio:.2f} times as many samples as with dense {BASELINE}: "
             f"{dense.prediction.samples_per_s:.1f} per second"
         ]
-    than = f"dense {BASELINE} on {dense.request.collective}, whose step takes {format_seconds(dense_s)}"
+    than = f"{dense_name(checked)} on {dense.request.collective}, whose step takes {format_seconds(dense_s)}"
     if checked.compressor == "none":
         return [f"without compression, in 32 bits, a step takes {ratio:.2f} times as long as with {than}"]
     if ratio < 1:
@@ -168,12 +170,12 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
 
 def _lines(checked: PredictionRequest, prediction: Prediction, row: dict[str, Any]) -> dict[str, str]:
     step = "step of rank 0" if not checked.waits else "step" if prediction.step_time_p95_s is None else "mean step"
-    nbytes = format_bytes(prediction.payload_bytes_per_step)
+    nbytes, messages = format_bytes(prediction.payload_bytes_per_step), prediction.messages_per_step
     lines = {
         step: format_seconds(prediction.step_time_s),
         "exposed": format_seconds(prediction.exposed_s),
         "bound by": prediction.bound_by,
-        "sent per rank": f"{nbytes} in {round(prediction.messages_per_step, 1):g} messages",
+        "sent per rank": f"{nbytes} in {messages:{'.0f' if messages >= 1 else '.1g'}} messages",
         "sent by the busiest": format_bytes(prediction.payload_bytes_max_per_step),
         "CPU per rank": format_seconds(prediction.cpu_s_per_step),
         "samples per second": f"{prediction.samples_per_s:.1f}",

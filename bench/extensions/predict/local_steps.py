@@ -1,22 +1,26 @@
 """Predict the steps of ranks that train alone and exchange differences of their parameters every so many steps.
 
-With one exchange every I steps, of one of F fragments:
+With one exchange every I steps, of one of F equal fragments:
 
     alone      time of a step without an exchange, on the slowest rank
-    exchange   time from the slowest rank's arrival until all ranks have decoded the sum of a fragment
-    outer      time to update the outer copy, taken to be that of the optimizer's update
+    exchange   time from when the slowest rank has made its I steps until all ranks have decoded the sum of a fragment
+    outer      time of the outer step on a fragment: that of the optimizer's update of the model / F
     step       alone + (max(0, exchange - delay * alone) + outer) / I
 
-The exchange of a fragment is simulated as that of the whole model with links, and work per byte, that are F times as
-fast. Buffers, which are few bytes, are left out, and so is the work of `average=senders` and `clip=median`.
+To simulate the exchange of a fragment, the messages of the whole model are kept, and all times per byte are divided by
+F. TCP's windows are not scaled, so on links with a latency the exchange of a fragment is predicted too long. Left out
+are buffers, which are few bytes, the first steps of `start_after`, and the work of `average=senders` and `clip=median`.
+An exchange in the background is taken to slow down no step, unless the cores are the limit.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from bench.extensions.predict.calibration import BucketParts, Calibration, EncodedBucket, LinearCost, MessageProfile
-from bench.extensions.predict.contention import Job
+from bench.extensions.predict.contention import Computing, Job
 from bench.extensions.predict.prediction import Prediction, SimulatedStep
 from collectives.base import Collective
 from compressors.local.options import LocalOptions
@@ -33,46 +37,50 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
     """
     n, interval = job.links.num_ranks, options.interval
     calibration, job = _in_one_bucket(calibration, job)
-    part = _of_fragment(job, options.fragments)
-    exchange = SimulatedStep(calibration, part, collective, in_hook=False, starts_early=False)
-    updated_s = exchange.computing.factor * calibration.update_s
-    alone = exchange.computing.computed_s + updated_s
-    alone_s, outer_s = float(alone.max()), float(updated_s.max())
-    exchange.silent_anyway_s += (interval - 1) * alone_s
+    job = _of_fragment(job, options.fragments)
+    computing = Computing.of_ranks(calibration, job)
+    updated_s = computing.factor * calibration.update_s
+    alone = computing.computed_s + updated_s
+    alone_s, outer_s = float(alone.max()), float(updated_s.max()) / options.fragments
+    simulated = SimulatedStep(
+        calibration, job, collective, in_hook=False, starts_early=False, idle_s=(interval - 1) * float(alone.min())
+    )
     ends = np.zeros(n)
-    for _ in range(exchange.settles_in):
-        starts, (ends, _) = ends, exchange.run(ends)
-    exchange_s = float((ends - updated_s).max() - (starts + exchange.computed_s).max())
+    for _ in range(simulated.settles_in):
+        starts = ends + (interval - 1) * alone
+        ends, _ = simulated.run(starts)
+    exchange_s = float((ends - updated_s).max() - (starts + simulated.computed_s).max())
     waited_s = max(0.0, exchange_s - options.delay * alone_s) + outer_s
-    cpu_s = exchange.computing.cpu_s + (exchange.worked_s + exchange.busy_s + updated_s) / interval
-    carried_s = part.links.carry_byte_s * exchange.sent_over_links / interval
+    exchanged_cpu_s = simulated.worked_s + simulated.busy_s + calibration.update_s / options.fragments
+    cpu_s = computing.cpu_s + exchanged_cpu_s / interval
+    carried_s = job.links.carry_byte_s * simulated.sent_over_links / interval
     shared_s = 0.0 if job.shared_cores is None else float((cpu_s + carried_s).sum()) / job.shared_cores
     step_time_s = max(alone_s + waited_s / interval, shared_s)
     if 1.1 * shared_s >= step_time_s:
         bound_by = "cpu"
-    elif step_time_s <= 1.1 * alone_s:
+    elif step_time_s <= 1.1 * (alone_s + outer_s / interval):
         bound_by = "compute"
     else:
-        bound_by = "exchange" if 2 * exchange.late_work_s.mean() > exchange.exposed_s.mean() else "network"
-    sent = exchange.sent / (options.fragments * interval)
-    dense = calibration.dense_nbytes
+        bound_by = "exchange" if 2 * simulated.late_work_s.mean() > simulated.exposed_s.mean() else "network"
+    sent = simulated.sent / (options.fragments * interval)
+    dense, nbytes = calibration.dense_nbytes, float(sent.mean())
     return Prediction(
         step_time_s=step_time_s,
         exposed_s=step_time_s - float(alone.mean()),
-        encode_s=float(exchange.computing.factor.mean()) * sum(sum(each.work_s) for each in part.encoded) / interval,
+        encode_s=float(computing.factor.mean()) * sum(sum(each.work_s) for each in job.encoded) / interval,
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
-        payload_bytes_per_step=float(sent.mean()),
+        payload_bytes_per_step=nbytes,
         payload_bytes_max_per_step=float(sent.max()),
-        messages_per_step=float(exchange.messages.mean()) / interval,
+        messages_per_step=float(simulated.messages.mean()) / interval,
         dense_bytes_per_step=dense,
-        compression_ratio=2 * (n - 1) / n * dense / float(sent.mean()),
+        compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
         bound_by=bound_by,
     )
 
 
 def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job]:
-    """Return the same step with all parameters in one bucket, because `local` sends a fragment as one message.
+    """Return the calibration and the job with one bucket of all parameters, which `local` sends together.
 
     Costs per byte, and how messages grow when they are merged, are those of the longest message.
     """
@@ -83,17 +91,20 @@ def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job
         numels=tuple(numel for each in buckets for numel in each.numels),
     )
     crowds = tuple(dataclasses.replace(each, handed_over_s=each.handed_over_s[-1:]) for each in calibration.crowds)
+    # A bucket may have fewer messages than others: one, if all of its layers are sent uncompressed.
+    before = itertools.zip_longest(*(each.work_s[:-1] for each in job.encoded), fillvalue=0.0)
+    offers = itertools.zip_longest(*(each.offers for each in job.encoded))
     encoded = EncodedBucket(
-        work_s=tuple(map(sum, zip(*(each.work_s for each in job.encoded), strict=True))),
-        offers=tuple(map(_joined, zip(*(each.offers for each in job.encoded), strict=True))),
+        work_s=(*map(sum, before), sum(each.work_s[-1] for each in job.encoded)),
+        offers=tuple(_joined([offer for offer in row if offer is not None]) for row in offers),
     )
     return (
-        dataclasses.replace(calibration, buckets=(bucket,), crowds=crowds, encoded={"": (encoded,)}),
+        dataclasses.replace(calibration, buckets=(bucket,), crowds=crowds, encoded={}),
         dataclasses.replace(job, encoded=[encoded]),
     )
 
 
-def _joined(offers: tuple[MessageProfile, ...]) -> MessageProfile:
+def _joined(offers: Sequence[MessageProfile]) -> MessageProfile:
     return dataclasses.replace(
         max(offers, key=lambda each: each.nbytes),
         leaves=tuple(leaf for each in offers for leaf in each.leaves),
@@ -115,21 +126,22 @@ def _of_fragment(job: Job, fragments: int) -> Job:
         carry_byte_s=job.links.carry_byte_s / fragments,
     )
 
-    def faster(cost: LinearCost) -> LinearCost:
+    def scaled(cost: LinearCost) -> LinearCost:
         return dataclasses.replace(cost, per_byte_s=cost.per_byte_s / fragments)
 
-    def offer_of(offer: MessageProfile) -> MessageProfile:
+    def scaled_message(offer: MessageProfile) -> MessageProfile:
         return dataclasses.replace(
             offer,
-            merge=faster(offer.merge),
-            unpack=faster(offer.unpack),
+            merge=scaled(offer.merge),
+            unpack=scaled(offer.unpack),
             pack_s=offer.pack_s / fragments,
             decode_s=offer.decode_s / fragments,
         )
 
     encoded = [
         EncodedBucket(
-            work_s=tuple(seconds / fragments for seconds in bucket.work_s), offers=tuple(map(offer_of, bucket.offers))
+            work_s=tuple(seconds / fragments for seconds in bucket.work_s),
+            offers=tuple(map(scaled_message, bucket.offers)),
         )
         for bucket in job.encoded
     ]

@@ -206,8 +206,10 @@ def predict(
 class SimulatedStep:
     """Simulate the threads in which ranks exchange gradients, one step after the other.
 
-    The arguments are those of `predict`. Ranks that exchange without a hook and not early begin when the last one has
-    ended backward, without a message that says so.
+    The arguments are those of `predict`. Without a hook and not early, each rank begins to send after its own backward.
+
+    Args:
+        idle_s: seconds for which connections are also idle before each step.
 
     Attributes:
         settles_in: number of steps until a step is like all later ones.
@@ -219,11 +221,17 @@ class SimulatedStep:
             and the number of its messages, float [ranks].
         busy_s: CPU seconds of each rank for messages in the last step, float [ranks].
         worked_s: CPU seconds of one rank for encoding, packing and decoding in the last step.
-        silent_anyway_s: seconds for which connections are silent before each step at least.
     """
 
     def __init__(
-        self, calibration: Calibration, job: Job, collective: Collective, *, in_hook: bool, starts_early: bool
+        self,
+        calibration: Calibration,
+        job: Job,
+        collective: Collective,
+        *,
+        in_hook: bool,
+        starts_early: bool,
+        idle_s: float = 0.0,
     ) -> None:
         self._calibration, self._job, self._collective = calibration, job, collective
         self._in_hook, self._starts_early = in_hook, starts_early
@@ -236,7 +244,7 @@ class SimulatedStep:
             self._flows.windows = Windows(job.links.num_ranks)
         # Connections are silent at the end of a step for at least this time, in which the last message is under way and
         # the parameters are updated.
-        self.silent_anyway_s = float(job.links.latency_s.max()) + calibration.update_s
+        self._silent_anyway_s = float(job.links.latency_s.max()) + calibration.update_s + idle_s
         self.computing = Computing.of_ranks(calibration, job)
 
     def run(self, starts: Floats) -> tuple[Floats, Floats]:
@@ -254,7 +262,7 @@ class SimulatedStep:
         num_early = len(early) if self._starts_early else 0
         if flows.windows is not None:
             first = early[0] if num_early else last
-            flows.windows.begin_step(float((first - starts).min()) + self.silent_anyway_s)
+            flows.windows.begin_step(float((first - starts).min()) + self._silent_anyway_s)
         flows.ready, flows.crowded_until = starts, float(computed.max())
         if (
             self._in_hook and not self._starts_early

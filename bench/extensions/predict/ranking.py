@@ -22,6 +22,7 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
 from bench.extensions.predict.request import (
     BASELINE,
+    DDP,
     PredictionRequest,
     check,
     check_predictable,
@@ -32,6 +33,7 @@ from bench.extensions.predict.request import (
 )
 from bench.extensions.predict.script_profile import Profile
 from bench.extensions.predict.validation import NOT_CHECKED, latency_note, notes, outside, range_notes
+from bench.strategies.local.local import Local
 from collectives.base import Collective
 from collectives.options import incompatibility
 from compressors.base import Compressor
@@ -71,10 +73,19 @@ def on_each_collective(calibration: Calibration, request: PredictionRequest) -> 
 def dense_on_each_collective(calibration: Calibration, request: PredictionRequest) -> list[PredictionRequest]:
     """Return a request with each collective for dense 16-bit gradients on the same ranks and links.
 
+    In place of `local` they use `ddp`.
+
     Raises:
         UsageError: dense 16-bit gradients are not calibrated.
     """
-    return on_each_collective(calibration, dataclasses.replace(request, compressor=BASELINE, collective=""))
+    strategy = DDP if request.waits else request.strategy
+    dense = dataclasses.replace(request, compressor=BASELINE, collective="", strategy=strategy)
+    return on_each_collective(calibration, dense)
+
+
+def dense_name(request: PredictionRequest) -> str:
+    """Return the name of the gradients with which a request is compared."""
+    return f"dense {BASELINE}" + (" with ddp" if request.waits and not request.waits_in_every_step else "")
 
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
@@ -89,7 +100,7 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
     If hosts have several ranks, a collective with a hierarchy of hosts is included. `native` is left out, because
     `ring` sends the same messages.
     """
-    names = [*registry.entries("collectives")]
+    strategy, names = spec.build("strategies", request.strategy), [*registry.entries("collectives")]
     if 1 < request.ranks_per_host < request.world_size:
         names.append(spec.short_text(spec.build("collectives", f"hierarchical:group_size={request.ranks_per_host}")))
     for name in dict.fromkeys(names):
@@ -102,6 +113,8 @@ def pairs(request: PredictionRequest, compressors: Iterable[str]) -> Iterator[Pr
             continue
         for name_of_compressor in compressors:
             compressor = cast(Compressor, spec.build("compressors", name_of_compressor))
+            if isinstance(strategy, Local) and incompatibility(strategy.check_pair, compressor, collective):
+                continue
             if not incompatibility(compressor.check_compatible, collective):
                 yield dataclasses.replace(request, compressor=name_of_compressor, collective=name)
 
@@ -289,7 +302,8 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
         )
         return
     where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
-    print(f"{checked.compressor}, {checked.world_size} ranks, compared with dense bf16 on {where}")
+    method = checked.compressor if checked.waits_in_every_step else f"{checked.compressor}, {checked.strategy}"
+    print(f"{method}, {checked.world_size} ranks, compared with {dense_name(checked)} on {where}")
     cells = [
         {
             "bandwidth": format_rate(rate),
@@ -307,7 +321,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
 
 def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
     """Return a sentence that says at which link rates the compressor is faster than dense 16-bit gradients."""
-    if checked.compressor == BASELINE:
+    if checked.compressor == BASELINE and checked.waits_in_every_step:
         return []
     it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
     if all(curve.pays):
@@ -358,11 +372,12 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
     """
     found = []
     for job in jobs:
-        tried = [*dense_on_each_collective(calibration, job)[:1], *pairs(job, calibration.encoded)]
+        dense = dense_on_each_collective(calibration, job)
+        tried = [*dense, *pairs(job, calibration.encoded)]
         for rate in rates_bps:
             times_s = {pair: predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried}
             best = min(times_s, key=times_s.__getitem__)  # the first of equals, which is dense
-            dense_s = min(times_s[pair] for pair in tried if pair.compressor == BASELINE)
+            dense_s = min(times_s[pair] for pair in dense)
             found.append(
                 Regime(
                     bandwidth_bps=rate,
@@ -438,6 +453,6 @@ def predict_map(known: Calibration, options: PredictConfig, text: str, *, as_jso
     for each in found:
         row = rows.setdefault(each.bandwidth_bps, {"bandwidth": format_rate(each.bandwidth_bps)})
         row[f"{each.world_size} ranks"] = f"{each.compressor}+{each.collective} {each.speedup:.1f}x"
-    print("the fastest pair, and how many times as fast as dense bf16 on its fastest collective")
+    print(f"the fastest pair, and how many times as fast as {dense_name(jobs[0])} on its fastest collective")
     print_table(list(rows.values()), left=[f"{each.world_size} ranks" for each in found])
     print(*said, sep="\n")

@@ -113,7 +113,7 @@ def request_of_run(calibration: Calibration, config: RunConfig) -> PredictionReq
     """
     for name in _AS_CALIBRATED:
         if name == "bucket_mb" and config.strategy.partition(":")[0] != DDP:
-            continue  # layers are pushed one by one; the prediction pushes them when their calibrated bucket is ready
+            continue  # others have no buckets; async_server pushes a layer when its calibrated bucket is ready
         if (value := getattr(config, name)) != (known := getattr(calibration, name)):
             raise UsageError(
                 f"{name} is {value}, but was calibrated with {known}; change the file, or run bench calibrate again"

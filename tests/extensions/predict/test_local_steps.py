@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.core.errors import UsageError
 from bench.extensions.predict.calibration import LOCAL, MessageCosts
+from bench.extensions.predict.estimate import estimated
 from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.prediction import Prediction
-from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, predicted
+from bench.extensions.predict.ranking import pairs, regimes
+from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, predicted, request_from_options
 from tests.extensions.predict.calibrations import calibration
+from tests.testing.invoke import invoke
 
 MEGABIT = 1e6 / 8 / FRAME_PER_PAYLOAD / (1 + ACK_SHARE)
 """Payload bytes per second of a link that carries as much in the other direction."""
@@ -46,12 +50,12 @@ def test_fragments_send_as_much_in_more_messages() -> None:
     whole, parts = (step(f"local:steps=10,fragments={number}", bandwidth="10mbit") for number in (1, 5))
     assert parts.payload_bytes_per_step == whole.payload_bytes_per_step
     assert parts.messages_per_step == 5 * whole.messages_per_step
-    assert parts.step_time_s == pytest.approx(ALONE_S + (EXCHANGE_S / 5 + UPDATE_S) / 2, rel=1e-4)
+    assert parts.step_time_s == pytest.approx(ALONE_S + (EXCHANGE_S / 5 + UPDATE_S / 5) / 2, rel=1e-4)
 
 
-def waited_s(prediction: Prediction, interval: int) -> float:
-    """Return the seconds of an exchange that the steps before it do not hide, without the outer update."""
-    return (prediction.step_time_s - ALONE_S) * interval - UPDATE_S
+def waited_s(prediction: Prediction, interval: int, fragments: int = 1) -> float:
+    """Return the seconds of an exchange that the steps before it do not hide, without the outer step."""
+    return (prediction.step_time_s - ALONE_S) * interval - UPDATE_S / fragments
 
 
 def test_all_work_on_a_fragment_is_its_share_of_the_whole() -> None:
@@ -71,13 +75,13 @@ def test_all_work_on_a_fragment_is_its_share_of_the_whole() -> None:
     sent = 10 * whole.payload_bytes_per_step
     assert sent == pytest.approx(2 * 5016, rel=0.01)
     assert waited_s(whole, 10) == pytest.approx(2 * (0.03 + 0.02 + 0.01 + 0.04) + 2e-6 * sent)
-    assert waited_s(parts, 2) == pytest.approx(waited_s(whole, 10) / 5)
+    assert waited_s(parts, 2, 5) == pytest.approx(waited_s(whole, 10) / 5)
 
 
 def test_work_for_messages_grows_with_their_number() -> None:
     known = {"messages": {LOCAL: MessageCosts(message_s=0.01)}}
     whole, parts = (step(f"local:steps=10,fragments={number}", known=known) for number in (1, 5))
-    assert waited_s(whole, 10) == pytest.approx(waited_s(parts, 2))
+    assert waited_s(whole, 10) == pytest.approx(waited_s(parts, 2, 5))
 
 
 def test_after_a_long_silence_connections_are_as_slow_as_new_ones() -> None:
@@ -100,10 +104,21 @@ def test_all_wait_for_a_slow_rank_at_the_exchange() -> None:
     assert prediction.step_time_s == pytest.approx(ALONE_S + 2 * 0.3 + UPDATE_S / 10)
 
 
+def test_ranks_that_arrive_early_send_early(tmp_path: Path) -> None:
+    """Rank 0 sends for 1.7 s, as long as rank 1, which is slow, takes for 1.7 steps."""
+    path = tmp_path / "hosts.toml"
+    other = '[[host]]\nuplink = "10gbit"\ndownlink = "10gbit"\n'
+    path.write_text('[[host]]\nuplink = "5mbit"\ndownlink = "10gbit"\n' + other, encoding="utf-8")
+    asked = {"cluster_file": str(path), "straggler": "rank=1,slowdown=3", "collective": "allgather"}
+    once, twice = (step(f"local:steps={steps}", **asked).step_time_s for steps in (1, 2))
+    assert once > 1.6
+    assert twice == pytest.approx(1.0 + UPDATE_S / 2, abs=0.001)
+
+
 @pytest.mark.parametrize(
     ("strategy", "asked", "sentence"),
     [
-        ("local:steps=auto", {}, "depends on measured times or lost ranks; to predict it, give steps a number"),
+        ("local:steps=auto", {}, "depends on measured times; to predict it, give steps a number"),
         ("local:quorum=1", {}, "leave out quorum"),
         ("local", {"bandwidth_trace": "examples/cell.trace"}, "a rate that changes over time cannot be predicted"),
         ("local", {"trigger": "sync"}, "waits for all ranks in every step"),
@@ -113,3 +128,31 @@ def test_all_wait_for_a_slow_rank_at_the_exchange() -> None:
 def test_what_cannot_be_predicted_is_refused(strategy: str, asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         step(strategy, **asked)
+
+
+ROUGHLY = ("predict", "--model", "resnet20", "--step-time", "100ms", "--hosts", "4")
+
+
+def test_buckets_with_different_numbers_of_messages_are_joined() -> None:
+    """As with powersgd, which sends all layers of a bucket uncompressed if they are small."""
+    known = calibration()
+    first, second = known.encoded["bf16"]
+    twice = dataclasses.replace(first, work_s=(0.01, 0.02, 0.01), offers=first.offers * 2)
+    prediction = step("local:steps=10", compressor="bf16", known={"encoded": known.encoded | {"bf16": (twice, second)}})
+    assert prediction.payload_bytes_per_step == 3 * 2 * 125_000 / 10
+    assert waited_s(prediction, 10) == pytest.approx(0.01 + 0.01 + 0.02 + 0.01 + 0.01)
+
+
+def test_the_baseline_is_dense_with_ddp() -> None:
+    answer = invoke(*ROUGHLY, "--bandwidth", "5mbit", "--strategy", "local:preset=sparseloco", "--compressor", "topk")
+    assert "times as fast as with dense bf16 with ddp on" in answer.out
+
+
+def test_a_sweep_tries_only_what_can_run() -> None:
+    """dgc owns the momentum, and local refuses that; average=senders needs allgather."""
+    known = estimated(PredictConfig(model="linear", step_time="10ms", strategy="local"))
+    job = request_from_options(PredictConfig(strategy="local:average=senders", hosts=4))
+    tried = list(pairs(job, known.encoded))
+    assert {pair.collective for pair in tried} == {"allgather"}
+    assert "dgc" not in {pair.compressor for pair in tried}
+    assert regimes(known, [job], [1e6])[0].speedup > 1
