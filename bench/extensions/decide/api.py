@@ -98,7 +98,8 @@ def decide(
 
     Args:
         methods: what to compare with the baseline: texts such as ``topk:ratio=0.01@allgather`` or
-            ``local:steps=30 topk``, or options that belong together, such as ``{"compressor": "topk", "lr": 0.1}``.
+            ``local:steps=30 topk``, or options that belong together, such as ``{"compressor": "topk", "lr": 0.1}``. A
+            single text is one method.
         source: TOML file of methods; or the folder of an earlier decision, to decide for another link.
         baseline: what the methods are compared with, ``bf16`` by default.
         same: factors of time below this make no practical difference; 1.03 by default.

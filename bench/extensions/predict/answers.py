@@ -125,7 +125,7 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Predic
     Raises:
         UsageError: ranks do not wait for each other, or the runs have several targets or differ in their settings.
     """
-    if not checked.waits_in_every_step:
+    if not checked.is_ddp:
         raise UsageError("--steps-from needs ranks that wait for each other in every step; leave out --strategy")
     needed = needed_steps(store.read(paths), known, checked.compressor, checked.world_size)
     row["steps_to_target"] = needed.steps
@@ -148,8 +148,7 @@ def _pays(known: Calibration, checked: PredictionRequest, prediction: Prediction
     The answer is one sentence in a list. If bf16 gradients are not calibrated, or are what was predicted, nothing is
     added and the list is empty.
     """
-    is_baseline = checked.compressor == BASELINE and dense_name(checked) == f"dense {BASELINE}"
-    if BASELINE not in known.encoded or is_baseline:
+    if BASELINE not in known.encoded or (checked.compressor == BASELINE and not checked.is_local):
         return []
     dense = fastest(known, dense_on_each_collective(known, checked))
     dense_s = dense.prediction.step_time_s

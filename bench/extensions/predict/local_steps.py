@@ -1,10 +1,10 @@
-"""Predict the steps of ranks that train alone and exchange differences of their parameters every so many steps.
+"""Predict the steps of `--strategy local`: ranks train alone, and exchange differences of their parameters at times.
 
 With one exchange every I steps, of one of F equal fragments:
 
     alone      time of a step without an exchange, on the slowest rank
     exchange   time from when the slowest rank has made its I steps until all ranks have decoded the sum of a fragment
-    outer      time of the outer step on a fragment: that of the optimizer's update of the model / F
+    outer      time of the outer step on a fragment, taken to be the time of the optimizer's update / F
     step       alone + (max(0, exchange - delay * alone) + outer) / I
 
 To simulate the exchange of a fragment, the messages of the whole model are kept, and all times per byte are divided by
@@ -56,12 +56,6 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
     carried_s = job.links.carry_byte_s * simulated.sent_over_links / interval
     shared_s = 0.0 if job.shared_cores is None else float((cpu_s + carried_s).sum()) / job.shared_cores
     step_time_s = max(alone_s + waited_s / interval, shared_s)
-    if 1.1 * shared_s >= step_time_s:
-        bound_by = "cpu"
-    elif step_time_s <= 1.1 * (alone_s + outer_s / interval):
-        bound_by = "compute"
-    else:
-        bound_by = "exchange" if 2 * simulated.late_work_s.mean() > simulated.exposed_s.mean() else "network"
     sent = simulated.sent / (options.fragments * interval)
     dense, nbytes = calibration.dense_nbytes, float(sent.mean())
     return Prediction(
@@ -75,7 +69,7 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
         messages_per_step=float(simulated.messages.mean()) / interval,
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
-        bound_by=bound_by,
+        bound_by=simulated.bound_by(step_time_s, alone_s=alone_s + outer_s / interval, shared_s=shared_s),
     )
 
 

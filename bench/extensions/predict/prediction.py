@@ -178,12 +178,7 @@ def predict(
     if period_s := job.links.period_s:
         most_steps = int(np.clip(MOST_MESSAGES / float(step.messages.sum()), LEAST_STEPS, MOST_STEPS))
         times = replay(step.run, ends, period_s=period_s, at_least_s=shared_s, most_steps=most_steps)
-    if 1.1 * shared_s >= times.step_time_s:
-        bound_by = "cpu"
-    elif times.step_time_s <= 1.1 * float((step.computed_s + computing.factor * calibration.update_s).max()):
-        bound_by = "compute"
-    else:
-        bound_by = "exchange" if 2 * step.late_work_s.mean() > step.exposed_s.mean() else "network"
+    alone_s = float((step.computed_s + computing.factor * calibration.update_s).max())
     nbytes, step_time_s = float(step.sent.mean()), max(times.step_time_s, shared_s)
     return Prediction(
         step_time_s=step_time_s,
@@ -196,7 +191,7 @@ def predict(
         messages_per_step=float(step.messages.mean()),
         dense_bytes_per_step=dense,
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
-        bound_by=bound_by,
+        bound_by=step.bound_by(times.step_time_s, alone_s=alone_s, shared_s=shared_s),
         step_time_p95_s=times.step_time_p95_s,
         slowest_window=times.slowest,
         fastest_window=times.fastest,
@@ -209,7 +204,7 @@ class SimulatedStep:
     The arguments are those of `predict`. Without a hook and not early, each rank begins to send after its own backward.
 
     Args:
-        idle_s: seconds for which connections are also idle before each step.
+        idle_s: seconds for which connections are idle before each step, beside those of the update.
 
     Attributes:
         settles_in: number of steps until a step is like all later ones.
@@ -300,6 +295,20 @@ class SimulatedStep:
         self.exposed_s = exchanged - last
         self.late_work_s = self._works_s(busy_s) - worked_before_s
         return exchanged + self.computing.factor * calibration.update_s, self.exposed_s
+
+    def bound_by(self, step_time_s: float, *, alone_s: float, shared_s: float) -> str:
+        """Return what limits a step of this time: "cpu", "compute", "exchange" or "network"; see `Prediction`.
+
+        Args:
+            step_time_s: seconds of the step.
+            alone_s: seconds that the slowest rank takes for it without exchanging anything.
+            shared_s: CPU seconds of all ranks / number of cores that they share.
+        """
+        if 1.1 * shared_s >= step_time_s:
+            return "cpu"
+        if step_time_s <= 1.1 * alone_s:
+            return "compute"
+        return "exchange" if 2 * self.late_work_s.mean() > self.exposed_s.mean() else "network"
 
     def _works_s(self, busy_before_s: Floats) -> Floats:
         """Return the seconds that each rank's exchange thread has worked in this step, float [ranks].

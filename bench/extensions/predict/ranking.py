@@ -85,7 +85,7 @@ def dense_on_each_collective(calibration: Calibration, request: PredictionReques
 
 def dense_name(request: PredictionRequest) -> str:
     """Return the name of the gradients with which a request is compared."""
-    return f"dense {BASELINE}" + (" with ddp" if request.waits and not request.waits_in_every_step else "")
+    return f"dense {BASELINE}" + (" with ddp" if request.is_local else "")
 
 
 def fastest(calibration: Calibration, requests: Sequence[PredictionRequest]) -> PredictedPair:
@@ -148,7 +148,7 @@ def step_as_it_is(profile: Profile, request: PredictionRequest) -> float:
 
 def heading(checked: PredictionRequest, *, of_all: bool = False) -> str:
     """Return one line that describes the predicted job; with `of_all`, without the compressor."""
-    strategy = "" if checked.waits_in_every_step else checked.strategy
+    strategy = "" if checked.is_ddp else checked.strategy
     where = checked.collective if checked.waits else checked.strategy
     rate = "on links without a limit" if checked.slowest_bps is None else f"at {format_rate(checked.slowest_bps)}"
     if len({dataclasses.replace(host, name="any") for host in checked.hosts}) > 1:
@@ -302,7 +302,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
         )
         return
     where = ", ".join(dict.fromkeys(dense.request.collective for dense in curve.dense))
-    method = checked.compressor if checked.waits_in_every_step else f"{checked.compressor}, {checked.strategy}"
+    method = checked.compressor if checked.is_ddp else f"{checked.compressor}, {checked.strategy}"
     print(f"{method}, {checked.world_size} ranks, compared with {dense_name(checked)} on {where}")
     cells = [
         {
@@ -321,7 +321,7 @@ def predict_curve(known: Calibration, options: PredictConfig, text: str, *, as_j
 
 def _verdict(checked: PredictionRequest, curve: Curve) -> list[str]:
     """Return a sentence that says at which link rates the compressor is faster than dense 16-bit gradients."""
-    if checked.compressor == BASELINE and checked.waits_in_every_step:
+    if checked.compressor == BASELINE and not checked.is_local:
         return []
     it = "uncompressed in 32 bits is faster" if checked.compressor == "none" else "compression pays"
     if all(curve.pays):
@@ -372,7 +372,8 @@ def regimes(calibration: Calibration, jobs: Sequence[PredictionRequest], rates_b
     """
     found = []
     for job in jobs:
-        dense = dense_on_each_collective(calibration, job)
+        default = dense_on_each_collective(calibration, job)[0]
+        dense = [default, *pairs(default, [BASELINE])]
         tried = [*dense, *pairs(job, calibration.encoded)]
         for rate in rates_bps:
             times_s = {pair: predicted(calibration, pair.at_rate(rate)).step_time_s for pair in tried}

@@ -92,9 +92,14 @@ class PredictionRequest:
         return self.strategy.partition(":")[0] != "async_server"
 
     @property
-    def waits_in_every_step(self) -> bool:
+    def is_ddp(self) -> bool:
         """Return True if ranks sum gradients in every step."""
         return self.strategy.partition(":")[0] == DDP
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if ranks train alone for some steps, then exchange differences of their parameters."""
+        return self.strategy.partition(":")[0] == "local"
 
     @property
     def straggler_text(self) -> str | None:
@@ -215,7 +220,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         )
     if request.straggler is not None:
         request.straggler.check_among(request.world_size)
-    if not request.waits_in_every_step and request.link_trace:
+    if not request.is_ddp and request.link_trace:
         raise UsageError(
             f"a rate that changes over time cannot be predicted with {strategy.component_name}; give the hosts a "
             "constant one"
@@ -238,7 +243,7 @@ def check_request(calibration: Calibration, request: PredictionRequest) -> Predi
         compressor.check_compatible(legal)
         check_predictable(legal)
         legal.check_ranks(request.world_size)
-        if not request.waits_in_every_step:
+        if not request.is_ddp:
             optimizer = cast(Optimizer, spec.build("optimizers", calibration.optimizer))
             options = RunConfig(
                 collective=request.collective or NOT_GIVEN,

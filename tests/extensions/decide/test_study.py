@@ -9,6 +9,7 @@ import pytest
 
 from bench.core.config.run import RunConfig
 from bench.core.errors import UsageError
+from bench.extensions.decide.api import decide
 from bench.extensions.decide.study import Study, parse_method, read_methods, short_names, train_missing
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
@@ -42,6 +43,11 @@ def test_a_method_names_components_and_perhaps_a_collective(text: str, settings:
 def test_a_wrong_method_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parse_method(text)
+
+
+def test_a_single_text_is_one_method() -> None:
+    with pytest.raises(UsageError, match="'topk bf16' names two compressors"):
+        decide("topk bf16", target_accuracy=0.9)
 
 
 def test_a_file_names_methods_as_a_sweep_file_does(tmp_path: Path) -> None:

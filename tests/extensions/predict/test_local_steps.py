@@ -1,4 +1,4 @@
-"""Predicted steps of ranks that exchange differences of their parameters every so many steps, computed by hand."""
+"""Predicted steps of `--strategy local`, compared with times computed by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def waited_s(prediction: Prediction, interval: int, fragments: int = 1) -> float
 
 
 def test_all_work_on_a_fragment_is_its_share_of_the_whole() -> None:
-    """Of two buckets: encoding, packing, decoding, and adding one rank's terms; then sending and receiving."""
+    """Two buckets are encoded, packed, sent, received and decoded, and one other rank's values are added."""
     known = calibration(messages={LOCAL: MessageCosts(per_byte_s=1e-6)})
     worked = [
         dataclasses.replace(
@@ -105,7 +105,7 @@ def test_all_wait_for_a_slow_rank_at_the_exchange() -> None:
 
 
 def test_ranks_that_arrive_early_send_early(tmp_path: Path) -> None:
-    """Rank 0 sends for 1.7 s, as long as rank 1, which is slow, takes for 1.7 steps."""
+    """Rank 0 needs 1.7 s to send its difference; rank 1, which is slow, takes 1 s for a step."""
     path = tmp_path / "hosts.toml"
     other = '[[host]]\nuplink = "10gbit"\ndownlink = "10gbit"\n'
     path.write_text('[[host]]\nuplink = "5mbit"\ndownlink = "10gbit"\n' + other, encoding="utf-8")
@@ -134,7 +134,7 @@ ROUGHLY = ("predict", "--model", "resnet20", "--step-time", "100ms", "--hosts", 
 
 
 def test_buckets_with_different_numbers_of_messages_are_joined() -> None:
-    """As with powersgd, which sends all layers of a bucket uncompressed if they are small."""
+    """PowerSGD sends one message for a bucket of small layers, which it does not compress, and more for others."""
     known = calibration()
     first, second = known.encoded["bf16"]
     twice = dataclasses.replace(first, work_s=(0.01, 0.02, 0.01), offers=first.offers * 2)

@@ -34,8 +34,15 @@ from bench.extensions.predict.calibration import (
 from bench.extensions.predict.contention import crowd_at
 from bench.extensions.predict.options import CalibrateConfig, PredictConfig
 from bench.extensions.predict.prediction import Prediction, lengths_of
-from bench.extensions.predict.ranking import _verdict, dense_on_each_collective, parse_sweep, sweep
-from bench.extensions.predict.request import ACK_SHARE, FRAME_PER_PAYLOAD, check, check_request, predicted
+from bench.extensions.predict.ranking import _verdict, dense_on_each_collective, pairs, parse_sweep, regimes, sweep
+from bench.extensions.predict.request import (
+    ACK_SHARE,
+    FRAME_PER_PAYLOAD,
+    check,
+    check_request,
+    predicted,
+    request_from_options,
+)
 from bench.extensions.predict.step_parts import growth_in_parts
 from bench.extensions.predict.validation import notes
 from bench.hosts.cluster import HostLink
@@ -508,3 +515,10 @@ def test_every_stretch_on_which_compression_pays_is_told(
     known = calibration()
     curve = Mock(pays=pays, break_even_bps=even)
     assert _verdict(check(PredictConfig(compressor="topk"), known), curve) == [f"compression pays {said}"]
+
+
+def test_a_map_of_many_ranks_compares_with_the_fastest_dense_collective() -> None:
+    known, job = calibration(), request_from_options(PredictConfig(hosts=80, latency="20ms"))
+    regime = regimes(known, [job], [1e7])[0]
+    times_s = [predicted(known, pair.at_rate(1e7)).step_time_s for pair in pairs(job, ["bf16"])]
+    assert regime.dense_step_time_s == min(times_s)
