@@ -10,6 +10,7 @@ Differs: the number of samples follows from the measured speed. Wang et al. 2020
 ranks that make more steps then pull the model towards their own data, which matters if the ranks' data differ.
 """
 
+import heapq
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -41,8 +42,12 @@ def planned_steps(step_s: Sequence[float], seconds: float, left: int) -> list[in
     possible = max(len(ranks), round(seconds * speed))
     total = left // max(1, left // possible)
     steps = [max(1, int(total / speed / each)) for each in step_s]
-    while sum(steps) < total:
-        steps[min(ranks, key=lambda rank: (steps[rank] + 1) * step_s[rank])] += 1  # the first to be done with it
+    next_ends = [((steps[rank] + 1) * step_s[rank], rank) for rank in ranks]
+    heapq.heapify(next_ends)
+    for _ in range(total - sum(steps)):  # each goes to the rank that would have made it first
+        _, rank = next_ends[0]
+        steps[rank] += 1
+        heapq.heapreplace(next_ends, ((steps[rank] + 1) * step_s[rank], rank))
     while sum(steps) > total:
         steps[max(ranks, key=lambda rank: steps[rank] * step_s[rank] * (steps[rank] > 1))] -= 1  # the last
     return steps

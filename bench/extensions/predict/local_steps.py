@@ -3,9 +3,12 @@
 With one exchange every I steps, of one of F equal fragments:
 
     alone      time of a step without an exchange, on the slowest rank
-    exchange   time from when the slowest rank has made its I steps until all ranks have decoded the sum of a fragment
+    exchange   time from when the last rank has made its I steps until all ranks have decoded the sum of a fragment
     outer      time of the outer step on a fragment, taken to be the time of the optimizer's update / F
     step       alone + (max(0, exchange - delay * alone) + outer) / I
+
+With steps=auto, each rank has its own I, as a run would plan it. A step of the run then is one step per rank, whichever
+ranks make them: I is the mean over ranks, and I * alone the time until the last rank has made its steps.
 
 To simulate the exchange of a fragment, the messages of the whole model are kept, and all times per byte are divided by
 F. TCP's windows are not scaled, so on links with a latency the exchange of a fragment is predicted too long. Left out
@@ -21,38 +24,54 @@ import numpy as np
 
 from bench.extensions.predict.calibration import BucketParts, Calibration, EncodedBucket, LinearCost, MessageProfile
 from bench.extensions.predict.contention import Computing, Job
+from bench.extensions.predict.links import Floats
 from bench.extensions.predict.prediction import Prediction, SimulatedStep
 from collectives.base import Collective
+from collectives.schedule.waves import Ints
+from compressors.local.by_speed import COMPUTE_PER_EXCHANGE, planned_steps
 from compressors.local.options import LocalOptions
+
+MANY_STEPS = 10**9  # that a rank may still make, so that the end of the run does not shorten the time until an exchange
 
 
 def predict_local(calibration: Calibration, job: Job, collective: Collective, options: LocalOptions) -> Prediction:
-    """Predict the mean step of ranks that all make a given number of steps between two exchanges.
+    """Predict the mean step of ranks that exchange the differences of their parameters after some steps.
 
     Args:
         calibration: the measured parts of a step.
         job: the ranks, their links, whose rates are constant, and their work.
         collective: the collective that sums differences; it must describe its rounds.
-        options: the steps between exchanges, as a number, the fragments and the delay.
+        options: the steps between exchanges, the fragments and the delay.
     """
-    n, interval = job.links.num_ranks, options.interval
+    n = job.links.num_ranks
     calibration, job = _in_one_bucket(calibration, job)
     job = _of_fragment(job, options.fragments)
     computing = Computing.of_ranks(calibration, job)
     updated_s = computing.factor * calibration.update_s
     alone = computing.computed_s + updated_s
-    alone_s, outer_s = float(alone.max()), float(updated_s.max()) / options.fragments
-    simulated = SimulatedStep(
-        calibration, job, collective, in_hook=False, starts_early=False, idle_s=(interval - 1) * float(alone.min())
-    )
-    ends = np.zeros(n)
-    for _ in range(simulated.settles_in):
-        starts = ends + (interval - 1) * alone
-        ends, _ = simulated.run(starts)
-    exchange_s = float((ends - updated_s).max() - (starts + simulated.computed_s).max())
+    outer_s = float(updated_s.max()) / options.fragments
+
+    def exchanged_after(steps: Ints) -> tuple[SimulatedStep, float]:
+        """Simulate an exchange, before which every rank makes `steps` steps; return it, and its duration."""
+        silent_s = float(((steps - 1) * alone).min())
+        step = SimulatedStep(calibration, job, collective, in_hook=False, starts_early=False, idle_s=silent_s)
+        ends = np.zeros(n)
+        for _ in range(step.settles_in):
+            starts = ends + (steps - 1) * alone
+            ends, _ = step.run(starts)
+        return step, float((ends - updated_s).max() - (starts + step.computed_s).max())
+
+    if options.steps == "auto":
+        _, exchange_s = exchanged_after(_steps_by_speed(alone, options.seconds))
+        steps = _steps_by_speed(alone, max(options.seconds, COMPUTE_PER_EXCHANGE * (exchange_s + outer_s)))
+    else:
+        steps = np.full(n, options.interval)
+    simulated, exchange_s = exchanged_after(steps)
+    interval, trained_s = float(steps.mean()), steps * alone
+    alone_s = float(trained_s.max()) / interval
     waited_s = max(0.0, exchange_s - options.delay * alone_s) + outer_s
     exchanged_cpu_s = simulated.worked_s + simulated.busy_s + calibration.update_s / options.fragments
-    cpu_s = computing.cpu_s + exchanged_cpu_s / interval
+    cpu_s = (computing.cpu_s * steps + exchanged_cpu_s) / interval
     carried_s = job.links.carry_byte_s * simulated.sent_over_links / interval
     shared_s = 0.0 if job.shared_cores is None else float((cpu_s + carried_s).sum()) / job.shared_cores
     step_time_s = max(alone_s + waited_s / interval, shared_s)
@@ -60,7 +79,7 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
     dense, nbytes = calibration.dense_nbytes, float(sent.mean())
     return Prediction(
         step_time_s=step_time_s,
-        exposed_s=step_time_s - float(alone.mean()),
+        exposed_s=step_time_s - float(trained_s.mean()) / interval,
         encode_s=float(computing.factor.mean()) * sum(sum(each.work_s) for each in job.encoded) / interval,
         cpu_s_per_step=float(cpu_s.mean()),
         samples_per_s=n * calibration.batch_size / step_time_s,
@@ -71,6 +90,16 @@ def predict_local(calibration: Calibration, job: Job, collective: Collective, op
         compression_ratio=2 * (n - 1) / n * dense / nbytes if nbytes else None,
         bound_by=simulated.bound_by(step_time_s, alone_s=alone_s + outer_s / interval, shared_s=shared_s),
     )
+
+
+def _steps_by_speed(step_s: Floats, seconds: float) -> Ints:
+    """Return each rank's steps until an exchange, int [ranks], as planned in the middle of a long run.
+
+    Args:
+        step_s: seconds of a step on each rank, float [ranks].
+        seconds: time until the exchange, at least.
+    """
+    return np.array(planned_steps(step_s.tolist(), seconds, left=MANY_STEPS * len(step_s)))
 
 
 def _in_one_bucket(calibration: Calibration, job: Job) -> tuple[Calibration, Job]:

@@ -24,6 +24,7 @@ from bench.extensions.predict.script_profile import Profile
 from bench.hosts.cluster import Cluster, HostLink
 from bench.launch.sweep_file import PlannedRun, table_text
 from bench.launch.sweep_state import PastRun, SweepState
+from bench.strategies.local.local import Local
 from compressors.base import Compressor
 
 _AS_CALIBRATED = ("model", "dataset", "optimizer", "batch_size", "augment", "threads", "bucket_mb")
@@ -160,6 +161,10 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
             known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
             last = [values[-1] for values in known if values]
             measured[column] = statistics.median(last) if last else None
+        strategy = spec.build("strategies", cell.request.strategy)
+        if isinstance(strategy, Local) and strategy.steps == "auto" and measured["samples_per_s"]:
+            # The run's column is the time of rank 0's own steps.
+            measured["step_time_s"] = cell.runs[0].config.samples_per_step / measured["samples_per_s"]
         compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured))
     return compared
 

@@ -61,6 +61,13 @@ def test_the_last_time_that_is_known_counts(tmp_path: Path) -> None:
     assert cell["step_time_s"] == 2.0
 
 
+def test_with_steps_by_speed_a_step_is_one_of_each_rank_and_not_one_of_rank_0(tmp_path: Path) -> None:
+    of = config(strategy="local:steps=auto,seconds=2")
+    keep(tmp_path, "a", of, 0.4, samples_per_s=of.samples_per_step / 0.5)
+    (cell,) = held_against(tmp_path)
+    assert cell["step_time_s"] == 0.5
+
+
 def test_a_run_without_timed_steps_has_no_error(tmp_path: Path) -> None:
     keep(tmp_path, "a", config(), None)
     (cell,) = held_against(tmp_path)

@@ -115,10 +115,33 @@ def test_ranks_that_arrive_early_send_early(tmp_path: Path) -> None:
     assert twice == pytest.approx(1.0 + UPDATE_S / 2, abs=0.001)
 
 
+SLOW_S = 3 * 0.3 + 0.1
+"""A step of a rank whose forward and backward, 0.3 s, take three times as long."""
+
+
+def test_a_slow_rank_makes_fewer_steps_with_steps_by_speed() -> None:
+    """In 2 s rank 0 makes 5 steps and rank 1 makes 2: a step of the run is two of these, whoever makes them."""
+    prediction = step("local:steps=auto,seconds=2", straggler="rank=1,slowdown=3")
+    interval = (5 + 2) / 2
+    assert prediction.step_time_s == pytest.approx((2 * SLOW_S + UPDATE_S) / interval)
+    assert prediction.samples_per_s == pytest.approx(2 * calibration().batch_size / prediction.step_time_s)
+    assert prediction.exposed_s == pytest.approx(UPDATE_S / interval)
+    assert prediction.payload_bytes_per_step == pytest.approx(1_000_000 / interval)
+    assert prediction.bound_by == "compute"
+
+
+def test_exchanges_by_speed_become_rarer_on_a_slow_link() -> None:
+    """Ranks compute five times as long as an exchange takes."""
+    prediction = step("local:steps=auto,seconds=0.1", bandwidth="1mbit")
+    exchange_s = 10 * EXCHANGE_S + UPDATE_S
+    interval = round(5 * exchange_s / ALONE_S)
+    assert prediction.step_time_s == pytest.approx(ALONE_S + exchange_s / interval, rel=0.01)
+    assert prediction.payload_bytes_per_step == pytest.approx(1_000_000 / interval, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("strategy", "asked", "sentence"),
     [
-        ("local:steps=auto", {}, "depends on measured times; to predict it, give steps a number"),
         ("local:quorum=1", {}, "leave out quorum"),
         ("local", {"bandwidth_trace": "examples/cell.trace"}, "a rate that changes over time cannot be predicted"),
         ("local", {"trigger": "sync"}, "waits for all ranks in every step"),
