@@ -1,8 +1,8 @@
-/* What the loader asks before it trusts a library. */
+/* Identifies the library to the loader. */
 
 #ifndef SOURCES
 #define SOURCES ""
 #endif
 
-/* The digest of the sources that this was compiled from. */
+/* Returns the digest of the sources from which this library was compiled, a C string. */
 const char *sources_digest(void) { return SOURCES; }

@@ -1,47 +1,49 @@
-/* Elements as integer levels of their block's scale, rounded to the nearest or at random, and packed. */
+/* Quantisation of elements to integer levels relative to their block's scale, rounded to the nearest or at random. */
 #include "../../../collectives/payloads/codec/native/parts.h"
 #include "../../../collectives/payloads/codec/native/philox.h"
 #include "nearest.h"
-#include "spread.h"
+#include "relative.h"
 
-/* Within +-most; NaN is 0. */
-static inline float within(float x, float most) {
+/* Clamps to +-limit; NaN becomes 0. */
+static inline float clamp(float x, float limit) {
     x = x == x ? x : 0;
-    x = x > most ? most : x;
-    return x < -most ? -most : x;
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
 }
 
-static inline void round_to_nearest(struct stretch of, float multiplier, float most, uint8_t *levels) {
-    for (int64_t i = 0; i < STRETCH; i++)
-        levels[i] = (uint8_t)nearest(within(of.x[i] / of.divisor * multiplier, most));
+static inline void round_to_nearest(struct relative_chunk chunk, float multiplier, float max_level, uint8_t *levels) {
+    for (int64_t i = 0; i < CHUNK; i++)
+        levels[i] = (uint8_t)nearest(clamp(chunk.x[i] / chunk.divisor * multiplier, max_level));
 }
 
-/* In parts of a level, 2^23 of them: with a random number of 23 bits added, as many round up as are over. */
+/* Computes the level in units of 2^-23, adds a random number of 23 bits and rounds down: rounding is then unbiased. */
 static inline void round_at_random(
-    struct stretch of, float multiplier, float most, const uint32_t *numbers, uint8_t *levels) {
-    for (int64_t i = 0; i < STRETCH; i++) {
-        int32_t parts = nearest(within(of.x[i] / of.divisor * (multiplier * 0x1p23f), most * 0x1p23f));
+    struct relative_chunk chunk, float multiplier, float max_level, const uint32_t *numbers, uint8_t *levels) {
+    for (int64_t i = 0; i < CHUNK; i++) {
+        int32_t parts = nearest(clamp(chunk.x[i] / chunk.divisor * (multiplier * 0x1p23f), max_level * 0x1p23f));
         levels[i] = (uint8_t)((parts + (int32_t)(numbers[i] >> 9)) >> 23);
     }
 }
 
-/* level = round(x / divisor * multiplier), within +-most; at random by the numbers of `key`. */
+/* Writes x / divisor * multiplier, rounded to the nearest or, if at_random, by the random numbers of `key`, and clamped
+   to +-max_level, in two's complement: uint8 [ceil(numel * bits / 8)]; bits: 2, 4 or 8. starts, borders: x, see `struct
+   parts`. divisors: fp32 [ceil(numel / block_numel)]. */
 void pack_levels(
-    const float *const *starts, const int64_t *borders, int64_t numel, const float *divisors, int64_t block_numel, float multiplier, float most,
-    int64_t at_random, uint64_t key, int64_t bits, uint8_t *packed) {
+    const float *const *starts, const int64_t *borders, int64_t numel, const float *divisors, int64_t block_numel,
+    float multiplier, float max_level, int64_t at_random, uint64_t key, int64_t bits, uint8_t *packed) {
     struct parts x = {starts, borders, 0};
-    for (int64_t start = 0; start < numel; start += STRETCH) {
-        int64_t width = numel - start < STRETCH ? numel - start : STRETCH;
-        float gathered[STRETCH], room[STRETCH];
-        uint8_t levels[STRETCH], bytes[STRETCH];
+    for (int64_t start = 0; start < numel; start += CHUNK) {
+        int64_t width = numel - start < CHUNK ? numel - start : CHUNK;
+        float gathered[CHUNK], divided[CHUNK];
+        uint8_t levels[CHUNK], bytes[CHUNK];
         const float *here = elements_at(&x, start, width, gathered);
-        struct stretch of = stretch_of(here, divisors, block_numel, start, width, room);
+        struct relative_chunk chunk = relative_to_blocks(here, divisors, block_numel, start, width, divided);
         if (at_random) {
-            uint32_t numbers[SHARED];
-            shared_stretch(key, start / STRETCH, numbers);
-            round_at_random(of, multiplier, most, numbers, levels);
+            uint32_t numbers[SHARED_STRETCH];
+            shared_stretch(key, start / CHUNK, numbers);
+            round_at_random(chunk, multiplier, max_level, numbers, levels);
         } else
-            round_to_nearest(of, multiplier, most, levels);
+            round_to_nearest(chunk, multiplier, max_level, levels);
         pack_low(levels, bits, bytes);
         write_bytes(bytes, width, bits, packed + start * bits / 8);
     }

@@ -1,18 +1,18 @@
-/* One bit per element, set where it is not negative, and the sums that say what a bit stands for. */
+/* Sign bits, set where an element is >= 0, and the sums from which the values of the bits are computed. */
 #include "masks.h"
 #include "sum_by_blocks.h"
 #include "sums.h"
 
-static inline int64_t smaller(int64_t a, int64_t b) {
+static inline int64_t min_int64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Bits of `count` elements; NaN's is not set. Returns how many are. */
+/* Packs the sign bits of `count` elements, 0 for NaN. Returns the number of set bits. */
 static inline int64_t pack_signs(const float *x, int64_t count, uint8_t *packed) {
     int64_t num_set = 0;
     for (int64_t i = 0; i < count; i += 64) {
-        uint64_t bits = at_least_of_64(x + i, count - i, 0);
-        if (count - i >= 64) /* without a call */
+        uint64_t bits = at_least_mask_64(x + i, count - i, 0);
+        if (count - i >= 64) /* constant length: no call of memcpy */
             __builtin_memcpy(packed + i / 8, &bits, sizeof bits);
         else
             __builtin_memcpy(packed + i / 8, &bits, (uint64_t)(count - i + 7) / 8);
@@ -21,77 +21,78 @@ static inline int64_t pack_signs(const float *x, int64_t count, uint8_t *packed)
     return num_set;
 }
 
-struct signing {
+struct sign_context {
     uint8_t *packed;
-    struct folding magnitudes;
+    struct folded_sum magnitudes;
 };
 
 static inline void sign_block(float *x, int64_t start, int64_t width, void *context) {
-    struct signing *signs = context;
-    add_sum(&signs->magnitudes, stretch_sum(x, width, limited_term, __builtin_inff()));
+    struct sign_context *signs = context;
+    push_sum(&signs->magnitudes, stretch_sum(x, width, limited_term, __builtin_inff()));
     pack_signs(x, width, signs->packed + start / 8);
 }
 
-/* Returns the sum of magnitudes. */
+/* Writes sign bits of x, fp32 [numel], to packed, uint8 [ceil(numel / 8)]. Returns the sum of |x|, in fp64. */
 double signs_and_magnitude(float *x, int64_t numel, uint8_t *packed) {
-    struct signing signs = {packed, {.counts = {0}}};
+    struct sign_context signs = {packed, {.counts = {0}}};
     for (int64_t start = 0; start < numel; start += SUM_STRETCH)
-        sign_block(x + start, start, smaller(SUM_STRETCH, numel - start), &signs);
-    return finished(&signs.magnitudes);
+        sign_block(x + start, start, min_int64(SUM_STRETCH, numel - start), &signs);
+    return finish_sum(&signs.magnitudes);
 }
 
-/* The same of sum = gradient + residual. */
+/* Computes sum = gradient + residual, fp32 [numel], and runs `signs_and_magnitude` on it. */
 double add_signs_and_magnitude(
     const float *gradient, const float *residual, int64_t numel, uint8_t *packed, float *sum) {
-    struct signing signs = {packed, {.counts = {0}}};
+    struct sign_context signs = {packed, {.counts = {0}}};
     sum_by_blocks(gradient, residual, numel, SUM_STRETCH, sign_block, &signs, sum);
-    return finished(&signs.magnitudes);
+    return finish_sum(&signs.magnitudes);
 }
 
-struct splitting {
+struct split_context {
     uint8_t *packed;
     int64_t num_set;
-    struct folding positive, negative;
+    struct folded_sum positive, negative;
 };
 
 static inline void split_block(float *x, int64_t start, int64_t width, void *context) {
-    struct splitting *split = context;
-    add_sum(&split->positive, stretch_sum(x, width, positive_term, 0));
-    add_sum(&split->negative, stretch_sum(x, width, negative_term, 0));
+    struct split_context *split = context;
+    push_sum(&split->positive, stretch_sum(x, width, positive_term, 0));
+    push_sum(&split->negative, stretch_sum(x, width, negative_term, 0));
     split->num_set += pack_signs(x, width, split->packed + start / 8);
 }
 
-static int64_t sums_of(struct splitting *split, double *sums) {
-    sums[0] = finished(&split->positive);
-    sums[1] = finished(&split->negative);
+static int64_t sums_of(struct split_context *split, double *sums) {
+    sums[0] = finish_sum(&split->positive);
+    sums[1] = finish_sum(&split->negative);
     return split->num_set;
 }
 
-/* Returns how many bits are set; `sums`: of the elements whose bits are, and of the others. NaN's is not. */
+/* Writes the bits of `signs_and_magnitude`; sums: fp64 [2], of the elements with a set bit, and of the others. Returns
+   the number of set bits. */
 int64_t signs_and_sums(float *x, int64_t numel, uint8_t *packed, double *sums) {
-    struct splitting split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
+    struct split_context split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
     for (int64_t start = 0; start < numel; start += SUM_STRETCH)
-        split_block(x + start, start, smaller(SUM_STRETCH, numel - start), &split);
+        split_block(x + start, start, min_int64(SUM_STRETCH, numel - start), &split);
     return sums_of(&split, sums);
 }
 
-/* The same of sum = gradient + residual. */
+/* Computes sum = gradient + residual, fp32 [numel], and runs `signs_and_sums` on it. */
 int64_t add_signs_and_sums(
     const float *gradient, const float *residual, int64_t numel, uint8_t *packed, double *sums, float *sum) {
-    struct splitting split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
+    struct split_context split = {packed, 0, {.counts = {0}}, {.counts = {0}}};
     sum_by_blocks(gradient, residual, numel, SUM_STRETCH, split_block, &split, sum);
     return sums_of(&split, sums);
 }
 
-/* x less `high` where its bit is set, else less `low`. */
-static inline void take_away(float *x, int64_t numel, float low, float high) {
+/* Subtracts the decoded values: `high` where the bit is set, else `low`. */
+static inline void subtract_decoded(float *x, int64_t numel, float low, float high) {
     for (int64_t i = 0; i < numel; i++)
         x[i] -= x[i] >= 0 ? high : low;
 }
 
-/* Of each of some layers, whose elements lie end to end in `left`: bits, which begin with a byte, and the magnitude that
-   they stand for, the mean or 1. Before that, unless `gradients` is null, left = gradients + residual; at the end, what
-   bits and magnitude stand for is taken away. */
+/* Encodes layers: sign bits, each layer beginning at a byte, and scales, fp32 [num_layers], the mean magnitudes if
+   by_mean, else 1. Layer i is elements borders[i]..borders[i+1]-1 of `left`, from which the decoded values are
+   subtracted. If `gradients` is not null, left = gradients + residual is computed first. */
 void sign_layers(
     const float *const *gradients, const float *residual, const int64_t *borders, int64_t num_layers, int64_t by_mean,
     uint8_t *packed, float *scales, float *left) {
@@ -101,12 +102,12 @@ void sign_layers(
         double sum = gradients ? add_signs_and_magnitude(gradients[layer], residual + start, numel, packed, x)
                                : signs_and_magnitude(x, numel, packed);
         scales[layer] = by_mean ? (float)(sum / (double)numel) : 1;
-        take_away(x, numel, -scales[layer], scales[layer]);
+        subtract_decoded(x, numel, -scales[layer], scales[layer]);
         packed += (numel + 7) / 8;
     }
 }
 
-/* The same with the two means, of the elements whose bits are not set and of the others. */
+/* Does the same with means, fp32 [num_layers, 2], of each layer's elements without and with a set bit. */
 void two_means_of_layers(
     const float *const *gradients, const float *residual, const int64_t *borders, int64_t num_layers, uint8_t *packed,
     float *means, float *left) {
@@ -116,10 +117,10 @@ void two_means_of_layers(
         double sums[2];
         int64_t num_set = gradients ? add_signs_and_sums(gradients[layer], residual + start, numel, packed, sums, x)
                                     : signs_and_sums(x, numel, packed, sums);
-        int64_t others = numel - num_set;
-        *low = (float)(sums[1] / (double)(others ? others : 1));
+        int64_t num_unset = numel - num_set;
+        *low = (float)(sums[1] / (double)(num_unset ? num_unset : 1));
         *high = (float)(sums[0] / (double)(num_set ? num_set : 1));
-        take_away(x, numel, *low, *high);
+        subtract_decoded(x, numel, *low, *high);
         packed += (numel + 7) / 8;
     }
 }

@@ -1,31 +1,31 @@
-/* Gradient and residual added a block at a time, and what is to be done with the sum done while a block is at hand. */
+/* Addition of gradient and residual by blocks, with a callback for each block while it is in the cache. */
 #ifndef SUM_BY_BLOCKS_H
 #define SUM_BY_BLOCKS_H
 
-#include "../../../collectives/payloads/codec/native/past_cache.h"
+#include "../../../collectives/payloads/codec/native/nontemporal.h"
 
-#define MOST 1024       /* elements of a block */
-#define SHORT_BLOCK 512 /* for work that needs no more at once: it is at hand sooner */
+#define MAX_BLOCK 1024  /* elements */
+#define SHORT_BLOCK 512 /* for callbacks that work as well on shorter blocks, which are ready sooner */
 
-/* What is done with elements start..start+width-1; it may change them. */
-typedef void (*block_work)(float *x, int64_t start, int64_t width, void *context);
+/* Processes elements start..start+width-1, which are in x; may change them. */
+typedef void (*block_callback)(float *x, int64_t start, int64_t width, void *context);
 
-/* Blocks of `block` elements, at most MOST. One leaves in the loop in which the next one comes. */
+/* Adds by blocks of `block` <= MAX_BLOCK elements. A block is written to `sum` in the loop that loads the next one. */
 static inline __attribute__((always_inline)) void sum_by_blocks(
-    const float *gradient, const float *residual, int64_t numel, int64_t block, block_work work, void *context,
+    const float *gradient, const float *residual, int64_t numel, int64_t block, block_callback callback, void *context,
     float *sum) {
-    _Alignas(64) float x[MOST] = {0};
+    _Alignas(64) float x[MAX_BLOCK] = {0};
     int64_t width = numel < block ? numel : block;
-    int past_cache = numel >= LONG;
-    replace_by_sum(gradient, residual, width, x, past_cache, sum); /* zeros leave, whose place the first block takes */
-    for (int64_t start = 0, following; start < numel; start += width, width = following) {
-        int64_t next = start + width, rest = numel - next;
-        work(x, start, width, context);
-        following = rest < width ? rest : width;
-        replace_by_sum(gradient + next, residual + next, following, x, past_cache, sum + start);
-        copy_part(x + following, width - following, numel, sum + start + following);
+    int nontemporal = numel >= NONTEMPORAL_MIN_NUMEL;
+    flush_and_add(gradient, residual, width, x, nontemporal, sum); /* writes zeros, overwritten by the first block */
+    for (int64_t start = 0, next_width; start < numel; start += width, width = next_width) {
+        int64_t next = start + width, remaining = numel - next;
+        callback(x, start, width, context);
+        next_width = remaining < width ? remaining : width;
+        flush_and_add(gradient + next, residual + next, next_width, x, nontemporal, sum + start);
+        copy_chunk(x + next_width, width - next_width, numel, sum + start + next_width);
     }
-    finish_past_cache();
+    fence_nontemporal_stores();
 }
 
 #endif

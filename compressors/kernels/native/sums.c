@@ -1,27 +1,27 @@
-/* Sums over all elements, and the largest of them. */
+/* Sums, in fp64, and extremes of the magnitudes of x, fp32 [numel]. */
 #include "sums.h"
 
-/* Of min(|x|, limit)^2. */
+/* Returns the sum of min(|x|, limit)^2. */
 double sum_of_squares(const float *x, int64_t numel, float limit) {
     return sum_of(x, numel, square_term, limit);
 }
 
-/* Of min(|x|, limit). */
+/* Returns the sum of min(|x|, limit). */
 double sum_of_limited(const float *x, int64_t numel, float limit) {
     return sum_of(x, numel, limited_term, limit);
 }
 
-/* As magnitudes are: NaN counts as infinite; 0 of nothing. */
+/* Returns the largest |x|, 0 if numel is 0; NaN counts as infinite. */
 float largest_magnitude(const float *x, int64_t numel) {
-    int32_t largest = magnitude(larger(x, numel, 0));
+    int32_t largest = magnitude(largest_bits(x, numel, 0));
     float value;
     __builtin_memcpy(&value, &largest, sizeof value);
     return value;
 }
 
-/* The smallest and the largest likewise, of one element or more. */
+/* Writes the smallest and the largest |x| to range, fp32 [2]; numel must be at least 1. */
 void magnitude_range(const float *x, int64_t numel, float *range) {
-    int32_t smallest = INFINITE, largest = magnitude(larger(x, numel, 0));
+    int32_t smallest = INFINITE, largest = magnitude(largest_bits(x, numel, 0));
     for (int64_t i = 0; i < numel; i++) {
         int32_t other = magnitude_bits(x[i]);
         smallest = other < smallest ? other : smallest;
@@ -32,18 +32,19 @@ void magnitude_range(const float *x, int64_t numel, float *range) {
 
 static inline __attribute__((always_inline)) double sum_and_largest(
     const float *x, int64_t numel, sum_term term, float *out) {
-    struct folding waiting = {.counts = {0}};
+    struct folded_sum pending = {.counts = {0}};
     int32_t largest = 0;
     for (int64_t start = 0; start < numel; start += SUM_STRETCH) {
         int64_t width = numel - start < SUM_STRETCH ? numel - start : SUM_STRETCH;
-        largest = larger(x + start, width, largest);
-        add_sum(&waiting, stretch_sum(x + start, width, term, __builtin_inff()));
+        largest = largest_bits(x + start, width, largest);
+        push_sum(&pending, stretch_sum(x + start, width, term, __builtin_inff()));
     }
     largest = magnitude(largest);
     __builtin_memcpy(out, &largest, sizeof *out);
-    return finished(&waiting);
+    return finish_sum(&pending);
 }
 
+/* These two return the sum of |x|, or of x^2, and set `largest` to the largest |x|, in one pass. */
 double magnitudes_and_largest(const float *x, int64_t numel, float *largest) {
     return sum_and_largest(x, numel, limited_term, largest);
 }

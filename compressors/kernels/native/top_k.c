@@ -1,18 +1,19 @@
-/* The k largest magnitudes of all; of equal ones the first.
+/* Selection of the k largest magnitudes of all elements; of equal ones the first.
 
-   A sample gives a bound that a few more than k are expected to reach; those are found in one pass, and the exact
-   choice is made among them. Where fewer than k reach it, or too many, the exact choice is made among all. */
+   A sample gives a bound that a few more than k elements are expected to reach. These candidates are found in one pass,
+   and the exact choice is made among them; or among all, if fewer than k reach the bound, or too many. */
 #include "../../../collectives/payloads/codec/native/set_bits.h"
+#include "encode_value.h"
 #include "magnitude.h"
-#include "put_value.h"
 #include "sum_by_blocks.h"
 
-#define SAMPLED_RUN 16 /* elements, one line of the cache, of every SAMPLED_OF */
-#define SAMPLED_OF 1024
-#define FEW 16384 /* elements, which the first cache holds at least in part */
-#define SOON 32 /* entries: so long does memory take to answer */
+#define SAMPLE_RUN 16 /* elements sampled of every SAMPLE_PERIOD: one cache line */
+#define SAMPLE_PERIOD 1024
+#define BISECTION_MAX_NUMEL 16384 /* elements: so many mostly fit into the L1 cache */
+#define SCATTER_PREFETCH 32 /* entries; this far ahead, a prefetch hides the latency of memory */
 
-/* Counting with four histograms in turn: equal neighbours, as zeros are, do not wait for each other. */
+/* Histogram of a digit of magnitudes with a given prefix. Four histograms take turns, because increments of one counter
+   by equal neighbours, such as zeros, would wait for each other. */
 static void count_digits(const int32_t *x, int64_t n, int shift, int32_t prefix, int32_t prefix_mask, int64_t *counts) {
     enum { DIGITS = 2048, WAYS = 4 };
     uint32_t ways[WAYS][DIGITS] = {{0}};
@@ -24,24 +25,23 @@ static void count_digits(const int32_t *x, int64_t n, int shift, int32_t prefix,
         counts[digit] = (int64_t)ways[0][digit] + ways[1][digit] + ways[2][digit] + ways[3][digit];
 }
 
-/* The same of a few, by bisection, which needs no histogram: a magnitude that is the k-th largest, or lies between it
-   and the next smaller one. */
+/* Does the work of `kth_largest` by bisection, which ends as soon as a bound separates k magnitudes from the others. */
 static int32_t kth_largest_of_few(const int32_t *x, int64_t n, int64_t k) {
-    int32_t reached = 0, missed = INFINITE + 1, count = 0;
-    while (missed - reached > 1 && count != k) {
-        int32_t middle = reached + (missed - reached) / 2;
+    int32_t lower = 0, upper = INFINITE + 1, count = 0;
+    while (upper - lower > 1 && count != k) {
+        int32_t middle = lower + (upper - lower) / 2;
         count = 0;
         for (int64_t i = 0; i < n; i++)
             count += magnitude(x[i]) >= middle;
-        reached = count >= k ? middle : reached;
-        missed = count >= k ? missed : middle;
+        lower = count >= k ? middle : lower;
+        upper = count >= k ? upper : middle;
     }
-    return reached;
+    return lower;
 }
 
-/* A magnitude that k of n reach, 1 <= k <= n, or more only where they tie: its bits from the top, some at a time. */
+/* Returns a bound that k of n magnitudes reach, 1 <= k <= n, or more only if they equal it, by radix select. */
 static int32_t kth_largest(const int32_t *x, int64_t n, int64_t k) {
-    if (n <= FEW)
+    if (n <= BISECTION_MAX_NUMEL)
         return kth_largest_of_few(x, n, k);
     static const int shifts[] = {20, 9, 0};
     int32_t prefix = 0, prefix_mask = 0;
@@ -57,40 +57,40 @@ static int32_t kth_largest(const int32_t *x, int64_t n, int64_t k) {
     return prefix;
 }
 
-/* A bound that somewhat more than k of all are expected to reach, by a sample; 0 where it cannot tell. */
-static int32_t bound_by_sample(const int32_t *sample, int64_t sampled, int64_t k) {
-    int64_t expected = k * SAMPLED_RUN / SAMPLED_OF;
+/* Returns a bound that somewhat more than k of all elements are expected to reach; 0 if the sample is too small. */
+static int32_t bound_by_sample(const int32_t *sample, int64_t sample_numel, int64_t k) {
+    int64_t expected = k * SAMPLE_RUN / SAMPLE_PERIOD;
     int64_t wanted = expected + expected / 8 + 32;
-    return wanted < sampled ? kth_largest(sample, sampled, wanted) : 0;
+    return wanted < sample_numel ? kth_largest(sample, sample_numel, wanted) : 0;
 }
 
 static int64_t sample_of(const int32_t *x, int64_t n, int32_t *sample) {
-    int64_t sampled = 0;
-    for (int64_t start = 0; start + SAMPLED_OF <= n; start += SAMPLED_OF)
-        for (int64_t i = 0; i < SAMPLED_RUN; i++)
-            sample[sampled++] = x[start + i];
-    return sampled;
+    int64_t sample_numel = 0;
+    for (int64_t start = 0; start + SAMPLE_PERIOD <= n; start += SAMPLE_PERIOD)
+        for (int64_t i = 0; i < SAMPLE_RUN; i++)
+            sample[sample_numel++] = x[start + i];
+    return sample_numel;
 }
 
 static int64_t sample_of_sum(const float *gradient, const float *residual, int64_t n, int32_t *sample) {
-    int64_t sampled = 0;
-    for (int64_t start = 0; start + SAMPLED_OF <= n; start += SAMPLED_OF, sampled += SAMPLED_RUN) {
-        float sum[SAMPLED_RUN];
-        for (int64_t i = 0; i < SAMPLED_RUN; i++)
+    int64_t sample_numel = 0;
+    for (int64_t start = 0; start + SAMPLE_PERIOD <= n; start += SAMPLE_PERIOD, sample_numel += SAMPLE_RUN) {
+        float sum[SAMPLE_RUN];
+        for (int64_t i = 0; i < SAMPLE_RUN; i++)
             sum[i] = gradient[start + i] + residual[start + i];
-        __builtin_memcpy(sample + sampled, sum, sizeof sum);
+        __builtin_memcpy(sample + sample_numel, sum, sizeof sum);
     }
-    return sampled;
+    return sample_numel;
 }
 
-/* Where the bound is reached, and by what; returns how many, or -1 where they are more than `most`. */
-static int64_t find_candidates(const int32_t *x, int64_t n, int32_t bound, int64_t most, int64_t *positions,
+/* Finds the elements that reach the bound. Returns their number, or -1 if it is more than `capacity`. */
+static int64_t find_candidates(const int32_t *x, int64_t n, int32_t bound, int64_t capacity, int64_t *positions,
                                int32_t *values) {
     int64_t count = 0;
     for (int64_t start = 0; start < n; start += 64) {
-        fetch_ahead(x + start);
-        uint64_t mask = reaching_of_64(x + start, n - start, bound);
-        if (count + __builtin_popcountll(mask) > most)
+        prefetch_ahead(x + start);
+        uint64_t mask = reaching_mask_64(x + start, n - start, bound);
+        if (count + __builtin_popcountll(mask) > capacity)
             return -1;
         for (; mask; mask &= mask - 1) {
             positions[count] = start + __builtin_ctzll(mask);
@@ -101,17 +101,16 @@ static int64_t find_candidates(const int32_t *x, int64_t n, int32_t bound, int64
     return count;
 }
 
-/* The first k of those that reach the bound; entries above it go before those that equal it. `values`, if any, gets
-   what they are. */
-static void keep_first(const int32_t *x, int64_t n, int64_t k, int32_t smallest, const int64_t *positions,
-                       int64_t *selected, int32_t *values) {
-    int64_t room = k;
+/* Selects the first k elements that reach `smallest`, those above it before those equal to it; values may be null. */
+static void select_first(const int32_t *x, int64_t n, int64_t k, int32_t smallest, const int64_t *positions,
+                         int64_t *selected, int32_t *values) {
+    int64_t ties_left = k;
     for (int64_t i = 0; i < n; i++)
-        room -= magnitude(x[i]) > smallest;
+        ties_left -= magnitude(x[i]) > smallest;
     for (int64_t start = 0; start < n; start += 64)
-        for (uint64_t mask = reaching_of_64(x + start, n - start, smallest); mask; mask &= mask - 1) {
+        for (uint64_t mask = reaching_mask_64(x + start, n - start, smallest); mask; mask &= mask - 1) {
             int64_t i = start + __builtin_ctzll(mask);
-            if (magnitude(x[i]) > smallest || room-- > 0) {
+            if (magnitude(x[i]) > smallest || ties_left-- > 0) {
                 *selected++ = positions ? positions[i] : i;
                 if (values)
                     *values++ = x[i];
@@ -119,21 +118,21 @@ static void keep_first(const int32_t *x, int64_t n, int64_t k, int32_t smallest,
         }
 }
 
-/* x: fp32 [numel]; selected: int64 [k], ascending, 1 <= k <= numel; candidates: int64 [most] and scratch: int32
-   [max(most, numel / 64)] are scratch memory. */
-void top_k(const int32_t *x, int64_t numel, int64_t k, int64_t *selected, int64_t most, int64_t *candidates,
+/* Writes the positions of the k largest magnitudes of x, fp32 [numel], ascending, to selected, int64 [k], k >= 1.
+   Scratch memory: candidates, int64 [capacity], and scratch, int32 [max(capacity, numel / 64)]. */
+void top_k(const int32_t *x, int64_t numel, int64_t k, int64_t *selected, int64_t capacity, int64_t *candidates,
            int32_t *scratch) {
     int32_t bound = bound_by_sample(scratch, sample_of(x, numel, scratch), k);
-    int64_t count = bound ? find_candidates(x, numel, bound, most, candidates, scratch) : -1;
+    int64_t count = bound ? find_candidates(x, numel, bound, capacity, candidates, scratch) : -1;
     if (count >= k)
-        keep_first(scratch, count, k, kth_largest(scratch, count, k), candidates, selected, 0);
+        select_first(scratch, count, k, kth_largest(scratch, count, k), candidates, selected, 0);
     else
-        keep_first(x, numel, k, kth_largest(x, numel, k), 0, selected, 0);
+        select_first(x, numel, k, kth_largest(x, numel, k), 0, selected, 0);
 }
 
 struct candidates {
     int32_t bound;
-    int64_t most, count; /* more than `most` where there is no room for them, and from then on */
+    int64_t capacity, count; /* capacity + 1 once there are too many */
     int64_t *positions;
     float *values;
 };
@@ -141,88 +140,90 @@ struct candidates {
 static inline void find_in_block(float *x, int64_t start, int64_t width, void *context) {
     struct candidates *found = context;
     int64_t before = found->count;
-    for (int64_t i = 0; i < width && found->count <= found->most; i += 64) {
-        uint64_t mask = reaching_of_64((const int32_t *)x + i, width - i, found->bound);
-        if (found->count + __builtin_popcountll(mask) > found->most)
-            found->count = found->most + 1;
+    for (int64_t i = 0; i < width && found->count <= found->capacity; i += 64) {
+        uint64_t mask = reaching_mask_64((const int32_t *)x + i, width - i, found->bound);
+        if (found->count + __builtin_popcountll(mask) > found->capacity)
+            found->count = found->capacity + 1;
         else
-            found->count = write_set_bits(mask, start + i, found->most, found->count, found->positions);
+            found->count = write_set_bits(mask, start + i, found->capacity, found->count, found->positions);
     }
-    for (int64_t i = before; i < found->count && found->count <= found->most; i++)
+    for (int64_t i = before; i < found->count && found->count <= found->capacity; i++)
         found->values[i] = x[found->positions[i] - start];
 }
 
-/* sum = gradient + residual, and `top_k` of it, whose candidates are found while a block of it is at hand. values: fp32
-   [k], what is there. */
+/* Computes sum = gradient + residual, fp32 [numel], and `top_k` of it; finds the candidates of a block while it is in
+   the cache. values: fp32 [k], the selected entries. */
 void add_and_top_k(const float *gradient, const float *residual, int64_t numel, int64_t k, int64_t *selected,
-                   int32_t *values, int64_t most, int64_t *candidates, int32_t *scratch, float *sum) {
+                   int32_t *values, int64_t capacity, int64_t *candidates, int32_t *scratch, float *sum) {
     int32_t bound = bound_by_sample(scratch, sample_of_sum(gradient, residual, numel, scratch), k);
-    struct candidates found = {bound, most, bound ? 0 : most + 1, candidates, (float *)scratch};
+    struct candidates found = {bound, capacity, bound ? 0 : capacity + 1, candidates, (float *)scratch};
     sum_by_blocks(gradient, residual, numel, SHORT_BLOCK, find_in_block, &found, sum);
     const int32_t *all = (const int32_t *)sum;
-    if (k <= found.count && found.count <= most)
-        keep_first(scratch, found.count, k, kth_largest(scratch, found.count, k), candidates, selected, values);
+    if (k <= found.count && found.count <= capacity)
+        select_first(scratch, found.count, k, kth_largest(scratch, found.count, k), candidates, selected, values);
     else
-        keep_first(all, numel, k, kth_largest(all, numel, k), 0, selected, values);
+        select_first(all, numel, k, kth_largest(all, numel, k), 0, selected, values);
 }
 
-/* `add_and_top_k` with the values as they travel, in `sent`, and what does not arrive in `left`. What rounds to zero is
-   not sent. Returns how many are; -1, and what was written does not count, where one is not finite. */
-int64_t send_top_k(const float *gradient, const float *residual, int64_t numel, int64_t k, int64_t type, float limit,
-                   int64_t *selected, float *values, void *sent, int64_t most, int64_t *candidates, int32_t *scratch,
-                   float *left) {
+/* Runs `add_and_top_k` with sums, fp32 [k], as scratch memory. Writes the entries to `values`, in `dtype`, clamped to
+   +-limit, and subtracts them from `left`; drops those that round to zero. Returns the number of values; or -1, with
+   invalid results, if an entry is not finite. */
+int64_t send_top_k(const float *gradient, const float *residual, int64_t numel, int64_t k, int64_t dtype, float limit,
+                   int64_t *selected, float *sums, void *values, int64_t capacity, int64_t *candidates,
+                   int32_t *scratch, float *left) {
     int64_t count = 0;
-    add_and_top_k(gradient, residual, numel, k, selected, (int32_t *)values, most, candidates, scratch, left);
+    add_and_top_k(gradient, residual, numel, k, selected, (int32_t *)sums, capacity, candidates, scratch, left);
     for (int64_t i = 0; i < k; i++) {
-        if (magnitude((int32_t)bits_of(values[i])) == INFINITE)
+        if (magnitude((int32_t)bits_of(sums[i])) == INFINITE)
             return -1;
-        if (i + SOON < k)
-            __builtin_prefetch(left + selected[i + SOON], 1);
-        float arrives = put_value(values[i], type, limit, sent, count);
-        left[selected[i]] = values[i] - arrives;
+        if (i + SCATTER_PREFETCH < k)
+            __builtin_prefetch(left + selected[i + SCATTER_PREFETCH], 1);
+        float decoded = encode_value(sums[i], dtype, limit, values, count);
+        left[selected[i]] = sums[i] - decoded;
         selected[count] = selected[i];
-        count += arrives != 0;
+        count += decoded != 0;
     }
     return count;
 }
 
-/* `top_k` of each of some layers, whose elements lie end to end in `sums`; before that, unless `gradients` is null, sums
-   = gradients + residual. ks: how many of each layer; selected: int64 [sum of ks], counted from the layer's start;
-   values: int32 [largest of ks] is scratch memory, as are candidates and scratch. */
+/* Runs `top_k` on each layer, elements borders[i]..borders[i+1]-1 of `sums`; if `gradients` is not null, sums =
+   gradients + residual is computed first. selected: int64 [sum of ks], ks[i] positions counted from the start of layer
+   i. values, int32 [largest of ks], candidates and scratch are scratch memory. */
 void top_k_of_layers(const float *const *gradients, const float *residual, const int64_t *borders, const int64_t *ks,
-                     int64_t num_layers, int64_t *selected, int32_t *values, int64_t most, int64_t *candidates,
+                     int64_t num_layers, int64_t *selected, int32_t *values, int64_t capacity, int64_t *candidates,
                      int32_t *scratch, float *sums) {
     for (int64_t layer = 0; layer < num_layers; selected += ks[layer++]) {
         int64_t start = borders[layer], numel = borders[layer + 1] - start;
         if (gradients)
-            add_and_top_k(gradients[layer], residual + start, numel, ks[layer], selected, values, most, candidates,
+            add_and_top_k(gradients[layer], residual + start, numel, ks[layer], selected, values, capacity, candidates,
                           scratch, sums + start);
         else
-            top_k((const int32_t *)sums + start, numel, ks[layer], selected, most, candidates, scratch);
+            top_k((const int32_t *)sums + start, numel, ks[layer], selected, capacity, candidates, scratch);
     }
 }
 
-/* Of layers that lie end to end in `left`, values at `positions`, ks of each layer: as they travel, in `sent`, and what
-   does not arrive in `left`. What rounds to zero is not sent. counts: how many are, of each layer, whose positions move
-   together. Returns how many in all; -1, and what was written does not count, where one has to be finite and is not. */
-int64_t send_from_layers(const int64_t *borders, const int64_t *ks, int64_t num_layers, int64_t type, float limit,
-                         int64_t finite, int64_t *positions, void *sent, int64_t *counts, float *left) {
+/* Writes entries of layers to `values`, in `dtype`, clamped to +-limit, and subtracts them from `left`; layer i is
+   elements borders[i]..borders[i+1]-1 of `left` and has ks[i] positions. Drops entries that round to zero, also from
+   positions; counts[i]: number of values of layer i. Returns that of all; or -1, with invalid results, if `finite` is
+   set and an entry is not finite. */
+int64_t send_from_layers(const int64_t *borders, const int64_t *ks, int64_t num_layers, int64_t dtype, float limit,
+                         int64_t finite, int64_t *positions, void *values, int64_t *counts, float *left) {
     int64_t total = 0;
     const int64_t *next = positions;
     for (int64_t layer = 0; layer < num_layers; layer++) {
         float *x = left + borders[layer];
         int64_t before = total;
         for (const int64_t *stop = next + ks[layer]; next < stop; next++) {
-            if (stop - next > SOON)
-                __builtin_prefetch(x + next[SOON], 1);
+            if (stop - next > SCATTER_PREFETCH)
+                __builtin_prefetch(x + next[SCATTER_PREFETCH], 1);
             int64_t position = *next;
             float value = x[position];
             if (finite && magnitude((int32_t)bits_of(value)) == INFINITE)
                 return -1;
-            float arrives = put_value(value, type, limit, sent, total);
-            x[position] = value - arrives;
+            float decoded = encode_value(value, dtype, limit, values, total);
+            x[position] = value - decoded;
             positions[total] = position;
-            total += arrives != 0;
+            total += decoded != 0;
         }
         counts[layer] = total - before;
     }

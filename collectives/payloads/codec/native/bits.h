@@ -1,10 +1,10 @@
-/* Unsigned integers of any width up to 32 bits, laid end to end, low bits first. */
+/* Reading of packed codes: unsigned integers of 0..32 bits each, stored without gaps, low bits first. */
 #ifndef BITS_H
 #define BITS_H
 
 #include <stdint.h>
 
-/* The i-th of them; nothing is read beyond `nbytes`. */
+/* Returns code i. Reads no byte beyond `nbytes`. */
 static inline uint64_t code_at(const uint8_t *packed, int64_t nbytes, int64_t i, int64_t bits) {
     int64_t byte = i * bits >> 3;
     uint64_t word = 0;
@@ -18,7 +18,7 @@ static inline uint64_t code_at(const uint8_t *packed, int64_t nbytes, int64_t i,
 
 typedef int64_t codes_4 __attribute__((vector_size(32)));
 
-/* How many of `count` codes can be read four at a time: what lies within eight bytes that are all there. */
+/* Returns how many codes `four_codes_at` can read, a multiple of 4: each four must lie in 8 bytes that all exist. */
 static inline int64_t num_in_fours(int64_t count, int64_t nbytes, int64_t bits) {
     if (bits < 1 || 4 * bits + 7 > 64 || nbytes < 8)
         return 0;
@@ -26,7 +26,7 @@ static inline int64_t num_in_fours(int64_t count, int64_t nbytes, int64_t bits) 
     return (readable < count ? readable : count) & ~3ll;
 }
 
-/* Codes i..i+3. */
+/* Returns codes i..i+3. */
 static inline codes_4 four_codes_at(const uint8_t *packed, int64_t i, int64_t bits) {
     typedef uint64_t words_4 __attribute__((vector_size(32)));
     uint64_t word;

@@ -1,27 +1,27 @@
-/* Packed codes into a sum: a table says what the codes of a byte stand for, in units of a scale. */
+/* Sums of packed codes. A table gives the values of the codes in each byte, in units of the scale of a block. */
 #include <stdint.h>
 
 #include "byte_values.h"
 #include "floats.h"
-#include "past_cache.h"
+#include "nontemporal.h"
 
-#define STRETCH 4096 /* elements whose sum stays in the first cache, a multiple of 8 */
+#define CHUNK 4096 /* elements per chunk, whose sums stay in the L1 cache; a multiple of 8 */
 
-static inline int64_t smaller(int64_t a, int64_t b) {
+static inline int64_t min_int64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Declares add_bytes_N: sum += the N values of each of `count` bytes, times a scale. */
+/* Defines add_bytes_N: adds scale * the N decoded values of each of `count` bytes to `sum`. */
 #define ADD_BYTES(N)                                                                                                   \
     static inline void add_bytes_##N(                                                                                  \
         const uint8_t *packed, int64_t count, const float *table, float scale, float *sum) {                           \
         typedef float row __attribute__((vector_size(4 * N)));                                                         \
         for (int64_t i = 0; i < count; i++) {                                                                          \
-            row values, before;                                                                                        \
+            row values, sums;                                                                                          \
             __builtin_memcpy(&values, table + N * packed[i], sizeof values);                                           \
-            __builtin_memcpy(&before, sum + N * i, sizeof before);                                                     \
-            before += values * scale;                                                                                  \
-            __builtin_memcpy(sum + N * i, &before, sizeof before);                                                     \
+            __builtin_memcpy(&sums, sum + N * i, sizeof sums);                                                         \
+            sums += values * scale;                                                                                    \
+            __builtin_memcpy(sum + N * i, &sums, sizeof sums);                                                         \
         }                                                                                                              \
     }
 
@@ -30,111 +30,113 @@ ADD_BYTES(2)
 ADD_BYTES(4)
 ADD_BYTES(8)
 
-/* What codes stand for; `per_byte` of them are in a byte. */
-struct book {
+/* How to decode a byte, which holds `per_byte` codes: by a table lookup, or by a formula that gives the same values. */
+struct codebook {
     const float *table; /* [256, per_byte] */
     int64_t per_byte;
-    enum { BY_TABLE, INTEGERS, POWERS } meaning;
+    enum { NONE, INTEGERS, POWERS } formula;
 };
 
-static struct book book_of(const float *table, int64_t per_byte) {
-    struct book book = {table, per_byte, BY_TABLE};
-    if (per_byte == 1 ? follows(table, integer_of) : per_byte == 2 && follows_halves(table))
-        book.meaning = INTEGERS;
-    else if (per_byte == 1 && follows(table, power_of))
-        book.meaning = POWERS;
-    return book;
+static struct codebook codebook_of(const float *table, int64_t per_byte) {
+    struct codebook codebook = {table, per_byte, NONE};
+    if (per_byte == 1 ? matches_table(table, decode_integer) : per_byte == 2 && halves_match_table(table))
+        codebook.formula = INTEGERS;
+    else if (per_byte == 1 && matches_table(table, decode_power))
+        codebook.formula = POWERS;
+    return codebook;
 }
 
-static inline void add_bytes(struct book book, const uint8_t *bytes, int64_t count, float scale, float *sum) {
-    switch (book.per_byte) {
+static inline void add_bytes(struct codebook codebook, const uint8_t *bytes, int64_t count, float scale, float *sum) {
+    switch (codebook.per_byte) {
     case 1:
-        switch (book.meaning) {
-        case INTEGERS: add_values_of(integer_of, bytes, count, scale, sum); break;
-        case POWERS: add_values_of(power_of, bytes, count, scale, sum); break;
-        default: add_bytes_1(bytes, count, book.table, scale, sum);
+        switch (codebook.formula) {
+        case INTEGERS: add_decoded(decode_integer, bytes, count, scale, sum); break;
+        case POWERS: add_decoded(decode_power, bytes, count, scale, sum); break;
+        default: add_bytes_1(bytes, count, codebook.table, scale, sum);
         }
         break;
     case 2:
-        if (book.meaning == INTEGERS)
+        if (codebook.formula == INTEGERS)
             add_halves(bytes, count, scale, sum);
         else
-            add_bytes_2(bytes, count, book.table, scale, sum);
+            add_bytes_2(bytes, count, codebook.table, scale, sum);
         break;
-    case 4: add_bytes_4(bytes, count, book.table, scale, sum); break;
-    default: add_bytes_8(bytes, count, book.table, scale, sum);
+    case 4: add_bytes_4(bytes, count, codebook.table, scale, sum); break;
+    default: add_bytes_8(bytes, count, codebook.table, scale, sum);
     }
 }
 
-/* sum[i - start] += value of code i * scale for start <= i < stop. */
+/* sum[i - start] += scale * the value of code i, for start <= i < stop. */
 static inline void add_block(
-    struct book book, const uint8_t *packed, float scale, int64_t start, int64_t stop, float *sum) {
-    const float *table = book.table;
-    int64_t per_byte = book.per_byte;
+    struct codebook codebook, const uint8_t *packed, float scale, int64_t start, int64_t stop, float *sum) {
+    const float *table = codebook.table;
+    int64_t per_byte = codebook.per_byte;
     int64_t i = start;
     for (; i < stop && i % per_byte; i++)
         sum[i - start] += table[packed[i / per_byte] * per_byte + i % per_byte] * scale;
     int64_t count = (stop - i) / per_byte;
-    add_bytes(book, packed + i / per_byte, count, scale, sum + i - start);
+    add_bytes(codebook, packed + i / per_byte, count, scale, sum + i - start);
     for (i += count * per_byte; i < stop; i++)
         sum[i - start] += table[packed[i / per_byte] * per_byte + i % per_byte] * scale;
 }
 
-static void add_stretch(
-    struct book book, const uint8_t *packed, const float *scales, int64_t block_numel, float sign, int64_t start,
-    int64_t stop, float *sum) {
+static void add_term(
+    struct codebook codebook, const uint8_t *packed, const float *scales, int64_t block_numel, float sign,
+    int64_t start, int64_t stop, float *sum) {
     for (int64_t i = start, end; i < stop; i = end) {
-        end = smaller(stop, (i / block_numel + 1) * block_numel);
+        end = min_int64(stop, (i / block_numel + 1) * block_numel);
         float scale = sign * scales[i / block_numel];
-        add_block(book, packed, scale, i, end, sum + i - start);
+        add_block(codebook, packed, scale, i, end, sum + i - start);
     }
 }
 
-/* The terms' elements start..stop-1 in their order, added to `sum`. */
+/* Adds elements start..stop-1 of all terms to `sum`, in order of the terms. */
 static void add_terms(
-    struct book book, const uint64_t *packed, const uint64_t *scales, int64_t num_terms, int64_t block_numel, float sign,
-    int64_t start, int64_t stop, float *sum) {
+    struct codebook codebook, const uint64_t *packed, const uint64_t *scales, int64_t num_terms, int64_t block_numel,
+    float sign, int64_t start, int64_t stop, float *sum) {
     for (int64_t term = 0; term < num_terms; term++)
-        add_stretch(
-            book, (const uint8_t *)packed[term], (const float *)scales[term], block_numel, sign, start, stop, sum);
+        add_term(
+            codebook, (const uint8_t *)packed[term], (const float *)scales[term], block_numel, sign, start, stop, sum);
 }
 
-/* dense += (term 0 + term 1 + ...) / divisor; one term is added, or with sign -1 subtracted, without a sum between. */
+/* dense += (term 0 + term 1 + ...) / divisor, fp32 [numel]; element i of a term is sign * its scale * the value of its
+   code. packed, scales: addresses of each term's codes, uint8 [ceil(numel / per_byte)], and scales, fp32 [ceil(numel /
+   block_numel)]; table: fp32 [256, per_byte]; sign: 1 or -1; divisor > 0. */
 void add_codes(
     const uint64_t *packed, const uint64_t *scales, int64_t num_terms, const float *table, int64_t per_byte,
     int64_t block_numel, float sign, float divisor, float *dense, int64_t numel) {
-    float sum[STRETCH];
-    struct book book = book_of(table, per_byte);
-    for (int64_t start = 0; start < numel; start += STRETCH) {
-        int64_t stop = smaller(numel, start + STRETCH);
+    float sum[CHUNK];
+    struct codebook codebook = codebook_of(table, per_byte);
+    for (int64_t start = 0; start < numel; start += CHUNK) {
+        int64_t stop = min_int64(numel, start + CHUNK);
         int direct = num_terms == 1 && divisor == 1;
         float *target = direct ? dense + start : sum;
         if (!direct)
-            for (int64_t i = 0; i < STRETCH; i++)
-                sum[i] = num_terms == 1 ? -0.0f : 0.0f; /* a zero keeps its sign where nothing is added to it */
-        add_terms(book, packed, scales, num_terms, block_numel, sign, start, stop, target);
+            for (int64_t i = 0; i < CHUNK; i++)
+                sum[i] = num_terms == 1 ? -0.0f : 0.0f; /* adding a single term to -0.0 keeps its zeros' signs */
+        add_terms(codebook, packed, scales, num_terms, block_numel, sign, start, stop, target);
         if (!direct)
             for (int64_t i = start; i < stop; i++)
                 dense[i] += sum[i - start] / divisor;
     }
 }
 
-/* out = elements first..first+numel-1 of (term 0 + term 1 + ...) / divisor: what `add_codes` leaves in zeros. */
+/* out = elements first..first+numel-1 of (term 0 + ...) / divisor, fp32 [numel], with the bits of 0 + `add_codes`. */
 void write_codes(
     const uint64_t *packed, const uint64_t *scales, int64_t num_terms, const float *table, int64_t per_byte,
     int64_t block_numel, float divisor, int64_t first, float *out, int64_t numel) {
-    _Alignas(64) float sum[STRETCH];
-    struct book book = book_of(table, per_byte);
-    int64_t width = before_aligned(out); /* all others start aligned */
-    for (int64_t start = 0; start < numel; start += width, width = STRETCH) {
-        width = smaller(numel - start, width);
-        for (int64_t i = 0; i < STRETCH; i++)
+    _Alignas(64) float sum[CHUNK];
+    struct codebook codebook = codebook_of(table, per_byte);
+    int64_t width = numel_before_aligned(out); /* aligns all later chunks */
+    for (int64_t start = 0; start < numel; start += width, width = CHUNK) {
+        width = min_int64(numel - start, width);
+        for (int64_t i = 0; i < CHUNK; i++)
             sum[i] = 0;
-        add_terms(book, packed, scales, num_terms, block_numel, 1, first + start, first + start + width, sum);
+        add_terms(codebook, packed, scales, num_terms, block_numel, 1, first + start, first + start + width, sum);
         divide(sum, width, divisor);
         for (int64_t i = 0; i < width; i++)
-            sum[i] += 0.0f; /* no zero stays negative */
-        copy_part(sum, width, numel, out + start);
+            sum[i] += 0.0f; /* -0.0 becomes +0.0 */
+        copy_chunk(sum, width, numel, out + start);
     }
-    finish_past_cache();
+    fence_nontemporal_stores();
 }

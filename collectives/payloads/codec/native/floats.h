@@ -1,12 +1,12 @@
-/* 16-bit floats and fp32: exact one way; the other way to nearest, ties to even, with a limit to what may come out. */
+/* Conversions between fp32 and 16-bit floats. Rounding is to nearest, ties to even, after clamping to +-limit. */
 #ifndef FLOATS_H
 #define FLOATS_H
 
 #include <stdint.h>
 
-enum { FP32, FP16, BF16 }; /* the types that values travel in */
+enum { FP32, FP16, BF16 }; /* dtypes of values on the wire */
 
-#define AT_ONCE 64 /* values made wide together; one by one each would wait for the one before */
+#define VALUE_CHUNK 64 /* values converted per loop: it is vectorised, unlike a loop that also scatters them */
 
 static inline uint32_t bits_of(float x) {
     uint32_t bits;
@@ -24,8 +24,8 @@ static inline float from_bf16(uint16_t half) {
     return float_of((uint32_t)half << 16);
 }
 
-/* Within +-limit; NaN stays NaN. */
-static inline float limited(float x, float limit) {
+/* Clamps to +-limit; NaN stays NaN. */
+static inline float clamped(float x, float limit) {
     x = x > limit ? limit : x;
     return x < -limit ? -limit : x;
 }
@@ -35,7 +35,7 @@ static inline uint16_t to_bf16(float x) {
     return (uint16_t)(x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0);
 }
 
-#if defined(__F16C__) || defined(__aarch64__) /* one instruction, which no setting of the process changes */
+#if defined(__F16C__) || defined(__aarch64__) /* one instruction, which flush-to-zero modes do not affect */
 static inline float from_fp16(uint16_t half) {
     _Float16 x;
     __builtin_memcpy(&x, &half, sizeof x);
@@ -49,8 +49,8 @@ static inline uint16_t rounded_to_fp16(float x) {
     return half;
 }
 #else
-/* The exponent is 112 too small. A subnormal half becomes the mantissa of a number that is 2^-14 too large: as a float
-   it would be subnormal too, and where a process flushes those to zero it would be lost. */
+/* The exponent bias of fp32 is larger by 112. A subnormal half becomes the mantissa of a number with exponent 2^-14,
+   from which 2^-14 is subtracted: shifted into a subnormal float, it would be lost in flush-to-zero mode. */
 static inline float from_fp16(uint16_t half) {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t subnormal = bits_of(float_of(magnitude + 0x38800000) - 0x1p-14f);
@@ -58,7 +58,7 @@ static inline float from_fp16(uint16_t half) {
     return float_of(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
 }
 
-/* Adding 0.5 pushes a subnormal half to the low end of the mantissa, rounded by the addition. */
+/* For a subnormal result, adding 0.5 rounds |x| to a multiple of 2^-24 and leaves it in the low mantissa bits. */
 static inline uint16_t rounded_to_fp16(float x) {
     uint32_t sign = bits_of(x) & 0x80000000, magnitude = bits_of(x) ^ sign;
     uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000;
@@ -68,12 +68,12 @@ static inline uint16_t rounded_to_fp16(float x) {
 }
 #endif
 
-/* All NaN become one, by its sign. */
+/* NaN becomes the quiet NaN of the same sign. */
 static inline uint16_t to_fp16(float x) {
     return (uint16_t)(x == x ? rounded_to_fp16(x) : 0x7e00 | (bits_of(x) >> 16 & 0x8000));
 }
 
-/* By a power of two, which has no mantissa, a product is the same and takes a fraction of the time. */
+/* x /= divisor; multiplies by the inverse, which is faster, if the divisor is a power of two (zero mantissa bits). */
 static inline __attribute__((always_inline)) void divide(float *x, int64_t count, float divisor) {
     if (bits_of(divisor) & 0x7fffff) {
         for (int64_t i = 0; i < count; i++)
@@ -85,13 +85,13 @@ static inline __attribute__((always_inline)) void divide(float *x, int64_t count
         x[i] *= factor;
 }
 
-/* Values first..first+count-1 in fp32; at most AT_ONCE. */
+/* Converts values first..first+count-1 to fp32; count is at most VALUE_CHUNK. */
 static inline __attribute__((always_inline)) void widen(
-    const void *values, int64_t kind, int64_t first, int64_t count, float *wide) {
-    if (kind == FP32)
+    const void *values, int64_t dtype, int64_t first, int64_t count, float *wide) {
+    if (dtype == FP32)
         for (int64_t i = 0; i < count; i++)
             wide[i] = ((const float *)values)[first + i];
-    else if (kind == FP16)
+    else if (dtype == FP16)
         for (int64_t i = 0; i < count; i++)
             wide[i] = from_fp16(((const uint16_t *)values)[first + i]);
     else

@@ -1,4 +1,4 @@
-/* Sparse payloads of several tensors, one after another in one message. */
+/* Packs a message with the sparse payloads of several tensors. */
 #include <stdint.h>
 
 #define HEADER 16
@@ -7,36 +7,36 @@ void pack_bits(const int64_t *codes, int64_t count, int64_t bits, uint8_t *packe
 int64_t mark_bits(
     const int64_t *positions, int64_t count, int64_t shift, int64_t per_index, int64_t num_bits, uint8_t *packed);
 
-/* A payload of `count` entries: its header, where in it the fields begin, and how positions are written: the low
-   `low_bits` of each, and marks in `num_marks` bits, with the `per_position` of `mark_bits`. `wide`: all elements are
-   sent instead. */
+/* Layout of one payload in the message. values, low, marks, end: offsets in bytes of the values, the low parts of
+   positions, the bitmap or unary code, and the end. low_bits: bits of a low part. num_marks, per_position: `num_bits`
+   and `per_index` of `mark_bits`. wide: nonzero if all elements of the tensor are sent, without positions. */
 struct member {
     uint8_t header[HEADER];
     int64_t count, values, low, marks, end, low_bits, num_marks, per_position, wide;
 };
 
-/* positions and values: of all members, one after another; `width`: bytes of a value. Returns whether all positions
-   lay within their bits. */
+/* Writes all payloads to `message`. positions, int64, and values, `width` bytes each: those of all payloads, one after
+   another. Returns whether all positions fit into the bits of their payloads. */
 int64_t pack_members(
     const struct member *members, int64_t num_members, const int64_t *positions, const uint8_t *values, int64_t width,
     uint8_t *message) {
     int64_t inside = 1;
-    for (const struct member *from = members; from < members + num_members; message += from++->end) {
-        uint64_t nbytes = (uint64_t)(from->count * width);
-        __builtin_memcpy(message, from->header, HEADER);
-        __builtin_memset(message + HEADER, 0, (uint64_t)(from->end - HEADER));
-        if (from->wide)
-            for (int64_t i = 0; i < from->count; i++)
-                __builtin_memcpy(message + from->values + positions[i] * width, values + i * width, (uint64_t)width);
+    for (const struct member *member = members; member < members + num_members; message += member++->end) {
+        uint64_t nbytes = (uint64_t)(member->count * width);
+        __builtin_memcpy(message, member->header, HEADER);
+        __builtin_memset(message + HEADER, 0, (uint64_t)(member->end - HEADER));
+        if (member->wide)
+            for (int64_t i = 0; i < member->count; i++)
+                __builtin_memcpy(message + member->values + positions[i] * width, values + i * width, (uint64_t)width);
         else
-            __builtin_memcpy(message + from->values, values, nbytes);
-        if (from->low_bits)
-            pack_bits(positions, from->count, from->low_bits, message + from->low);
-        if (from->num_marks)
+            __builtin_memcpy(message + member->values, values, nbytes);
+        if (member->low_bits)
+            pack_bits(positions, member->count, member->low_bits, message + member->low);
+        if (member->num_marks)
             inside &= mark_bits(
-                positions, from->count, from->per_position * from->low_bits, from->per_position, from->num_marks,
-                message + from->marks);
-        positions += from->count;
+                positions, member->count, member->per_position * member->low_bits, member->per_position,
+                member->num_marks, message + member->marks);
+        positions += member->count;
         values += nbytes;
     }
     return inside;

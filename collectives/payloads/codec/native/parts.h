@@ -1,4 +1,4 @@
-/* Elements in several pieces of memory, laid end to end and read as one, from the first to the last. */
+/* A sequence of arrays that stand for their concatenation, which is read from front to back. */
 #ifndef PARTS_H
 #define PARTS_H
 
@@ -6,30 +6,30 @@
 
 struct parts {
     const float *const *starts;
-    const int64_t *borders; /* counted over all elements, one more of them than parts */
-    int64_t part;           /* that was read last */
+    const int64_t *borders; /* [num_parts + 1], index of each part's first element in the concatenation, then numel */
+    int64_t part;           /* part that was read last */
 };
 
-/* Where element i is, none before those asked for until now, and how many of its part begin there. */
-static inline const float *element_at(struct parts *from, int64_t i, int64_t *length) {
-    while (from->borders[from->part + 1] <= i)
-        from->part++;
-    *length = from->borders[from->part + 1] - i;
-    return from->starts[from->part] + (i - from->borders[from->part]);
+/* Returns the address of element i, which must not precede the part read last; length: elements left in its part. */
+static inline const float *element_at(struct parts *parts, int64_t i, int64_t *length) {
+    while (parts->borders[parts->part + 1] <= i)
+        parts->part++;
+    *length = parts->borders[parts->part + 1] - i;
+    return parts->starts[parts->part] + (i - parts->borders[parts->part]);
 }
 
-/* Elements start..start+width-1: where they are, if that is one part; else in `room`. */
-static inline const float *elements_at(struct parts *from, int64_t start, int64_t width, float *room) {
+/* Returns the address of elements start..start+width-1; copies them to `buffer` if they lie in several parts. */
+static inline const float *elements_at(struct parts *parts, int64_t start, int64_t width, float *buffer) {
     int64_t length = width;
-    const float *here = width ? element_at(from, start, &length) : room;
+    const float *here = width ? element_at(parts, start, &length) : buffer;
     if (length >= width)
         return here;
     for (int64_t done = 0; done < width; done += length) {
-        here = element_at(from, start + done, &length);
+        here = element_at(parts, start + done, &length);
         length = length < width - done ? length : width - done;
-        __builtin_memcpy(room + done, here, (uint64_t)length * sizeof *room);
+        __builtin_memcpy(buffer + done, here, (uint64_t)length * sizeof *buffer);
     }
-    return room;
+    return buffer;
 }
 
 #endif
