@@ -26,7 +26,6 @@ void pack_nearest_levels(const float *x, int64_t count, double low, double ratio
         int64_t width = count - start < CHUNK ? count - start : CHUNK;
         uint8_t codes[CHUNK + 1] = {0};
         nearest_codes(x + start, width, midpoints, codes);
-        codes[width] = 0;
         for (int64_t i = 0; i < width; i += 2)
             *packed++ = (uint8_t)(codes[i] | codes[i + 1] << 4);
     }

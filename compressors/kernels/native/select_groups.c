@@ -139,7 +139,7 @@ static const float *load_group(
    arrays have one element per value, in the order of `select_groups`: values, in `dtype`, clamped to +-limit; indices
    within groups and positions, int64. Returns whether all of x is finite; if not, a value is not finite. */
 int64_t send_groups(const float *const *starts, const int64_t *borders, const float *residual, int64_t numel,
-                    int64_t group_size, int64_t k, int64_t k_last, int dtype, float limit, void *values,
+                    int64_t group_size, int64_t k, int64_t k_last, int64_t dtype, float limit, void *values,
                     int64_t *indices, int64_t *positions, float *left) {
     struct parts gradient = {starts, borders, 0};
     int32_t chosen[LONGEST_GROUP];

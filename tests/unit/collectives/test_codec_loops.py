@@ -10,6 +10,7 @@ import torch
 
 from collectives.kernels.library import kernels_in_use
 from collectives.payloads.base import Payload, PayloadError, unpack
+from collectives.payloads.batch import SparseBatch
 from collectives.payloads.bundle import UnreducedSum
 from collectives.payloads.codec.bits import LEVELS, NATURAL, SIGN, TERNARY, pack_bits, unpack_bits
 from collectives.payloads.codec.index_sets import (
@@ -198,6 +199,14 @@ def test_no_bit_is_set_outside_of_a_bitmap(numel: int, outside: int) -> None:
     assert cheapest_coding(14, numel) in ("bitmap", "elias_fano")
     with pytest.raises(IndexError, match=r"outside the .* bits"):
         payload.pack()
+
+
+@pytest.mark.parametrize("outside", [2**45, 40, -(2**45), -1])
+def test_no_value_of_a_batch_is_written_outside_of_its_payload(outside: int) -> None:
+    """14 of 15 elements take more bytes with their positions than all elements without."""
+    positions = torch.tensor([*range(13), outside])
+    with pytest.raises(IndexError, match="outside the elements of its payload"):
+        SparseBatch([15], [14], positions, torch.ones(14)).pack()
 
 
 def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_zero() -> None:

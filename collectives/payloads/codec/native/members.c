@@ -26,8 +26,13 @@ int64_t pack_members(
         __builtin_memcpy(message, member->header, HEADER);
         __builtin_memset(message + HEADER, 0, (uint64_t)(member->end - HEADER));
         if (member->wide)
-            for (int64_t i = 0; i < member->count; i++)
-                __builtin_memcpy(message + member->values + positions[i] * width, values + i * width, (uint64_t)width);
+            for (int64_t i = 0; i < member->count; i++) {
+                int64_t start = member->values + positions[i] * width;
+                if (positions[i] < 0 || start + width > member->end)
+                    inside = 0;
+                else
+                    __builtin_memcpy(message + start, values + i * width, (uint64_t)width);
+            }
         else
             __builtin_memcpy(message + member->values, values, nbytes);
         if (member->low_bits)
