@@ -203,10 +203,10 @@ def test_no_bit_is_set_outside_of_a_bitmap(numel: int, outside: int) -> None:
 
 @pytest.mark.parametrize("outside", [2**45, 40, -(2**45), -1])
 def test_no_value_of_a_batch_is_written_outside_of_its_payload(outside: int) -> None:
-    """14 of 15 elements take more bytes with their positions than all elements without."""
-    positions = torch.tensor([*range(13), outside])
+    """With as many values as elements, positions are not sent."""
+    positions = torch.tensor([*range(14), outside])
     with pytest.raises(IndexError, match="outside the elements of its payload"):
-        SparseBatch([15], [14], positions, torch.ones(14)).pack()
+        SparseBatch([15], [15], positions, torch.ones(15)).pack()
 
 
 def test_every_half_is_read_as_it_is_also_where_subnormal_floats_are_flushed_to_zero() -> None:
