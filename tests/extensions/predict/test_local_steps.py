@@ -119,15 +119,20 @@ SLOW_S = 3 * 0.3 + 0.1
 """A step of a rank whose forward and backward, 0.3 s, take three times as long."""
 
 
-def test_a_slow_rank_makes_fewer_steps_with_steps_by_speed() -> None:
-    """In 2 s rank 0 makes 5 steps and rank 1 makes 2: a step of the run is two of these, whoever makes them."""
-    prediction = step("local:steps=auto,seconds=2", straggler="rank=1,slowdown=3")
-    interval = (5 + 2) / 2
-    assert prediction.step_time_s == pytest.approx((2 * SLOW_S + UPDATE_S) / interval)
+@pytest.mark.parametrize(("seconds", "steps"), [(2, (5, 2)), (1, (3, 1))])
+def test_a_slow_rank_makes_fewer_steps_with_steps_by_speed(seconds: int, steps: tuple[int, int]) -> None:
+    """A step of the run is two of these steps, whichever rank makes them."""
+    strategy, straggler = f"local:steps=auto,seconds={seconds}", "rank=1,slowdown=3"
+    prediction, interval = step(strategy, straggler=straggler), sum(steps) / 2
+    trained_s = steps[0] * ALONE_S, steps[1] * SLOW_S
+    assert prediction.step_time_s == pytest.approx((max(trained_s) + UPDATE_S) / interval)
     assert prediction.samples_per_s == pytest.approx(2 * calibration().batch_size / prediction.step_time_s)
-    assert prediction.exposed_s == pytest.approx(UPDATE_S / interval)
+    assert prediction.exposed_s == pytest.approx(prediction.step_time_s - sum(trained_s) / 2 / interval)
     assert prediction.payload_bytes_per_step == pytest.approx(1_000_000 / interval)
     assert prediction.bound_by == "compute"
+    once, twice = (step(f"local:steps={number}", straggler=straggler).cpu_s_per_step for number in (1, 2))
+    exchanged_cpu_s = 2 * (once - twice)
+    assert prediction.cpu_s_per_step == pytest.approx(once + exchanged_cpu_s * (1 / interval - 1))
 
 
 def test_exchanges_by_speed_become_rarer_on_a_slow_link() -> None:
