@@ -8,7 +8,7 @@ the name of a tensor, its strides and its kind of device in the place of each te
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def unpack_state(packed: torch.Tensor) -> Any:
     try:
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return _restored(header["__metadata__"], tensors, None)
+        return _restored(header["__metadata__"], tensors.__getitem__, None)
     except (safetensors.SafetensorError, *_NOT_A_STATE) as error:
         raise StateError(f"these bytes are no packed state: {error}") from None
 
@@ -118,7 +118,7 @@ def load_state(path: Path, device: torch.device) -> Any:
     """
     try:
         with safetensors.safe_open(path, "pt") as file:
-            return _restored(file.metadata(), {name: file.get_tensor(name) for name in file.keys()}, device)  # noqa: SIM118
+            return _restored(file.metadata(), file.get_tensor, device)
     except (safetensors.SafetensorError, *_NOT_A_STATE) as error:
         raise StateError(f"{path} is no packed state: {error}") from None
 
@@ -127,11 +127,14 @@ def load_state(path: Path, device: torch.device) -> Any:
 _NOT_A_STATE = (ValueError, TypeError, KeyError, IndexError, RuntimeError, RecursionError)
 
 
-def _restored(metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], device: torch.device | None) -> Any:
+def _restored(
+    metadata: Mapping[str, str], tensor_named: Callable[[str], torch.Tensor], device: torch.device | None
+) -> Any:
     def restored(description: Any) -> Any:
         match description:
             case ["tensor", str(name), shape, strides, was_on_cpu]:
-                tensor = tensors[name].as_strided(shape, strides)
+                # The copy is aligned as tensors usually are: products of matrices depend on the alignment.
+                tensor = tensor_named(name).as_strided(shape, strides).clone()
                 return tensor if was_on_cpu or device is None else tensor.to(device)
             case ["dict", *items]:
                 return {restored(key): restored(value) for key, value in items}

@@ -25,10 +25,10 @@ def example() -> dict[Any, Any]:
 
 
 def assert_equal(a: Any, b: Any) -> None:
-    """Fail unless types and values are equal; tensors bit for bit, with equal strides."""
+    """Fail unless types and values are equal; tensors bit for bit, with equal strides and as aligned as new ones."""
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
-        assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+        assert (a.dtype, a.stride(), a.data_ptr() % 64) == (b.dtype, b.stride(), 0)
         assert torch.equal(a, b)
     elif isinstance(a, dict):
         assert list(a) == list(b)
