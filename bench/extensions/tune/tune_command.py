@@ -38,7 +38,7 @@ def tune(
         str | None,
         typer.Option(
             help="Compressors to tune, separated by commas.",
-            show_default="none,topk,powersgd",
+            show_default="those of none,topk,powersgd that work with the other options",
             rich_help_panel=MEASUREMENT,
         ),
     ] = None,
@@ -96,10 +96,10 @@ def tune(
 
     values = options.flag_values()
     given = {name: values[name] for name in given_options(context) if name in values}
-    methods = tuning.methods_to_tune(given, file, compressors, rates, outer_rates, seeds)
     if write is not None and not write.absolute().is_relative_to(out.absolute()):  # the runs make `out`
         check_writable(write)
     with ForkServer(TRAIN) as server:
+        methods = tuning.methods_to_tune(given, file, compressors, rates, outer_rates, seeds, server)
         state = SweepState.look_up(plan_runs(tuning.tuning_sweep(methods, tuning_seed), server), out)
         configs = state.to_do(retry_failed=False)
         say_plan(state, configs, f"to run them again, remove their folders from {out}")

@@ -16,8 +16,10 @@ from bench.core import spec
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.errors import RunFailed, UsageError
+from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.recipes import with_recipe
 from bench.launch.refusals import without_torch
+from bench.launch.resolve import resolve_each
 from bench.launch.sweep_file import (
     Lists,
     PlannedRun,
@@ -52,6 +54,7 @@ def methods_to_tune(
     rates: str | None,
     outer_rates: str | None,
     seeds: str | None,
+    server: ForkServer,
 ) -> SweepFile:
     """Return the configurations to tune, with the values to try; defaults that are filled in are printed on stderr.
 
@@ -62,6 +65,7 @@ def methods_to_tune(
         rates: learning rates to try, separated by commas.
         outer_rates: outer learning rates of local steps to try, separated by commas.
         seeds: seeds of the runs after tuning.
+        server: resolves runs with the default compressors.
 
     Raises:
         UsageError: options contradict each other, the file is not a sweep file, or a component is unknown.
@@ -89,6 +93,7 @@ def methods_to_tune(
             tune=tried,
         ),
         outer,
+        server,
     )
 
 
@@ -99,7 +104,7 @@ def _numbers(flag: str, text: str) -> list[float]:
         raise UsageError(f"{flag} {text} is not a list of numbers; write 0.01,0.02,0.05") from None
 
 
-def with_defaults(sweep: SweepFile, outer_rates: Sequence[float]) -> SweepFile:
+def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkServer) -> SweepFile:
     """Return the sweep with what it lacks for tuning: compressors, learning rates, number of held-out samples.
 
     Print on stderr the command-line options that set the same values.
@@ -107,15 +112,16 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float]) -> SweepFile:
     Args:
         sweep: the sweep.
         outer_rates: outer learning rates of local steps to try; empty for the default ones.
+        server: resolves runs with the default compressors.
 
     Raises:
-        UsageError: the optimizer, the data set or one of their options is unknown, or outer learning rates are given
-            for another strategy than local.
+        UsageError: a component or one of its options is unknown, outer learning rates are given for another strategy
+            than local, or no default compressor works with the other options.
     """
     base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
     if "compressor" not in base | matrix:
-        matrix["compressor"] = list(METHODS)
-        said.append(f"--compressors {','.join(METHODS)}")
+        matrix["compressor"] = _default_compressors(base, server)
+        said.append(f"--compressors {','.join(matrix['compressor'])}")
     if not tune or not base.get("holdout_size"):
         whole = with_recipe(base)
         lr, train_size = without_torch(_lr_and_size, whole) or _lr_and_size(whole)
@@ -138,6 +144,23 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float]) -> SweepFile:
     if said:
         print(f"chosen by default: {' '.join(said)}", file=sys.stderr)
     return dataclasses.replace(sweep, base=base, matrix=matrix, tune=tune)
+
+
+def _default_compressors(base: Settings, server: ForkServer) -> list[str]:
+    """Return those of `METHODS` that work with the other options; print on stderr why the rest is left out."""
+    outcomes = resolve_each([RunConfig(**with_recipe(base | {"compressor": method})) for method in METHODS], server)
+    reasons = {m: str(outcome) for m, outcome in zip(METHODS, outcomes, strict=True) if isinstance(outcome, UsageError)}
+    all_refused = len(reasons) == len(METHODS)
+    if all_refused and len(set(reasons.values())) == 1:
+        raise UsageError(reasons[METHODS[0]])  # whichever the compressor, so it is not about compressors
+    for method, reason in reasons.items():
+        print(f"note: {method} is not tried by default: {reason}", file=sys.stderr)
+    if all_refused:
+        raise UsageError(
+            "no compressor that is tried by default works with the other options; choose others with --compressors, or "
+            "change these options"
+        )
+    return [method for method in METHODS if method not in reasons]
 
 
 def _lr_and_size(base: Settings) -> tuple[float, int]:

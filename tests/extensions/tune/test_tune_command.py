@@ -87,6 +87,42 @@ def test_outer_rates_are_tried_with_the_other_options_of_local(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
+    ("arguments", "chosen", "left_out"),
+    [
+        (("--strategy", "local:preset=sparseloco,outer_lr=1"), "topk,powersgd", ["none"]),
+        (("--optimizer", "demo"), "none", ["topk", "powersgd"]),
+    ],
+)
+@pytest.mark.usefixtures("planned_here")
+def test_default_compressors_work_with_the_other_options(
+    arguments: tuple[str, ...], chosen: str, left_out: list[str], tmp_path: Path
+) -> None:
+    answer = invoke("tune", *arguments, "--rates", "0.1", "--holdout-size", "9", "--out", str(tmp_path), "--dry-run")
+    assert answer.code == 0, answer.error
+    *notes, said, _ = answer.error.splitlines()
+    assert [note.partition(" is not tried by default: ")[0] for note in notes] == [f"note: {name}" for name in left_out]
+    assert said == f"chosen by default: --compressors {chosen}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--optimizer", "demo", "--collective", "ring"), "choose others with --compressors, or change these options"),
+        (
+            ("--optimizer", "demo", "--compressors", "none,topk"),
+            "compressor = topk, lr = 0.1: demo encodes what it sends",
+        ),
+        (("--batch-size", "5000"), "--batch-size 5000 is larger than a rank's shard"),
+    ],
+)
+@pytest.mark.usefixtures("planned_here")
+def test_compressors_that_do_not_work_are_refused(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    answer = invoke("tune", *arguments, "--rates", "0.1", "--holdout-size", "9", "--out", str(tmp_path), "--dry-run")
+    assert answer.code == 2
+    assert sentence in answer.error
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--outer-rates", "1,b", "--strategy", "local"), "--outer-rates 1,b is not a list of numbers; write 0.01"),
