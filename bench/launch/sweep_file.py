@@ -30,6 +30,9 @@ Settings = dict[str, Any]
 # Option name -> values.
 Lists = dict[str, list[Any]]
 
+# Name in [tune] of an option of strategy local, which is tuned as the learning rate is.
+OUTER_LR = "outer_lr"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepFile:
@@ -43,7 +46,8 @@ class SweepFile:
         method: groups of options, each combined with the whole matrix.
         include: options of additional configurations.
         exclude: options that identify configurations to remove from the matrix.
-        tune: list of values by option; `bench tune` tries every combination of values for every configuration.
+        tune: list of values by option, or by `OUTER_LR`; `bench tune` tries every combination of values for every
+            configuration.
     """
 
     where: str
@@ -113,7 +117,7 @@ def read_sweep(path: Path, *further: str) -> SweepFile:
         method=[_by_name(table, f"{path} [[method]]") for table in tables(content, "method", where=str(path))],
         include=[_by_name(table, f"{path} [[include]]") for table in tables(content, "include", where=str(path))],
         exclude=[_by_name(table, f"{path} [[exclude]]") for table in tables(content, "exclude", where=str(path))],
-        tune=_by_name(_table(content, "tune", path), f"{path} [tune]", lists=True),
+        tune=_by_name(_table(content, "tune", path), f"{path} [tune]", OUTER_LR, lists=True),
     )
     if both := sweep.base.keys() & sweep.matrix.keys():
         raise UsageError(f"{path} gives {', '.join(sorted(both))} in [base] and in [matrix]; give it once")
@@ -175,13 +179,14 @@ def _pop_seeds(table: Settings, path: Path) -> list[int]:
     return parse_seeds(text, f"{path}: seeds =")
 
 
-def _by_name(table: Mapping[str, Any], where: str, *, lists: bool = False) -> Settings:
+def _by_name(table: Mapping[str, Any], where: str, *further: str, lists: bool = False) -> Settings:
     """Return a table of a sweep file by option name, after checking its keys and that its values have the right form.
 
-    With `lists`, each value must be a list that is not empty; without, it must be a single value.
+    With `lists`, each value must be a list that is not empty; without, it must be a single value. `further` are keys
+    that are allowed in addition to those of options.
     """
     spelled = {key.replace("-", "_"): value for key, value in table.items()}
-    names = options_by_key()
+    names = {**options_by_key(), **{key: key for key in further}}
     refuse_unknown(spelled, names, where=where)
     options = {names[key]: value for key, value in spelled.items()}
     for name, value in options.items():

@@ -21,7 +21,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
   bench sweep results/runs/tune/tuned.toml --out results/runs/tuned
 
-FILE is a sweep file with a table \\[tune], which lists the values to try: of lr, and of any other options to tune."""
+FILE is a sweep file with a table \\[tune], which lists the values to try: of lr, of outer_lr for strategy local,
+and of any other options to tune."""
 
 
 @takes(RunConfig)

@@ -21,6 +21,7 @@ from bench.launch.recipes import with_recipe
 from bench.launch.refusals import without_torch
 from bench.launch.resolve import resolve_each
 from bench.launch.sweep_file import (
+    OUTER_LR,
     Lists,
     PlannedRun,
     Settings,
@@ -75,7 +76,10 @@ def methods_to_tune(
     outer = _numbers("--outer-rates", outer_rates) if outer_rates else []
     if file is not None:
         if given or compressors or seeds or rates or outer_rates:
-            raise UsageError(f"{file} must contain all options; write the other options there, or leave out the file")
+            raise UsageError(
+                f"{file} must contain all options; write the other options there, with rates to try as lr and outer_lr "
+                "under [tune], or leave out the file"
+            )
         return read_sweep(file, "tune")
     if "compressor" in given and compressors:
         raise UsageError("--compressor and --compressors contradict each other; give one of them")
@@ -119,6 +123,9 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
             than local, or no default compressor works with the other options.
     """
     base, matrix, tune, said = dict(sweep.base), dict(sweep.matrix), dict(sweep.tune), []
+    tunes_outer_lr = _without_outer_lr(base) is not None
+    if outer_rates and not tunes_outer_lr:
+        raise UsageError("--outer-rates sets outer_lr of --strategy local; give that strategy, without outer_lr")
     if "compressor" not in base | matrix:
         matrix["compressor"] = _default_compressors(base, server)
         said.append(f"--compressors {','.join(matrix['compressor'])}")
@@ -132,15 +139,10 @@ def with_defaults(sweep: SweepFile, outer_rates: Sequence[float], server: ForkSe
         if not base.get("holdout_size"):
             base["holdout_size"] = max(1, round(HELD_OUT * train_size))
             said.append(f"--holdout-size {base['holdout_size']}")
-    strategy = Spec.parse(with_recipe(base).get("strategy") or RunConfig.strategy)
-    if outer_rates and (strategy.name != "local" or "outer_lr" in strategy.options):
-        raise UsageError("--outer-rates sets outer_lr of --strategy local; give that strategy, without outer_lr")
-    if strategy.name == "local" and "outer_lr" not in strategy.options:
-        texts = [value_text(rate) for rate in outer_rates or OUTER_RATES]
+    if tunes_outer_lr:
+        tune[OUTER_LR] = list(outer_rates or OUTER_RATES)
         if not outer_rates:
-            said.append(f"--outer-rates {','.join(texts)}")
-        base.pop("strategy", None)
-        tune["strategy"] = [str(Spec(strategy.name, strategy.options | {"outer_lr": text})) for text in texts]
+            said.append(f"--outer-rates {','.join(map(value_text, OUTER_RATES))}")
     if said:
         print(f"chosen by default: {' '.join(said)}", file=sys.stderr)
     return dataclasses.replace(sweep, base=base, matrix=matrix, tune=tune)
@@ -175,7 +177,8 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
 
     Raises:
         UsageError: there is nothing to tune, no samples are held out, the seed is one of the sweep's own seeds, a tuned
-            option is set elsewhere too, or configurations differ in length or number of samples.
+            option is set elsewhere too, configurations differ in length or number of samples, or none of them has the
+            outer learning rate that is to be tuned.
     """
     if not sweep.tune:
         raise UsageError(f"{sweep.where} tunes nothing; give --rates 0.01,0.02,0.05, or lists of values under [tune]")
@@ -190,8 +193,43 @@ def tuning_sweep(sweep: SweepFile, seed: int) -> SweepFile:
                 f"{sweep.where}: {name} cannot differ between configurations, because all are tuned with the same "
                 "budget and values; put it into [base]"
             )
-    tried = [options | setting for options in configurations for setting in combinations(sweep.tune)]
-    return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=tried)
+    tried = [each for options in configurations for each in _settings_to_try(sweep, options)]
+    if OUTER_LR in sweep.tune and not any(OUTER_LR in values for values, _ in tried):
+        raise UsageError(
+            f"{sweep.where} tunes outer_lr, but no configuration has strategy local without outer_lr; give that "
+            "strategy, or leave out outer_lr"
+        )
+    return SweepFile(where=sweep.where, base=sweep.base, seeds=[seed], include=[settings for _, settings in tried])
+
+
+def _settings_to_try(sweep: SweepFile, options: Settings) -> list[tuple[Settings, Settings]]:
+    """Return each combination of values to try for a configuration, with the settings of its run.
+
+    `outer_lr` becomes an option of strategy local. It is left out of both if the configuration has another strategy, or
+    an `outer_lr` of its own.
+
+    Args:
+        sweep: the sweep to tune.
+        options: options that the configuration adds to `[base]` or changes.
+    """
+    tried: dict[str, tuple[Settings, Settings]] = {}
+    for values in combinations(sweep.tune):
+        settings = options | values
+        if OUTER_LR in values:
+            outer_lr = settings.pop(OUTER_LR)
+            if strategy := _without_outer_lr(sweep.base | settings):
+                options_of_local = strategy.options | {OUTER_LR: value_text(outer_lr)}
+                settings["strategy"] = str(Spec(strategy.name, options_of_local))
+            else:
+                del values[OUTER_LR]
+        tried.setdefault(table_text(settings), (values, settings))
+    return list(tried.values())
+
+
+def _without_outer_lr(options: Settings) -> Spec | None:
+    """Return the strategy of a run if it is local without `outer_lr`, else None."""
+    strategy = spec.parse(str(with_recipe(options).get("strategy") or RunConfig.strategy))
+    return strategy if strategy.name == "local" and OUTER_LR not in strategy.options else None
 
 
 # The best settings.
@@ -203,24 +241,21 @@ class Tuned:
 
     Attributes:
         settings: options that the configuration adds to `[base]` or changes.
-        best: the chosen values of the tuned options.
+        best: the chosen values, by their names in `[tune]`.
+        chosen: options with which to run the configuration, in addition to those of `[base]`.
         accuracy: accuracy with these values on the held-out samples, 0 to 1; of a text, bits per byte.
         rates_tried: number of settings tried, including those whose runs failed.
-        at_the_end: names of tuned options whose best value is the smallest or largest value tried.
+        at_the_end: names in `[tune]` whose best value is the smallest or largest value tried.
         quality: what `accuracy` measures.
     """
 
     settings: Settings
     best: Settings
+    chosen: Settings
     accuracy: float
     rates_tried: int
     at_the_end: list[str]
     quality: Quality
-
-    @property
-    def chosen(self) -> Settings:
-        """Return the options with which to run the configuration, in addition to those of `[base]`."""
-        return {**self.settings, **self.best, "rates_tried": self.rates_tried}
 
 
 def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
@@ -234,10 +269,10 @@ def choose(sweep: SweepFile, state: SweepState) -> list[Tuned]:
         RunFailed: every setting of a configuration failed.
     """
     runs = {table_text(run.settings): run for run in state.runs}
-    settings = combinations(sweep.tune)
     chosen = []
     for options in sweep.configurations():
-        tried = [runs[text] for text in (table_text(options | each) for each in settings) if text in runs]
+        texts = [(values, table_text(settings)) for values, settings in _settings_to_try(sweep, options)]
+        tried = [(values, runs[text]) for values, text in texts if text in runs]
         if tried:  # otherwise the configuration equals an earlier one
             chosen.append(_best(options, tried, sweep.tune, state))
     return chosen
@@ -264,26 +299,28 @@ def evaluated_base(sweep: SweepFile) -> Settings:
     return {name: value for name, value in sweep.base.items() if name != "holdout_size"}
 
 
-def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: SweepState) -> Tuned:
-    done = [run for run in tried if state.progress(run) == "done"]
+def _best(options: Settings, tried: list[tuple[Settings, PlannedRun]], lists: Lists, state: SweepState) -> Tuned:
+    done = [(values, run) for values, run in tried if state.progress(run) == "done"]
     if not done:
-        digest = tried[0].config.digest
+        digest = tried[0][1].config.digest
         error = state.unrecorded.get(digest) or state.past[digest].summary["error"]
         failed = f"{table_text(options) or '[base]'} failed with every setting, first with: {error}"
         raise RunFailed(f"{failed}; see the logs, or try other values")
-    summaries = {run.config.digest: state.past[run.config.digest].summary for run in done}
-    quality = quality_of(summaries.values())
-    best = min(done, key=lambda run: quality.cost(summaries[run.config.digest][quality.column]))
-    values = {name: best.settings[name] for name in lists}
+    summaries = [state.past[run.config.digest].summary for _, run in done]
+    quality = quality_of(summaries)
+    reached = [summary[quality.column] for summary in summaries]
+    accuracy = min(reached, key=quality.cost)
+    values, run = done[reached.index(accuracy)]
     at_the_end = []
-    for name, tried_values in lists.items():
-        numbers = [each for each in tried_values if isinstance(each, (int, float)) and not isinstance(each, bool)]
-        if len(numbers) == len(tried_values) > 1 and values[name] in (min(numbers), max(numbers)):
+    for name in values:
+        numbers = [each for each in lists[name] if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        if len(numbers) == len(lists[name]) > 1 and values[name] in (min(numbers), max(numbers)):
             at_the_end.append(name)
     return Tuned(
         settings=options,
         best=values,
-        accuracy=summaries[best.config.digest][quality.column],
+        chosen=run.settings | {"rates_tried": len(tried)},
+        accuracy=accuracy,
         rates_tried=len(tried),
         at_the_end=at_the_end,
         quality=quality,
@@ -291,7 +328,7 @@ def _best(options: Settings, tried: list[PlannedRun], lists: Lists, state: Sweep
 
 
 def _described(tuned: Tuned) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(tuned) if field.name != "quality"]
+    names = [field.name for field in dataclasses.fields(tuned) if field.name not in ("chosen", "quality")]
     return {tuned.quality.name if name == "accuracy" else name: getattr(tuned, name) for name in names}
 
 
@@ -322,6 +359,7 @@ def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> Non
         )
         print(*commands, sep="\n")
     for each in tuned:
+        what = table_text(each.settings) or "[base]"
         for name in each.at_the_end:
             beyond = f"the best {name}, {each.best[name]}, is the smallest or largest tried; try values beyond it"
-            print(f"warning: {table_text(each.settings) or '[base]'}: {beyond}", file=sys.stderr)
+            print(f"warning: {what}: {beyond}", file=sys.stderr)

@@ -86,6 +86,19 @@ def test_outer_rates_are_tried_with_the_other_options_of_local(tmp_path: Path, m
     ]
 
 
+@pytest.mark.usefixtures("planned_here")
+def test_a_file_names_outer_rates_as_outer_lr(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(
+        "[base]\nholdout-size = 9\n[[method]]\nstrategy = 'local:steps=5'\n[tune]\nouter_lr = [0.4, 1]\n",
+        encoding="utf-8",
+    )
+    answer = invoke("tune", str(file), "--out", str(tmp_path / "out"), "--dry-run", "--json")
+    assert answer.code == 0, answer.error
+    strategies = sorted(each["settings"]["strategy"] for each in json.loads(answer.out))
+    assert strategies == ["local:outer_lr=0.4,steps=5", "local:outer_lr=1,steps=5"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "chosen", "left_out"),
     [
@@ -128,7 +141,7 @@ def test_compressors_that_do_not_work_are_refused(arguments: tuple[str, ...], se
         (("--outer-rates", "1,b", "--strategy", "local"), "--outer-rates 1,b is not a list of numbers; write 0.01"),
         (("--outer-rates", "1"), "--outer-rates sets outer_lr of --strategy local; give that strategy, without"),
         (("--outer-rates", "1", "--strategy", "local:outer_lr=1"), "give that strategy, without outer_lr"),
-        (("x.toml", "--outer-rates", "1"), "x.toml must contain all options"),
+        (("x.toml", "--outer-rates", "1"), "with rates to try as lr and outer_lr under [tune], or leave out the file"),
         (("--rates", "a"), "--rates a is not a list of numbers; write 0.01,0.02,0.05"),
         (("--compressor", "topk", "--compressors", "none"), "--compressor and --compressors contradict each other"),
         (("x.toml", "--lr", "0.1"), "x.toml must contain all options; write the other options there"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from bench.core.errors import RunFailed, UsageError
 from bench.core.run_folder import RunFolder
 from bench.extensions.tune.tuning import choose, print_tuned, tuned_file, tuning_sweep
-from bench.launch.sweep_file import PlannedRun, SweepFile, read_sweep, run_arguments
+from bench.launch.sweep_file import PlannedRun, Settings, SweepFile, read_sweep, run_arguments
 from bench.launch.sweep_state import PastRun, SweepState
 from tests.testing.configs import make_config
 
@@ -27,10 +28,15 @@ ASKED = SweepFile(
 
 def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = ASKED) -> SweepState:
     """Return the state of the tuning of `asked` after runs with these accuracies; None: the run failed."""
+    return ended_with(lambda settings: accuracies[settings["compressor"], settings["lr"]], asked)
+
+
+def ended_with(accuracy_of: Callable[[Settings], float | None], asked: SweepFile) -> SweepState:
+    """Return the state of the tuning of `asked` after runs with an accuracy for each setting; None: the run failed."""
     runs, past = [], {}
     for settings in tuning_sweep(asked, 100).configurations():
-        config = make_config(compressor=settings["compressor"], lr=settings["lr"], filled={})
-        accuracy = accuracies[settings["compressor"], settings["lr"]]
+        config = make_config(**settings, filled={})
+        accuracy = accuracy_of(settings)
         summary: dict[str, Any] = {"status": "ok", "test_accuracy": accuracy}
         if accuracy is None:
             summary = {"status": "failed", "error": "a gradient was not finite"}
@@ -39,7 +45,7 @@ def ended(accuracies: dict[tuple[str, float], float | None], asked: SweepFile = 
     return SweepState(runs=runs[::-1], out=Path(), past=past)
 
 
-DENSE = {("none", 0.1): 0.5, ("none", 0.2): 0.9, ("none", 0.3): 0.9}
+DENSE: dict[tuple[str, float], float | None] = {("none", 0.1): 0.5, ("none", 0.2): 0.9, ("none", 0.3): 0.9}
 SPARSE = {("topk:ratio=0.01", 0.1): 0.6, ("topk:ratio=0.01", 0.2): None, ("topk:ratio=0.01", 0.3): None}
 
 
@@ -56,6 +62,39 @@ def test_the_first_of_the_best_is_chosen_and_failures_count_as_tried() -> None:
     dense, sparse = choose(ASKED, ended(DENSE | SPARSE))
     assert (dense.best, dense.accuracy, dense.rates_tried, dense.at_the_end) == ({"lr": 0.2}, 0.9, 3, [])
     assert (sparse.best, sparse.accuracy, sparse.rates_tried, sparse.at_the_end) == ({"lr": 0.1}, 0.6, 3, ["lr"])
+
+
+LOCAL = dataclasses.replace(
+    ASKED,
+    matrix={},
+    method=[{"strategy": "ddp"}, {"strategy": "local:steps=5"}, {"strategy": "local:outer_lr=0.9"}],
+    tune={"lr": [0.1, 0.2, 0.3], "outer_lr": [0.4, 0.7, 1.0]},
+)
+
+
+def test_outer_learning_rates_are_tried_with_strategy_local() -> None:
+    tried = tuning_sweep(LOCAL, 100).configurations()
+    strategies = ["ddp", *(f"local:outer_lr={outer},steps=5" for outer in ("0.4", "0.7", "1")), "local:outer_lr=0.9"]
+    assert sorted((each["strategy"], each["lr"]) for each in tried) == sorted(
+        (strategy, lr) for strategy in strategies for lr in (0.1, 0.2, 0.3)
+    )
+
+
+@pytest.mark.parametrize(("best", "is_at_the_end"), [(0.4, True), (0.7, False), (1.0, True)])
+def test_a_best_outer_learning_rate_at_the_end_is_warned_of(
+    best: float, is_at_the_end: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {"ddp", f"local:outer_lr={best:g},steps=5", "local:outer_lr=0.9"}
+    state = ended_with(lambda each: (each["strategy"] in wanted) - abs(each["lr"] - 0.2), LOCAL)
+    dense, local, fixed = choose(LOCAL, state)
+    assert (dense.best, dense.rates_tried) == (fixed.best, fixed.rates_tried) == ({"lr": 0.2}, 3)
+    assert (local.best, local.rates_tried) == ({"lr": 0.2, "outer_lr": best}, 9)
+    assert local.chosen == {"strategy": f"local:outer_lr={best:g},steps=5", "lr": 0.2, "rates_tried": 9}
+    print_tuned(LOCAL, [dense, local, fixed], as_json=False)
+    warning = (
+        f"warning: strategy = local:steps=5: the best outer_lr, {best}, is the smallest or largest tried; try values"
+    )
+    assert capsys.readouterr().err == (f"{warning} beyond it\n" if is_at_the_end else "")
 
 
 def test_a_configuration_that_failed_with_every_setting_has_no_best() -> None:
@@ -91,6 +130,10 @@ def test_arguments_of_run() -> None:
         ({"matrix": {"epochs": [1, 2]}, "base": {"holdout_size": 9}}, "epochs cannot differ between configurations"),
         ({"include": [{"lr": 0.4}]}, "lr cannot differ between configurations"),
         ({"base": {"holdout_size": 9, "lr": 0.1}}, "lr cannot differ between configurations"),
+        (
+            {"tune": {"outer_lr": [0.4]}},
+            "tunes outer_lr, but no configuration has strategy local without outer_lr; give",
+        ),
     ],
 )
 def test_what_would_not_be_fair_is_refused(changes: dict[str, Any], sentence: str) -> None:
