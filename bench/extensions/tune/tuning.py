@@ -5,6 +5,7 @@ configuration, and trains all configurations for the same length.
 """
 
 import dataclasses
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -245,7 +246,8 @@ class Tuned:
         chosen: options with which to run the configuration, in addition to those of `[base]`.
         accuracy: accuracy with these values on the held-out samples, 0 to 1; of a text, bits per byte.
         rates_tried: number of settings tried, including those whose runs failed.
-        at_the_end: names in `[tune]` whose best value is the smallest or largest value tried.
+        equally_good: number of settings with this accuracy, including the best.
+        at_the_end: names in `[tune]` of which every equally good setting has the smallest value tried, or the largest.
         quality: what `accuracy` measures.
     """
 
@@ -254,6 +256,7 @@ class Tuned:
     chosen: Settings
     accuracy: float
     rates_tried: int
+    equally_good: int
     at_the_end: list[str]
     quality: Quality
 
@@ -309,19 +312,22 @@ def _best(options: Settings, tried: list[tuple[Settings, PlannedRun]], lists: Li
     summaries = [state.past[run.config.digest].summary for _, run in done]
     quality = quality_of(summaries)
     reached = [summary[quality.column] for summary in summaries]
-    accuracy = min(reached, key=quality.cost)
-    values, run = done[reached.index(accuracy)]
+    costs = [math.inf if math.isnan(value) else quality.cost(value) for value in reached]
+    best = [each for each, cost in zip(done, costs, strict=True) if cost == min(costs)]
+    values, run = best[0]
     at_the_end = []
     for name in values:
         numbers = [each for each in lists[name] if isinstance(each, (int, float)) and not isinstance(each, bool)]
-        if len(numbers) == len(lists[name]) > 1 and values[name] in (min(numbers), max(numbers)):
+        is_end = len(numbers) == len(lists[name]) > 1 and values[name] in (min(numbers), max(numbers))
+        if is_end and all(others[name] == values[name] for others, _ in best):
             at_the_end.append(name)
     return Tuned(
         settings=options,
         best=values,
         chosen=run.settings | {"rates_tried": len(tried)},
-        accuracy=accuracy,
+        accuracy=reached[costs.index(min(costs))],
         rates_tried=len(tried),
+        equally_good=len(best),
         at_the_end=at_the_end,
         quality=quality,
     )
@@ -333,7 +339,9 @@ def _described(tuned: Tuned) -> dict[str, Any]:
 
 
 def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> None:
-    """Print the best settings and the `bench run` commands that use them, and warn of values at the end of a list.
+    """Print the best settings, the `bench run` commands that use them, and what limits the choice.
+
+    These limits are ties, and values at the end of a list.
 
     Args:
         methods: the sweep that was tuned.
@@ -360,6 +368,9 @@ def print_tuned(methods: SweepFile, tuned: list[Tuned], *, as_json: bool) -> Non
         print(*commands, sep="\n")
     for each in tuned:
         what = table_text(each.settings) or "[base]"
+        if each.equally_good > 1:
+            tied = f"{each.equally_good} of {each.rates_tried} settings gave the same {each.quality.noun}"
+            print(f"note: {what}: {tied}, so none of them is better; the first was taken", file=sys.stderr)
         for name in each.at_the_end:
             beyond = f"the best {name}, {each.best[name]}, is the smallest or largest tried; try values beyond it"
             print(f"warning: {what}: {beyond}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,25 @@ def test_the_first_of_the_best_is_chosen_and_failures_count_as_tried() -> None:
     dense, sparse = choose(ASKED, ended(DENSE | SPARSE))
     assert (dense.best, dense.accuracy, dense.rates_tried, dense.at_the_end) == ({"lr": 0.2}, 0.9, 3, [])
     assert (sparse.best, sparse.accuracy, sparse.rates_tried, sparse.at_the_end) == ({"lr": 0.1}, 0.6, 3, ["lr"])
+
+
+def test_a_setting_whose_result_is_not_a_number_is_not_chosen() -> None:
+    tuned = choose(ASKED, ended(DENSE | SPARSE | {("none", 0.1): math.nan}))
+    assert tuned[0].best == {"lr": 0.2}
+
+
+def test_settings_that_are_equally_good_are_told_and_are_at_no_end(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = choose(ASKED, ended({key: 0.5 if key in SPARSE else value for key, value in (DENSE | SPARSE).items()}))
+    assert [(each.best, each.equally_good, each.at_the_end) for each in tuned] == [
+        ({"lr": 0.2}, 2, []),
+        ({"lr": 0.1}, 3, []),
+    ]
+    print_tuned(ASKED, tuned, as_json=False)
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: compressor = {compressor}: {tied} of 3 settings gave the same accuracy, so none of them is better; the "
+        "first was taken"
+        for compressor, tied in (("none", 2), ("topk:ratio=0.01", 3))
+    ]
 
 
 LOCAL = dataclasses.replace(
