@@ -36,6 +36,11 @@ class Regression(BenchError):
     exit_code = 5
 
 
+def has_diverged(error: str) -> bool:
+    """Return True if a run's error says that its training diverged, which it would do again if it was repeated."""
+    return "has diverged" in error
+
+
 class Interrupted(BenchError):
     """The user stopped the program; the message says what is kept."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from bench.api.batch import Batch
 from bench.cli import sweep
 from bench.core.config.run import RunConfig
 from bench.core.errors import RunFailed, UsageError
@@ -73,6 +74,19 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
     agenda = sweep.run_all(agenda, [config], Here(TRAIN))
     with pytest.raises(RunFailed, match="1 of 1 runs failed, one of them with: the disk is full"):
         agenda.raise_failures("again")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_offered"), [("rank 1 was killed", True), ("the loss is nan at step 3; training has diverged", False)]
+)
+def test_a_run_that_would_diverge_again_is_not_to_be_resumed(error: str, tmp_path: Path, *, is_offered: bool) -> None:
+    config = make_config(checkpoint_every=1)
+    folder = RunFolder.create(tmp_path, "test", config.digest, config.seed)
+    add_checkpoint(folder, config, step=1)
+    result = Result(status="failed", error=error, folder=folder, summary={})
+    with pytest.raises(RunFailed, match=error) as raised:
+        Batch(configs=[config], results=[result]).raise_failures()
+    assert ("to resume from step 1: bench run --resume" in str(raised.value)) == is_offered
 
 
 def test_links_that_this_machine_cannot_make_are_refused_before_anything_starts(
