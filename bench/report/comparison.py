@@ -4,7 +4,7 @@ The direction is always from baseline to candidate: a factor above 1 means that 
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from bench.core.errors import UsageError
@@ -119,6 +119,14 @@ class Comparison:
     def groups(self) -> list[RunGroup]:
         """The groups of runs of all rows, in the order of the rows."""
         return [row.group for row in self.rows]
+
+    def renamed(self, names: Mapping[str, str]) -> "Comparison":
+        """Return this comparison with the short names of its rows replaced by these, by ``config_id``."""
+        rows = [
+            dataclasses.replace(row, group=dataclasses.replace(row.group, short=names[row.group.runs[0]["config_id"]]))
+            for row in self.rows
+        ]
+        return dataclasses.replace(self, rows=rows)
 
     @property
     def baseline(self) -> RunGroup:

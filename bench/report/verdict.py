@@ -12,7 +12,7 @@ from bench.report.columns import format_effect, format_factor, format_points, fo
 from bench.report.comparison import BETTER, SAME_FACTOR, WORSE, ComparedRow, Comparison
 from bench.report.groups import SETTINGS, WORKLOAD, RunGroup
 from bench.report.statistics import CONFIDENCE, FEWEST_SEEDS, MOST_SEEDS, improvement, seeds_needed
-from bench.report.store import Run, grouped, interval_steps
+from bench.report.store import Row, Run, grouped, interval_steps
 
 _LISTED = 3
 _LINES = 3
@@ -269,10 +269,10 @@ def implausible(comparison: Comparison) -> Iterator[str]:
                 f"{group.short}: the ranks ended with different parameters (seeds: {', '.join(seeds)}), so this was "
                 f"not data-parallel training, and its {comparison.quality.singular} is that of one rank's model"
             )
-        if seeds := [str(run["seed"]) for run in group.ok if _is_frozen(run)]:
+        if seeds := [str(run["seed"]) for run in group.ok if _has_learned_nothing(comparison, run)]:
             yield (
-                f"{group.short}: the training loss did not fall (seeds: {', '.join(seeds)}), so nothing was learned "
-                "and its speed says nothing; check --lr and the method"
+                f"{group.short}: neither training loss nor test loss fell (seeds: {', '.join(seeds)}), so nothing was "
+                "learned and its speed says nothing; check --lr and the method"
             )
     baseline = comparison.baseline
     for group in (row.group for row in comparison.candidates):
@@ -291,15 +291,22 @@ def implausible(comparison: Comparison) -> Iterator[str]:
             )
 
 
-def _is_frozen(run: Run) -> bool:
-    losses = [row["train_loss"] for row in run.rows if row["train_loss"] is not None]
-    return len(losses) > 1 and losses[-1] >= losses[0]
+def _has_learned_nothing(comparison: Comparison, run: Run) -> bool:
+    # The training loss alone says too little: it can be that of a few noisy steps.
+    if any(_at_target(comparison, run)):
+        return False
+    losses = [[row[name] for row in run.rows if row[name] is not None] for name in ("train_loss", "test_loss")]
+    known = [each for each in losses if len(each) > 1]
+    return bool(known) and all(each[-1] >= each[0] for each in known)
 
 
 def _samples_to(comparison: Comparison, run: Run) -> int | None:
+    return next((row["samples"] for row in _at_target(comparison, run)), None)
+
+
+def _at_target(comparison: Comparison, run: Run) -> Iterator[Row]:
     quality, target = comparison.targets[0].of(run)
-    reached = (row["samples"] for row in run.rows if target and quality.reaches(row[quality.column], target))
-    return next(reached, None)
+    return (row for row in run.rows if target and quality.reaches(row[quality.column], target))
 
 
 def _ends_shortly(run: Run) -> bool:

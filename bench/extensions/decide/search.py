@@ -340,11 +340,11 @@ class Search:
     def _warnings(self, evidence: Sequence[Evidence]) -> list[str]:
         """Return sentences about results that cannot be trusted."""
         rows = [row for each in evidence for trajectory in each.trajectories for row in trajectory.run.rows]
-        first = self.methods[0]
-        baseline = (first.on_link if self.study.is_time_dependent else first.trajectory).config_id
-        targets = [f"{self._target:g}"]
+        configs = [each.on_link if self.study.is_time_dependent else each.trajectory for each in self.methods]
+        names = {config.config_id: method.name for config, method in zip(configs, self.methods, strict=True)}
+        baseline, targets = configs[0].config_id, [f"{self._target:g}"]
         compared = compare(rows, baseline=baseline, metric=self.study.quality.column, targets=targets, rule="anytime")
-        return [*implausible(compared), *busy([row["other_cpu_share"] for row in rows])]
+        return [*implausible(compared.renamed(names)), *busy([row["other_cpu_share"] for row in rows])]
 
     def _rates(
         self, evidence: Sequence[Evidence], decisions: Sequence[MethodDecision]

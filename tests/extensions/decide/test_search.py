@@ -13,12 +13,12 @@ import pytest
 from bench.core.config.run import RunConfig
 from bench.core.errors import NothingToCompare
 from bench.extensions.decide import search
-from bench.extensions.decide.decision import DecisionRule
+from bench.extensions.decide.decision import DecisionRule, Evidence
 from bench.extensions.decide.search import TRAJECTORIES, WHOLE_RUNS, LinkCheck, Search, StudyResult, busy
 from bench.extensions.decide.step_times import StepTimes
 from bench.extensions.decide.study import Method, Study
-from bench.extensions.decide.trajectory import Trajectory
-from tests.extensions.decide.test_decision import trajectory
+from bench.extensions.decide.trajectory import Trajectory, trajectory_of
+from tests.extensions.decide.test_decision import run_of, trajectory
 
 NAMES = ("bf16", "topk", "powersgd")
 # Steps to the target by method and seed. topk is decided after 5 seeds, powersgd never.
@@ -165,10 +165,30 @@ def test_steps_are_timed_after_each_of_the_first_four_seeds(
     assert result.evidence[0].step_times == StepTimes(nbytes=[100.0], seconds=[[0.01], [0.02], [0.03], [0.04]])
 
 
+def test_warnings_name_methods_as_the_table_does(tmp_path: Path) -> None:
+    names = {"bf16": RunConfig(compressor="bf16"), "local": RunConfig(strategy="local:steps=5")}
+    frozen = {name: run_of([0.1, 0.1], config_id=config.config_id, train_loss=2.3) for name, config in names.items()}
+    asked = Search(
+        study=Study(base={}, methods=[{}, {}], rule={}),
+        methods=[Method(name=name, trajectory=config, on_link=config) for name, config in names.items()],
+        rule=DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01),
+        folder=tmp_path,
+        server=mock.Mock(),
+        live=mock.Mock(),
+        ends_at=math.inf,
+        checks=False,
+    )
+    asked._target = 0.9
+    found = asked._warnings(
+        [Evidence(method=name, trajectories=[trajectory_of(run, 0.9)]) for name, run in frozen.items()]
+    )
+    assert [warning.partition(":")[0] for warning in found] == ["bf16", "local"]
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "local:steps=auto"])
 def test_warnings_are_about_the_runs_that_count(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     baselines: list[str] = []
-    monkeypatch.setattr(search, "compare", lambda _, baseline, **__: baselines.append(baseline))
+    monkeypatch.setattr(search, "compare", lambda _, baseline, **__: baselines.append(baseline) or mock.Mock())
     monkeypatch.setattr(search, "implausible", lambda _: [])
     apart, on_link = RunConfig(target_accuracy=0.9), RunConfig(target_accuracy=0.9, hosts=2, bandwidth="1mbit")
     asked = Search(
