@@ -47,7 +47,7 @@ class Optimizer(Options, abc.ABC):
 
     @property
     def exchanges(self) -> bool:
-        """Return True if the optimizer itself sends data in every step, and so needs the `channel` of `bind`."""
+        """Return True if the optimizer itself sends data, and so needs the `channel` of `bind`."""
         return self.keeps_gradients
 
     @property

@@ -126,8 +126,8 @@ class AsyncServer(Strategy):
             ),
             (
                 optimizer.exchanges,
-                f"{optimizer.component_name} exchanges something between all ranks in every step, and with {name} only "
-                "the server runs the optimizer; use --strategy ddp",
+                f"{optimizer.component_name} sends data of its own between all ranks, and with {name} only the server "
+                "runs the optimizer; use --strategy ddp",
             ),
             (
                 optimizer.needs_layers,

@@ -70,8 +70,8 @@ class Local(LocalOptions, Strategy):
         refuse(
             (
                 optimizer.exchanges,
-                f"{stepping} exchanges something between all ranks in every step, and with {name} a rank sends nothing "
-                "between two exchanges; use --strategy ddp or another optimizer",
+                f"{stepping} sends data of its own between all ranks, and with {name} a rank sends nothing between two "
+                "exchanges of parameters; use --strategy ddp or another optimizer",
             ),
             (
                 config.trigger != "async",
