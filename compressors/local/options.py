@@ -153,6 +153,9 @@ class LocalOptions(PresetOptions, name="local"):
         """
         name, method, traits = self.component_name, compressor.component_name, compressor.traits
         by_preset = f" (preset={self.preset})" if PRESETS[self.preset].get("decay") == self.decay else ""
+        without = "a compressor without momentum, such as topk"
+        if hasattr(compressor, "momentum_correction"):
+            without = "momentum_correction=false"
         combined = "average=senders" if self.average == "senders" else "clip=median" if self.clip == "median" else ""
         obstacles = (
             (
@@ -168,12 +171,11 @@ class LocalOptions(PresetOptions, name="local"):
             (
                 traits.owns_momentum and self.outer_momentum > 0,
                 f"{method} applies momentum before it sends, and outer_momentum={self.outer_momentum:g} of {name} is a "
-                "second one; use a compressor without momentum, such as topk",
+                f"second one; use {without}",
             ),
             (
                 traits.owns_momentum,
-                f"{method} applies the optimizer's momentum to gradients, which {name} does not send; use a compressor "
-                "without momentum, such as topk",
+                f"{method} applies the optimizer's momentum to gradients, which {name} does not send; use {without}",
             ),
             (
                 traits.one_bucket and self.fragments > 1,

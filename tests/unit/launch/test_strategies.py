@@ -40,7 +40,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"strategy": "local:nesterov=true"}, "local: nesterov=true needs a momentum; add outer_momentum=0.9"),
     (
         {"strategy": "local:preset=diloco", "compressor": "dgc"},
-        "and outer_momentum=0.9 of local is a second one; use a",
+        "and outer_momentum=0.9 of local is a second one; use momentum_correction=false",
+    ),
+    (
+        {"strategy": "local", "compressor": "dgc"},
+        "dgc applies the optimizer's momentum to gradients, which local does not send; use momentum_correction=false",
     ),
     ({"strategy": "local", "compressor": "dgc"}, "dgc applies the optimizer's momentum to gradients, which local does"),
     (
@@ -163,6 +167,7 @@ TAKEN: list[dict[str, Any]] = [
     {"strategy": ASP, "optimizer": "adabelief"},
     {"strategy": ASP, "clip_norm": 1.0},
     {"strategy": "ddp", "collective": "server", "trigger": "sync", "bucket_mb": 1.0, "compressor": "powersgd"},
+    {"strategy": "local", "collective": "server", "compressor": "dgc:momentum_correction=false"},
 ]
 
 
