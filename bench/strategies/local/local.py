@@ -113,13 +113,20 @@ class Local(LocalOptions, Strategy):
         if self.steps == "auto":
             return ["steps=auto follows measured times, so another run will not repeat this one bit for bit"]
         steps, first = config.steps or _steps_of(config), self.start_after
+        if steps and first >= steps:
+            return [
+                f"local steps begin only after step {first}, and the run ends at step {steps}, so gradients are "
+                "averaged uncompressed in all steps; give a smaller start_after"
+            ]
         left = max(0, steps - first) % self.interval
         if not left:
             return []
-        make = "make --steps" if config.steps else "in place of --epochs, give --steps"
+        advice = f"make --steps a multiple of {self.interval}{f' plus {first}' if first else ''}"
+        if not config.steps:
+            advice = f"change --epochs, or use steps that divide {steps - first}"
         return [
             f"the last evaluation sees the parameters of step {steps - left} of {steps}, because no exchange follows; "
-            f"{make} a multiple of {self.interval}{f' plus {first}' if first else ''}"
+            f"{advice}"
         ]
 
     @override

@@ -46,7 +46,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"strategy": "local", "compressor": "dgc"},
         "dgc applies the optimizer's momentum to gradients, which local does not send; use momentum_correction=false",
     ),
-    ({"strategy": "local", "compressor": "dgc"}, "dgc applies the optimizer's momentum to gradients, which local does"),
     (
         {"strategy": "local", "compressor": "torch_fp16"},
         "hook of gradients, and local exchanges parameters; use another",
@@ -200,6 +199,7 @@ def test_taken(choice: dict[str, Any]) -> None:
         ),
         ("local:steps=120", "sees the parameters of step 0"),
         ("local:steps=10", ""),
+        ("local:start_after=100", ""),
     ],
 )
 def test_steps_after_the_last_exchange_are_said_to_be_left_out(text: str, said: str) -> None:
@@ -208,10 +208,17 @@ def test_steps_after_the_last_exchange_are_said_to_be_left_out(text: str, said: 
     assert [said in note for note in notes] == [True] * bool(said)
 
 
+@pytest.mark.parametrize(("first", "is_told"), [(99, False), (100, True), (101, True)])
+def test_a_run_that_ends_before_local_steps_begin_is_told(first: int, *, is_told: bool) -> None:
+    config = resolve(RunConfig(strategy=f"local:steps=1,start_after={first}", steps=100))
+    said = f"local steps begin only after step {first}, and the run ends at step 100, so gradients are averaged"
+    assert any(note.startswith(said) for note in config.notes) == is_told
+
+
 @pytest.mark.parametrize(
     ("partition", "said"),
     [
-        ("iid", ["step 0 of 36, because no exchange follows; in place of --epochs, give --steps a multiple of 500"]),
+        ("iid", ["step 0 of 36, because no exchange follows; change --epochs, or use steps that divide 36"]),
         ("classes:per_rank=5", []),  # the number of steps is not known
     ],
 )
