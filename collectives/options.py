@@ -264,7 +264,8 @@ def _bound_text(bound: Any) -> str:
 class PresetOptions(Options):
     """Base of components whose option `preset` changes the defaults of others; given options take precedence.
 
-    A subclass declares the option `preset`, with "none" as its default.
+    A subclass declares the option `preset`, with "none" as its default, and its docstring mentions each preset as
+    ``preset=NAME``, by which the registry finds it.
 
     Attributes:
         presets: values of options by preset and name.

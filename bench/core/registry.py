@@ -3,8 +3,8 @@
 Each kind of component has a package. A component is a top-level class in one of the package's files that derives,
 directly or through a class in the same folder, from the kind's base class. Its name is that of its file
 (``GroupTopK`` in ``group_topk.py``, ``Placed`` in ``placed/placed.py``); where several components share a file, each
-class gives its name: ``class ResNet18(Model, name="resnet18")``. Names and one-line descriptions are read from the
-files' text, so finding a name takes milliseconds and does not import torch.
+class gives its name: ``class ResNet18(Model, name="resnet18")``. Names, one-line descriptions and presets are read from
+the files' text, so finding a name takes milliseconds and does not import torch.
 
 Extensions of this project, such as ``auto``, and third parties add components by entry point (group
 ``bench.compressors``, ``bench.collectives``, ...). An error in a third party's component becomes a `PluginError`, which
@@ -21,7 +21,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -56,6 +56,11 @@ class ComponentKind:
         """Return the singular of the name: ``compressors`` -> ``compressor``, ``strategies`` -> ``strategy``."""
         return self.name.removesuffix("ies") + "y" if self.name.endswith("ies") else self.name.removesuffix("s")
 
+    @property
+    def with_article(self) -> str:
+        """Return the singular with its article: ``a compressor``, ``an optimizer``."""
+        return f"{'an' if self.singular[0] in 'aeiou' else 'a'} {self.singular}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -66,12 +71,14 @@ class Entry:
         description: description of the component in one line.
         target: location of the component's class (``module:Class``).
         provider: package and version of the third party that provides it; empty for built-in components.
+        presets: presets of a built-in component, as its file mentions them.
     """
 
     name: str
     description: str
     target: str
     provider: str = ""
+    presets: frozenset[str] = frozenset()
 
 
 KINDS = {
@@ -89,11 +96,13 @@ KINDS = {
 # Kinds of which a component can be a function in a user's file, such as ``path/net.py:build``.
 FROM_FUNCTIONS = ("models", "datasets")
 
-# The first line of a docstring, and the head of a top-level class (name, bases) with the first line of its docstring.
+# The first line of a docstring, the presets that a file mentions (``preset=diloco``), and the head of a top-level class
+# (name, bases) with the first line of its docstring.
 # Parsing the files with `ast` would take 80 ms in each process of a run.
 _QUOTES = "\"\"\"|'''"
 _DOCSTRING = rf"[rR]?(?:{_QUOTES})\s*(.*?)(?:{_QUOTES}|$)"
 _MODULE = re.compile(rf"(?:#.*\n|\n)*{_DOCSTRING}", re.MULTILINE)
+_PRESET = re.compile(r"\bpreset=(\w+)")
 _CLASS = re.compile(rf"^class (\w+)(?:\(([^:]*)\))?:.*(?:\n\s+{_DOCSTRING})?", re.MULTILINE)
 
 
@@ -129,14 +138,7 @@ def load(kind: str, name: str) -> type[Options]:
         raise UsageError(f"{name} names no function; write {name}:FUNCTION")
     known = entries(kind)
     if name not in known:
-        if any((point.group, point.name) == (f"bench.{kind}", name) for point in _entry_points()):
-            raise UsageError(
-                f"{KINDS[kind].singular} '{name}' is an extension that is not installed here; install gradwire with "
-                f"it, or choose one that `bench list {kind}` shows"
-            )
-        raise UsageError(
-            f"there is no {KINDS[kind].singular} '{name}'{_suggestion(name, kind)}; `bench list {kind}` shows them all"
-        )
+        raise unknown(name, kind)
     warn_of_clashes(kind)
     module, _, attribute = known[name].target.partition(":")
     with blaming_provider(KINDS[kind].singular, known[name]):
@@ -147,15 +149,36 @@ def load(kind: str, name: str) -> type[Options]:
     return component
 
 
-def _suggestion(name: str, kind: str) -> str:
-    """Return a hint for a name that this kind does not have: the kind that has it, or the most similar name.
+def unknown(name: str, *kinds: str) -> UsageError:
+    """Return the error for a name that no component of these kinds has.
+
+    Its message says what the name may be, and how to list all.
+    """
+    for kind in kinds:
+        if any((point.group, point.name) == (f"bench.{kind}", name) for point in _entry_points()):
+            return UsageError(
+                f"{KINDS[kind].singular} '{name}' is an extension that is not installed here; install gradwire with "
+                f"it, or choose one that `bench list {kind}` shows"
+            )
+    *most, last = (KINDS[kind].singular for kind in kinds)
+    wanted = f"{', '.join(most)} or {last}" if most else last
+    command = "bench list" if most else f"bench list {kinds[0]}"
+    return UsageError(f"there is no {wanted} '{name}'{_suggestion(name, kinds)}; `{command}` shows them all")
+
+
+def _suggestion(name: str, kinds: Sequence[str]) -> str:
+    """Return a hint for a name that these kinds do not have: what else has it, or the most similar name.
 
     It begins with a space; it is empty if nothing is similar.
     """
     for other in KINDS.values():
         if name in entries(other.name):
-            return f" ({name} is {'an' if other.singular[0] in 'aeiou' else 'a'} {other.singular})"
-    return did_you_mean(name, entries(kind))
+            return f" ({name} is {other.with_article})"
+    for other in KINDS.values():
+        for entry in entries(other.name).values():
+            if name in entry.presets:
+                return f" ({name} is a preset of {other.with_article}: {entry.name}:preset={name})"
+    return did_you_mean(name, [known for kind in kinds for known in entries(kind)])
 
 
 def ask_each(kind: str, question: Callable[[type[Options]], T]) -> dict[str, T]:
@@ -297,6 +320,7 @@ def _built_in(kind: ComponentKind) -> dict[str, Entry]:
                     name=given[0] if given else path.stem,
                     description=meaning if given else _first_line(text),
                     target=f"{module}:{name}",
+                    presets=frozenset(_PRESET.findall(text)),
                 )
 
     def derives(name: str) -> bool:

@@ -202,11 +202,10 @@ def short_names(components: Sequence[tuple[str, str]], methods: Sequence[Setting
 def parse_method(text: str) -> Settings:
     """Return the options that a text such as "local:steps=30 topk:ratio=0.01@allgather" names.
 
-    It names a compressor, a strategy or an optimizer, or several of these, and perhaps a collective. An unknown name
-    counts as that of a compressor.
+    It names a compressor, a strategy or an optimizer, or several of these, and perhaps a collective.
 
     Raises:
-        UsageError: the text has another form, or names two components of one kind.
+        UsageError: the text has another form, a component is unknown, or two components are of one kind.
     """
     components, at, collective = (part.strip() for part in text.partition("@"))
     if not components or bool(at) != bool(collective) or len(_SPACES.split(collective)) > 1:
@@ -217,7 +216,9 @@ def parse_method(text: str) -> Settings:
     settings: Settings = {"collective": collective} if at else {}
     for component in _SPACES.split(components):
         name = spec.parse(component).name
-        kind = next((kind for kind in METHOD_KINDS if name in registry.entries(kind)), "compressors")
+        kind = next((kind for kind in METHOD_KINDS if name in registry.entries(kind)), None)
+        if kind is None:
+            raise registry.unknown(name, *METHOD_KINDS)
         option = registry.KINDS[kind].singular
         if option in settings:
             raise UsageError(f"'{text}' names two {kind}, {settings[option]} and {component}; a method has one")

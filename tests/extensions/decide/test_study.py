@@ -23,7 +23,6 @@ from bench.launch.sweep_file import Settings
         ("topk:ratio=0.01@allgather", {"compressor": "topk:ratio=0.01", "collective": "allgather"}),
         ("local:steps=4  muon topk", {"strategy": "local:steps=4", "optimizer": "muon", "compressor": "topk"}),
         ("topk:ratio=0.1, skip=norm @ ring", {"compressor": "topk:ratio=0.1, skip=norm", "collective": "ring"}),
-        ("topkk", {"compressor": "topkk"}),
     ],
 )
 def test_a_method_names_components_and_perhaps_a_collective(text: str, settings: Settings) -> None:
@@ -38,6 +37,9 @@ def test_a_method_names_components_and_perhaps_a_collective(text: str, settings:
         ("topk@", "is not a method"),
         ("topk@ring muon", "the collective last"),
         ("topk bf16", "names two compressors, topk and bf16; a method has one"),
+        ("loc", r"there is no compressor, strategy or optimizer 'loc' \(did you mean 'local'\?\); `bench list` shows"),
+        ("topk:ratio=0.1 muom", r"no compressor, strategy or optimizer 'muom' \(did you mean 'muon'\?\)"),
+        ("diloco", r"'diloco' \(diloco is a preset of a strategy: local:preset=diloco\); `bench list`"),
     ],
 )
 def test_a_wrong_method_is_refused(text: str, sentence: str) -> None:

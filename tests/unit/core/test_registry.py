@@ -13,7 +13,7 @@ import pytest
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.registry import KINDS
-from collectives.options import Options
+from collectives.options import Options, PresetOptions
 
 KNOWN = {
     "compressors": {"none", "fp16", "bf16", "topk", "group_topk"},
@@ -107,6 +107,17 @@ def test_an_entry_point_adds_a_component_but_never_replaces_a_built_in_one(
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(UsageError, match=r"no optimizer 'sgdd' \(did you mean 'sgd'\?\); `bench list optimizers`"):
         registry.load("optimizers", "sgdd")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_preset_is_no_component_and_its_name_is_explained(kind: str) -> None:
+    for name in registry.entries(kind):
+        component = registry.load(kind, name)
+        presets = component.presets.keys() - {"none"} if issubclass(component, PresetOptions) else set()
+        assert registry.entries(kind)[name].presets == presets
+        for preset in presets:
+            with pytest.raises(UsageError, match=rf"{preset} is a preset of .*: {name}:preset={preset}\)"):
+                registry.load(kind, preset)
 
 
 def test_nothing_near_means_no_guess() -> None:
