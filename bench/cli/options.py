@@ -1,7 +1,7 @@
 """Turn the options that a configuration declares into options of a Typer command."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -65,7 +65,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print data as JSON on stdo
 
 
 def takes(
-    configuration: type[C], *, several: Mapping[str, str] | None = None
+    configuration: type[C], *, several: Mapping[str, str] | None = None, hidden: Collection[str] = ()
 ) -> Callable[[Callable[Concatenate[C, Own], None]], Callable[..., None]]:
     """Decorate a command so that it takes all options of a configuration in addition to its own.
 
@@ -75,12 +75,14 @@ def takes(
         configuration: class of this object.
         several: for each option that accepts several components, a text to add to the option's help; the configuration
             gets the components' specs as one text, separated by commas.
+        hidden: options that the command refuses with a reason of its own; its help does not show them.
     """
     lists = several or {}
 
     def decorate(function: Callable[Concatenate[C, Own], None]) -> Callable[..., None]:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        declared = [_parameter(option, lists.get(option.name)) for option in configuration.options() if option.flag]
+        flags = [option for option in configuration.options() if option.flag]
+        declared = [_parameter(each, lists.get(each.name), is_hidden=each.name in hidden) for each in flags]
 
         def command(**given: Any) -> None:
             given |= {name: ",".join(given[name]) for name in lists}
@@ -115,13 +117,14 @@ def row_writer(out: Path | None, columns: tuple[Column, ...]) -> RowWriter | Non
         raise UsageError(str(error)) from None
 
 
-def _parameter(option: CommandOption, several: str | None) -> inspect.Parameter:
+def _parameter(option: CommandOption, several: str | None, *, is_hidden: bool) -> inspect.Parameter:
     flag = option.flag
     assert flag is not None
     info = typer.Option(
         *([flag.name] if flag.name else []),
         help=f"{option.meaning[0].upper()}{option.meaning[1:]}{f'; {several}' if several else ''}.",
         rich_help_panel=flag.panel,
+        hidden=is_hidden,
         metavar=f"{option.cell_type.__name__} {option.range}" if option.range else None,
         show_default=flag.chosen or True,
         autocompletion=complete(flag.kind, several=bool(flag.many or several)) if flag.kind else None,

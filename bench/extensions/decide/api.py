@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Method = str | Mapping[str, Any]
 NOTHING_TO_COMPARE = "there is nothing to compare; give --method at least once, such as --method topk"
+# Options of `bench run` that are always refused, with a sentence that says what to do instead.
+NOT_TAKEN = ("compressor", "collective", "steps", "stop_at_target", "nnodes", "node_rank", "rdzv_endpoint")
 # Smallest and largest value.
 SAME, ALPHA, ACCURACY_MARGIN, MAX_SEEDS = (1.0, 2.0), (0.0001, 0.5), (0.0, 100.0), (1, 1000)
 

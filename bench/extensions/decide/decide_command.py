@@ -13,7 +13,7 @@ from bench.cli.console import print_json, stdout_console
 from bench.cli.options import AsJson, given_options, takes
 from bench.core.config.run import OUTPUT, RunConfig
 from bench.core.errors import UsageError
-from bench.extensions.decide.api import ACCURACY_MARGIN, ALPHA, MAX_SEEDS, NOTHING_TO_COMPARE, SAME
+from bench.extensions.decide.api import ACCURACY_MARGIN, ALPHA, MAX_SEEDS, NOT_TAKEN, NOTHING_TO_COMPARE, SAME
 from bench.extensions.decide.api import decide as ask
 
 METHODS = "What to compare"
@@ -42,7 +42,7 @@ With --from-profile, the speed of the methods in your own script is predicted, a
 Exit codes: 0 the time of every method is decided, 4 some are open."""
 
 
-@takes(RunConfig)
+@takes(RunConfig, hidden=NOT_TAKEN)
 def decide(
     options: RunConfig,
     context: typer.Context,

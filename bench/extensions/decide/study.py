@@ -112,7 +112,7 @@ class Study:
                 if settings.get(name):
                     flag = f"--{name.replace('_', '-')}"
                     raise UsageError(f"a decision needs whole trainings, of --epochs; leave out {flag}")
-            if settings.get("nnodes", 1) > 1:
+            if settings.get("nnodes", 1) > 1 or settings.get("node_rank") or settings.get("rdzv_endpoint"):
                 raise UsageError(
                     "bench decide starts all ranks itself, so it cannot use several machines; measure step times there "
                     "with bench run, or describe the link with --hosts and --bandwidth"

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
+from bench.extensions.decide.api import NOT_TAKEN
 from bench.extensions.decide.decision import DecisionRule, decide
 from bench.extensions.decide.output import picture, rows_of, sentences, to_dict
 from bench.extensions.decide.search import TRAJECTORIES, LinkCheck, StudyResult
@@ -34,6 +36,12 @@ def test_what_cannot_be_decided_is_refused(arguments: list[str], sentence: str) 
     assert answer.code == 2
     assert sentence in answer.error
     assert "\n" not in answer.error
+
+
+def test_the_help_does_not_offer_what_is_always_refused() -> None:
+    text = invoke("decide", "--help").out
+    assert "--epochs" in text
+    assert not [name for name in NOT_TAKEN if re.search(rf"^\W*--{name.replace('_', '-')}\b", text, re.MULTILINE)]
 
 
 def test_a_folder_without_a_study_is_refused(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def test_the_link_does_not_change_the_digest_of_a_study(tmp_path: Path) -> None:
         ({}, {}, "needs a target"),
         ({"target_accuracy": 0.9}, {"steps": 5}, "leave out --steps"),
         ({"target_accuracy": 0.9, "nnodes": 2}, {}, "cannot use several machines"),
+        ({"target_accuracy": 0.9, "node_rank": 1}, {}, "cannot use several machines"),
+        ({"target_accuracy": 0.9, "rdzv_endpoint": "a:1"}, {}, "cannot use several machines"),
         ({"target_accuracy": 0.9}, {"bandwidth": "1mbit"}, "all methods must share bandwidth"),
         ({"target_accuracy": 0.9}, {"target_accuracy": 0.8}, "all methods must share target_accuracy"),
     ],
