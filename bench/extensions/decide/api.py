@@ -112,7 +112,7 @@ def decide(
         budget: time after which no seed is added.
         out: folder of the study; by default ``results/runs/decide-<digest of the options>``. A study that was
             interrupted there continues.
-        quiet: print no progress on stderr.
+        quiet: print no progress and no notes on stderr.
         options: options of `bench run` for all methods, with underscores; `target_accuracy` is required or, for a
             text, `target_bits_per_byte`.
 
@@ -125,7 +125,7 @@ def decide(
     from bench.extensions.decide.decision import DecisionRule
     from bench.extensions.decide.output import write_files
     from bench.extensions.decide.search import Search
-    from bench.extensions.decide.study import LINK_OPTIONS
+    from bench.extensions.decide.study import LINK_OPTIONS, notes_of
     from bench.launch.jobs.failure import clear_away
     from bench.launch.jobs.fork_server import TRAIN, ForkServer
 
@@ -144,9 +144,12 @@ def decide(
     ends_at = time.monotonic() + parse_duration(budget)
     clear_away()
     with ForkServer(TRAIN) as server, LiveLine("bench decide", quiet=quiet) as live:
+        planned = study.plan(server)
+        for note in notes_of(planned):
+            live.say(f"note: {note}")
         search = Search(
             study=study,
-            methods=study.plan(server),
+            methods=planned,
             rule=DecisionRule(**study.rule, num_candidates=len(study.methods) - 1),
             folder=folder,
             server=server,

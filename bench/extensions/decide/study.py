@@ -164,6 +164,15 @@ class Study:
         ]
 
 
+def notes_of(methods: Sequence[Method]) -> list[str]:
+    """Return the notes of the methods' configurations, each once, after the names of the methods unless all have it."""
+    having: dict[str, list[str]] = {}
+    for method in methods:
+        for note in method.trajectory.notes:
+            having.setdefault(note, []).append(method.name)
+    return [note if len(names) == len(methods) else f"{', '.join(names)}: {note}" for note, names in having.items()]
+
+
 def _what_is_sent(config: RunConfig, usual_optimizer: str) -> str:
     """Return the strategy, the optimizer and the compressor, without those that are usual; at least one of them."""
     parts = [

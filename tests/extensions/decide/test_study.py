@@ -8,9 +8,18 @@ from unittest import mock
 import pytest
 
 from bench.core.config.run import RunConfig
-from bench.core.errors import UsageError
+from bench.core.errors import NothingToCompare, UsageError
 from bench.extensions.decide.api import decide
-from bench.extensions.decide.study import Study, parse_method, read_methods, short_names, train_missing
+from bench.extensions.decide.search import Search
+from bench.extensions.decide.study import (
+    Method,
+    Study,
+    notes_of,
+    parse_method,
+    read_methods,
+    short_names,
+    train_missing,
+)
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
 from bench.launch.resolve import resolve
 from bench.launch.sweep_file import Settings
@@ -131,6 +140,28 @@ def test_a_method_is_named_after_its_strategy_and_optimizer() -> None:
     assert [method.exchanges_alike for method in planned] == [False, True, False, False, False, False]
     by_steps = dataclasses.replace(planned[2].trajectory, epochs=None, steps=90)
     assert dataclasses.replace(planned[2], trajectory=by_steps).exchanges_alike
+
+
+def test_notes_of_a_plan_are_each_said_once_with_the_methods_that_have_them() -> None:
+    plans = {"bf16": ("of all",), "local": ("of all", "of two"), "local topk": ("of two", "of all", "of one")}
+    configs = {name: RunConfig(notes=notes) for name, notes in plans.items()}
+    methods = [Method(name=name, trajectory=config, on_link=config) for name, config in configs.items()]
+    assert notes_of(methods) == ["of all", "local, local topk: of two", "local topk: of one"]
+
+
+@pytest.mark.usefixtures("planned_here")
+def test_a_decision_says_that_local_steps_would_exchange_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Search, "run", mock.Mock(side_effect=NothingToCompare("planned")))
+    for quiet in (False, True):
+        with pytest.raises(NothingToCompare):
+            decide(
+                ["local:steps=100"], out=tmp_path, quiet=quiet, model="linear", train_size=400, epochs=4,
+                world_size=2, target_accuracy=0.3,
+            )  # fmt: skip
+        note = "note: local: the last evaluation sees the parameters of step 0 of 24, because no exchange follows"
+        assert (note in capfd.readouterr().err) is not quiet
 
 
 def test_strategies_whose_numbers_depend_on_time_are_known() -> None:
