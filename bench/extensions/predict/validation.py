@@ -161,10 +161,10 @@ def compare(cells: Sequence[ValidationCell], agenda: SweepState) -> list[Validat
             known = [[row[column] for row in of_run if row[column] is not None] for of_run in rows]
             last = [values[-1] for values in known if values]
             measured[column] = statistics.median(last) if last else None
-        strategy = spec.build("strategies", cell.request.strategy)
+        strategy, config = spec.build("strategies", cell.request.strategy), cell.runs[0].config
         if isinstance(strategy, Local) and strategy.steps == "auto" and measured["samples_per_s"]:
             # The run's column is the time of rank 0's own steps.
-            measured["step_time_s"] = cell.runs[0].config.samples_per_step / measured["samples_per_s"]
+            measured["step_time_s"] = config.samples_per_step * config.world_size / measured["samples_per_s"]
         compared.append(dataclasses.replace(cell, num_runs=len(done), measured=measured))
     return compared
 

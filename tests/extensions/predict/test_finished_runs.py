@@ -63,7 +63,7 @@ def test_the_last_time_that_is_known_counts(tmp_path: Path) -> None:
 
 def test_with_steps_by_speed_a_step_is_one_of_each_rank_and_not_one_of_rank_0(tmp_path: Path) -> None:
     of = config(strategy="local:steps=auto,seconds=2")
-    keep(tmp_path, "a", of, 0.4, samples_per_s=of.samples_per_step / 0.5)
+    keep(tmp_path, "a", of, 0.4, samples_per_s=2 * of.batch_size / 0.5)
     (cell,) = held_against(tmp_path)
     assert cell["step_time_s"] == 0.5
 
