@@ -454,5 +454,5 @@ def _length_notes(config: RunConfig) -> list[str]:
     if config.profile and config.steps and config.steps <= config.untimed_steps:
         notes.append(f"--profile {config.profile} leaves none of {config.steps} steps to be timed; give more --steps")
     if config.steps and "warmup_epochs=" in config.filled["compressor"]:
-        notes.append("with --steps, the compressor has no warm-up: every step is fully compressed")
+        notes.append("with --steps, the compressor has no warm-up: it compresses fully wherever it is used")
     return notes

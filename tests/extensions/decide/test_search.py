@@ -165,20 +165,27 @@ def test_steps_are_timed_after_each_of_the_first_four_seeds(
     assert result.evidence[0].step_times == StepTimes(nbytes=[100.0], seconds=[[0.01], [0.02], [0.03], [0.04]])
 
 
-def test_warnings_name_methods_as_the_table_does(tmp_path: Path) -> None:
-    names = {"bf16": RunConfig(compressor="bf16"), "local": RunConfig(strategy="local:steps=5")}
-    frozen = {name: run_of([0.1, 0.1], config_id=config.config_id, train_loss=2.3) for name, config in names.items()}
-    asked = Search(
-        study=Study(base={}, methods=[{}, {}], rule={}),
-        methods=[Method(name=name, trajectory=config, on_link=config) for name, config in names.items()],
+def search_of(study: Study, methods: list[Method], folder: Path) -> Search:
+    """Return a search with target 0.9 that starts nothing."""
+    made = Search(
+        study=study,
+        methods=methods,
         rule=DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01),
-        folder=tmp_path,
+        folder=folder,
         server=mock.Mock(),
         live=mock.Mock(),
         ends_at=math.inf,
         checks=False,
     )
-    asked._target = 0.9
+    made._target = 0.9
+    return made
+
+
+def test_warnings_name_methods_as_the_table_does(tmp_path: Path) -> None:
+    names = {"bf16": RunConfig(compressor="bf16"), "local": RunConfig(strategy="local:steps=5")}
+    frozen = {name: run_of([0.1, 0.1], config_id=config.config_id, train_loss=2.3) for name, config in names.items()}
+    methods = [Method(name=name, trajectory=config, on_link=config) for name, config in names.items()]
+    asked = search_of(Study(base={}, methods=[{}, {}], rule={}), methods, tmp_path)
     found = asked._warnings(
         [Evidence(method=name, trajectories=[trajectory_of(run, 0.9)]) for name, run in frozen.items()]
     )
@@ -191,17 +198,8 @@ def test_warnings_are_about_the_runs_that_count(strategy: str, tmp_path: Path, m
     monkeypatch.setattr(search, "compare", lambda _, baseline, **__: baselines.append(baseline) or mock.Mock())
     monkeypatch.setattr(search, "implausible", lambda _: [])
     apart, on_link = RunConfig(target_accuracy=0.9), RunConfig(target_accuracy=0.9, hosts=2, bandwidth="1mbit")
-    asked = Search(
-        study=Study(base={"strategy": strategy}, methods=[{}], rule={}),
-        methods=[Method(name="none", trajectory=apart, on_link=on_link)],
-        rule=DecisionRule(alpha=0.05, num_candidates=1, same=1.03, accuracy_margin=0.01),
-        folder=tmp_path,
-        server=mock.Mock(),
-        live=mock.Mock(),
-        ends_at=math.inf,
-        checks=False,
-    )
-    asked._target = 0.9
+    methods = [Method(name="none", trajectory=apart, on_link=on_link)]
+    asked = search_of(Study(base={"strategy": strategy}, methods=[{}], rule={}), methods, tmp_path)
     assert asked._warnings([]) == []
     assert apart.config_id != on_link.config_id
     assert baselines == [(apart if strategy == "ddp" else on_link).config_id]
