@@ -25,7 +25,8 @@ class WakeupEvent:
     """An event that any thread can set (`ring`), and that is readable like a socket until it is cleared (`silence`).
 
     Attributes:
-        is_ringing: True if the event is set; cheap to read, without a system call.
+        is_ringing: True if the event is set; cheap to read, without a system call. Set it if a poll finds the event
+            readable: `silence` may have come between the two steps of `ring`.
     """
 
     def __init__(self) -> None:
@@ -40,9 +41,9 @@ class WakeupEvent:
 
     def ring(self) -> None:
         """Set the event; any thread may call this method."""
+        self.is_ringing = True  # before the byte: the thread that the byte wakes may run before this one goes on
         with contextlib.suppress(BlockingIOError):  # the buffer is full of unread rings, so it rings already
             self._ringer.send(b"\0")
-        self.is_ringing = True  # after the byte: a `silence` in between causes at most one needless wake-up
 
     def silence(self) -> None:
         """Clear the event; call this before looking for the work that `ring` announced, so that no work is missed."""

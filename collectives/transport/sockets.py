@@ -242,7 +242,8 @@ class Connections:
             (descriptor, events) for descriptor, (_, events) in busy.items()
         ]
         for descriptor, events in ready:
-            if descriptor not in busy:  # it is the bell's
+            if self.bell is not None and descriptor not in busy:
+                self.bell.is_ringing = True
                 continue
             rank, _ = busy[descriptor]
             try:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from collectives.kernels.loop import ByteArray, FloatArray, Int, Loop
+from collectives.kernels.loop import ByteArray, FloatArray, Int, Loop, array
 from collectives.payloads.codec.bits import packed_nbytes, unpack_bits
 
 ValueCoding = Literal["two_magnitudes", "sigma", "int8"]
@@ -23,7 +23,8 @@ SIGMA_LEVELS = 4
 MOST_STEPS = 127
 NUM_SHARED: dict[ValueCoding, int] = {"two_magnitudes": 2, "sigma": SIGMA_LEVELS, "int8": 1}  # numbers per block
 
-_TAKE = Loop("take_table_values", ByteArray, Int, Int, FloatArray, FloatArray)
+_TAKE_MAGNITUDES = Loop("take_magnitudes", ByteArray, Int, Int, array(torch.bfloat16), FloatArray)
+_TAKE_LEVELS = Loop("take_table_values", ByteArray, Int, FloatArray, FloatArray)
 
 
 def bits_of_code(coding: ValueCoding) -> int:
@@ -79,10 +80,12 @@ def decode_values(
     """
     if coding == "int8":
         return packed.view(torch.int8) * tables.unsqueeze(1).expand(-1, block).reshape(-1)[:count]
-    table = table_values(coding, tables)
-    if _TAKE.serves(packed):
+    if _TAKE_MAGNITUDES.serves(packed):
         values = torch.empty(count, dtype=torch.float32)
-        _TAKE(packed.contiguous(), count, block, table, values)
+        if coding == "two_magnitudes":
+            _TAKE_MAGNITUDES(packed.contiguous(), count, block, tables.contiguous(), values)
+        else:
+            _TAKE_LEVELS(packed.contiguous(), count, tables.contiguous(), values)
         return values
     blocks = torch.arange(count, device=packed.device) // block
-    return table.view(-1)[4 * blocks + unpack_bits(packed, count, 2)]
+    return table_values(coding, tables).view(-1)[4 * blocks + unpack_bits(packed, count, 2)]

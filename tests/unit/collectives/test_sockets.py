@@ -174,6 +174,19 @@ def test_a_bell_ends_waits_early_and_nothing_is_lost() -> None:
     assert over_sockets(exchange, 2)[0].all()
 
 
+def test_a_wait_ends_if_a_bell_was_silenced_before_its_byte_came() -> None:
+    transport, there = pair(timeout_s=1)
+    with there:
+        pending, bell = transport.receive_into(torch.empty(1), 1), WakeupEvent()
+        bell.ring()
+        bell.is_ringing = False  # as if `silence` had run in the middle of `ring`
+        with transport.interrupted_by(bell):
+            pending.wait()
+        assert bell.is_ringing
+        bell.close()
+        transport.close()
+
+
 def test_a_peer_that_closes_in_the_middle_of_a_message_is_missed_at_once() -> None:
     transport, there = pair()
     pending = transport.receive_into(torch.empty(10, dtype=torch.uint8), 1)
