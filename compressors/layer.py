@@ -161,7 +161,7 @@ def end_to_end(layers: Sequence[Layer]) -> Layer:
     """Return one flat layer that stands for the concatenation of `layers`; a single layer is returned unchanged."""
     if len(layers) == 1:
         return layers[0]
-    numel = sum(layer.numel for layer in layers)
+    numel = sum([layer.numel for layer in layers])
     return Layer(id=layers[0].id, name=f"{layers[0].name}..{layers[-1].name}", shape=(numel,), numel=numel)
 
 

@@ -73,7 +73,7 @@ class Loop:
 
     def serves(self, *tensors: torch.Tensor) -> bool:
         """Return True if native loops are in use and all of these tensors lie on the CPU, so that the loop may run."""
-        return library() is not None and all(tensor.is_cpu for tensor in tensors)
+        return library() is not None and not [tensor for tensor in tensors if not tensor.is_cpu]
 
     @functools.cached_property
     def _function(self) -> Any:
@@ -93,7 +93,8 @@ class Parts:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = [tensor.contiguous() for tensor in tensors]
-        self.numel = sum(tensor.numel() for tensor in tensors)
+        self._numels = [tensor.numel() for tensor in tensors]
+        self.numel = sum(self._numels)
         self.device = tensors[0].device
 
     @functools.cached_property
@@ -109,7 +110,7 @@ class Parts:
     @functools.cached_property
     def borders(self) -> Any:
         """Return the index of each tensor's first element in the concatenation, then `numel`, as a C array."""
-        return longs([0, *itertools.accumulate(tensor.numel() for tensor in self.tensors)])
+        return longs([0, *itertools.accumulate(self._numels)])
 
 
 P = ParamSpec("P")

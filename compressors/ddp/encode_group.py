@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class EncodeGroup:
     @functools.cached_property
     def is_plain(self) -> bool:
         """Return True if all gradients are contiguous fp32, so that the native loops can read them in place."""
-        return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
+        return not [each for each in self.gradients if each.dtype != torch.float32 or not each.is_contiguous()]
 
     def split(self, tensor: torch.Tensor | None) -> Sequence[Any]:
         """Return each layer's part of `tensor`, [numel of all layers], as views; a list of None if `tensor` is None."""
@@ -85,18 +86,18 @@ def group_layers(
     """
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
-    compressed: list[Layer] = []
-    dense: list[Layer] = []
     all_dense = step is not None and step.index < compressor.traits.dense_steps
-    for layer in sorted((layer for layer in layers if layer.numel), key=lambda layer: layer.id):
-        (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
+    in_order = sorted([layer for layer in layers if layer.numel], key=operator.attrgetter("id"))
+    dense = [layer for layer in in_order if all_dense or compressor.leaves_dense(layer)]
+    ids_of_dense = {layer.id for layer in dense}
+    compressed = [layer for layer in in_order if layer.id not in ids_of_dense]
     apart = compressor.granularity == "layer" and not together
     groups = [[layer] for layer in compressed] if apart else [compressed]
     return [
         EncodeGroup(
             layer=end_to_end(group),
             layers=group,
-            key=tuple(layer.id for layer in group),
+            key=tuple([layer.id for layer in group]),
             dense=group is dense,
             gradients=[gradient_of[layer.id] for layer in group] if gradient_of else [],
             updates=[update_of[layer.id] for layer in group] if update_of else [],

@@ -422,7 +422,7 @@ class PerLayerReducer(Reducer):
         if isinstance(payload, Batch):
             counts, kind = list(payload.counts), payload.kind
         elif len(group.layers) > 1:
-            borders = list(itertools.accumulate((layer.numel for layer in group.layers), initial=0))
+            borders = list(itertools.accumulate([layer.numel for layer in group.layers], initial=0))
             before = borders if payload.num_entries else [0] * len(borders)
             if isinstance(payload, IndexedValues):
                 before = payload.entries_before(borders)

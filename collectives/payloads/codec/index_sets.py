@@ -206,9 +206,8 @@ def write_sum_(
     Raises:
         IndexError: the positions of a term do not ascend within the parts' elements.
     """
-    if any(part.dtype != torch.float32 or not part.is_contiguous() for part in parts):
-        return False
-    if any(held.dtype not in _KINDS for held in values) or not _WRITE.serves(*parts, *values):
+    unsuitable = [part for part in parts if part.dtype != torch.float32 or not (part.is_cpu and part.is_contiguous())]
+    if unsuitable or any(held.dtype not in _KINDS for held in values) or not _WRITE.serves(*values):
         return False
     values, positions = ([held.contiguous() for held in each] for each in (values, positions))
     kinds, counts = longs([_KINDS[held.dtype] for held in values]), longs([held.numel() for held in values])
