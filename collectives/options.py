@@ -85,7 +85,7 @@ class Option:
         try:
             return self._adapter.validate_python(value)
         except pydantic.ValidationError as error:
-            raise OptionError(error.errors()[0]["msg"]) from None
+            raise OptionError(_what_to_give(error)) from None
 
     def from_text(self, text: str) -> Any:
         """Return the value that a user's text stands for, if it is None, a list or one of a `Literal`'s choices.
@@ -158,8 +158,7 @@ class Options:
     """Base class of every component, such as a collective: it checks its options when it is created.
 
     Raises:
-        OptionError: a value does not fit its declared type or range, e.g. "topk: ratio=2 is not possible: Input should
-            be less than or equal to 1".
+        OptionError: a value does not fit its declared type or range: "topk: ratio=2 is not possible: give 1 or less".
     """
 
     component_name: ClassVar[str] = ""
@@ -252,6 +251,29 @@ def _type_text(bare: Any) -> str:
     if alternatives:
         return "|".join("none" if each is type(None) else _type_text(each) for each in alternatives)
     return getattr(bare, "__name__", str(bare))
+
+
+_NUMBER, _WHOLE, _FLAG = "a finite number", "a whole number", "true or false"
+_GIVE = {  # type of a pydantic error -> what to give instead, with the error's context
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE, "int_parsing_size": _WHOLE,
+    "float_type": _NUMBER, "float_parsing": _NUMBER, "finite_number": _NUMBER,
+    "bool_type": _FLAG, "bool_parsing": _FLAG, "string_type": "text", "none_required": "none",
+    "greater_than_equal": "{ge} or more", "greater_than": "more than {gt}",
+    "less_than_equal": "{le} or less", "less_than": "less than {lt}", "literal_error": "{expected}",
+}  # fmt: skip
+
+
+def _what_to_give(error: pydantic.ValidationError) -> str:
+    """Return what to give in place of a value that was refused, such as "give 1 or more" or "give a whole number"."""
+    found = error.errors()  # one for each alternative of a union
+    if unknown := [each["msg"] for each in found if each["type"] not in _GIVE]:
+        return unknown[0]
+    wanted = []
+    for each in found:
+        bounds = {name: _bound_text(bound) for name, bound in each.get("ctx", {}).items() if name != "expected"}
+        choices = each.get("ctx", {}).get("expected", "").replace("'", "")
+        wanted.append(_GIVE[each["type"]].format(expected=choices, **bounds))
+    return f"give {' or '.join(dict.fromkeys(wanted))}"
 
 
 def _bound_text(bound: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from bench.api.frames import load
 from bench.api.keywords import by_option_name, takes_options
 from bench.api.run_options import RunOptions
 from bench.core.config.run import RunConfig
+from bench.core.errors import UsageError
 from bench.core.run_folder import RUNS_FOLDER
 from bench.launch.jobs.failure import clear_away
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -87,9 +88,9 @@ def run(
         )
     else:
         if compressor is not None:
-            given["compressor"] = compressor if isinstance(compressor, str) else ",".join(compressor)
+            given["compressor"] = _as_text("compressor", compressor, "topk:ratio=0.01")
         config = RunConfig(**with_recipe(given))
-        text = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
+        text = None if seeds is None else _as_text("seeds", seeds, "1-5")
         numbers = seeds_to_run(config, text, has_seed="seed" in given)
         with ForkServer(TRAIN) as server:
             configs = plan(config, numbers, server)
@@ -99,3 +100,16 @@ def run(
     batch.raise_failures()
     folders = [result.folder.path for result in batch.results]
     return Runs(folders=folders, rows=load(folders))
+
+
+def _as_text(keyword: str, given: object, example: str) -> str:
+    """Return a text or a list as the command line has it, with commas.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{keyword}={given} is not possible; give a text such as '{example}', or a list")
+    return ",".join(map(str, given))

@@ -108,8 +108,7 @@ class Configuration:
         panels: headings of the command's help, in order; the command line has only options under these headings.
 
     Raises:
-        UsageError: a value is invalid, e.g. "--batch-size 0 is not possible: Input should be greater than or equal to
-            1".
+        UsageError: a value is invalid, e.g. "--batch-size 0 is not possible: give 1 or more".
     """
 
     panels: ClassVar[tuple[str, ...]] = ()

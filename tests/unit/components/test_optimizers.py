@@ -130,8 +130,8 @@ def test_optimizers_without_momentum_refuse_to_hand_it_over(name: str) -> None:
         ("adamw:weight_decay=nan", "adamw: weight_decay=nan is not possible"),
         ("adagrad:eps=0", "adagrad: eps=0 is not possible"),
         ("rmsprop:alpha=1", "rmsprop: alpha=1 is not possible"),
-        ("adabelief:beta1=0", "adabelief: beta1=0 is not possible: Input should be greater than 0"),
-        ("max_adabelief:beta1=0", "max_adabelief: beta1=0 is not possible: Input should be greater than 0"),
+        ("adabelief:beta1=0", "adabelief: beta1=0 is not possible: give more than 0"),
+        ("max_adabelief:beta1=0", "max_adabelief: beta1=0 is not possible: give more than 0"),
         (
             "max_adabelief:mode=gradient,reduce=sum",
             "mode=gradient exchanges no moments; leave reduce and recursion out",

@@ -161,11 +161,12 @@ def test_options_are_complete() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"batch_size": 0}, "--batch-size 0 is not possible: Input should be greater than or equal to 1"),
-        ({"lr": float("nan")}, "--lr nan is not possible: Input should be a finite number"),
+        ({"batch_size": 0}, "--batch-size 0 is not possible: give 1 or more"),
+        ({"lr": float("nan")}, "--lr nan is not possible: give a finite number"),
         ({"warmup_epochs": float("inf")}, "--warmup-epochs inf is not possible"),
         ({"timeout_s": 0.5}, "--timeout 0.5 is not possible"),
-        ({"trigger": "never"}, "--trigger never is not possible"),
+        ({"trigger": "never"}, "--trigger never is not possible: give async or sync"),
+        ({"epochs": "three"}, "--epochs three is not possible: give a whole number"),
         ({"augment": None}, "--augment None is not possible"),
         ({"name": "a/b"}, "--name 'a/b' cannot be part"),
         ({"lr_scaling": "linear:base=0"}, "--lr-scaling linear:base=0 is not possible"),
@@ -173,8 +174,8 @@ def test_options_are_complete() -> None:
         ({"lr_scaling": "linear:"}, "--lr-scaling linear: is not possible"),
         ({"lr_scaling": "linear:gradual=maybe"}, "--lr-scaling linear:gradual=maybe is not possible"),
         ({"lr_scaling": "none:gradual=true"}, "--lr-scaling none:gradual=true is not possible"),
-        ({"clip_norm": -1.0}, "--clip-norm -1.0 is not possible: Input should be greater than or equal to 0"),
-        ({"label_smoothing": 1.0}, "--label-smoothing 1.0 is not possible: Input should be less than 1"),
+        ({"clip_norm": -1.0}, "--clip-norm -1.0 is not possible: give 0 or more"),
+        ({"label_smoothing": 1.0}, "--label-smoothing 1.0 is not possible: give less than 1"),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_its_flag(options: dict[str, Any], sentence: str) -> None:

@@ -69,7 +69,7 @@ def test_its_help_stands_in_its_panel_with_range_and_default() -> None:
 def test_a_value_outside_its_range_is_refused_in_one_sentence() -> None:
     result = CliRunner().invoke(app, ["--hops", "10"])
     assert isinstance(result.exception, UsageError)
-    assert str(result.exception) == "--hops 10 is not possible: Input should be less than or equal to 9"
+    assert str(result.exception) == "--hops 10 is not possible: give 9 or less"
 
 
 def test_it_crosses_to_the_ranks_as_json(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_describe_is_short_for_equal_hosts_and_complete_for_others(tmp_path: Pat
     ("options", "sentence"),
     [
         ({"hosts": 1}, "give 2 to 254"),
-        ({"hosts": 2, "ranks_per_host": 0}, "greater than or equal to 1"),
+        ({"hosts": 2, "ranks_per_host": 0}, "give 1 or more"),
         ({"bandwidth": "100mbit"}, "--hosts N"),
         (
             {"hosts": 2, "bandwidth": "1mbit", "uplink": "1mbit"},

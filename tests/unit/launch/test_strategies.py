@@ -87,7 +87,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "hylo reads the weights while it encodes, and with delay=5 they change meanwhile; use importance=l2",
     ),
     ({"strategy": "local:quorum=3"}, "local: quorum=3 is more than the 2 ranks; lower it"),
-    ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: Input should be greater than or equal to 0"),
+    ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: give 0 or more"),
+    ({"strategy": "local:steps=often"}, "local: steps=often is not possible: give a whole number or auto"),
     (
         {"strategy": "local:deadline=3"},
         "deadline=3 bounds the wait for ranks that a quorum goes on without; add",
