@@ -38,7 +38,7 @@ class Regression(BenchError):
 
 def has_diverged(error: str) -> bool:
     """Return True if a run's error says that its training diverged, which it would do again if it was repeated."""
-    return "has diverged" in error
+    return "has diverged" in error or "a gradient was not finite at step" in error
 
 
 class Interrupted(BenchError):

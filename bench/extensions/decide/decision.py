@@ -234,3 +234,8 @@ def best_of(decisions: Sequence[MethodDecision]) -> MethodDecision:
             times.index(each.verdict), accuracies[each.accuracy_verdict], -(each.factor or 0.0)
         ),
     )  # fmt: skip
+
+
+def seeds_in_words(number: int) -> str:
+    """Return "1 seed" or "5 seeds"."""
+    return f"{number} {'seed' if number == 1 else 'seeds'}"

@@ -12,7 +12,7 @@ from bench.cli.console import table_of
 from bench.core.files import writing
 from bench.core.run_folder import write_json
 from bench.core.units import format_rate, format_seconds
-from bench.extensions.decide.decision import MethodDecision, best_of, log_ratios
+from bench.extensions.decide.decision import MethodDecision, best_of, log_ratios, seeds_in_words
 from bench.extensions.decide.search import StudyResult
 from bench.report.columns import NOTHING, format_factor, format_interval, format_points
 from bench.report.plots.style import PALETTE, Picture, applied, new_figure, save, with_legend, wrapped, write_ticks
@@ -29,11 +29,11 @@ def sentences(answer: StudyResult) -> list[str]:
         head = f"Yes, {quality.but_worse}" if best.accuracy_verdict == quality.beyond else "Yes"
         first = (
             f"{head}: {best.method} reaches {target} {_times(best)} sooner than {baseline} on this link, decided after "
-            f"{_seeds(best.num_seeds)}; {quality.noun} {_change_in_words(quality, best)}."
+            f"{seeds_in_words(best.num_seeds)}; {quality.noun} {_change_in_words(quality, best)}."
         )
     elif still_open:
         reached = f"reaches {target} {_times(best)} as soon as {baseline}" if best.factor else f"missed {target} so far"
-        first = f"Open: {best.method} {reached} on this link, not decided after {_seeds(best.num_seeds)}."
+        first = f"Open: {best.method} {reached} on this link, not decided after {seeds_in_words(best.num_seeds)}."
     else:
         first = f"No: no method reaches {target} sooner than {baseline} on this link."
     found = [first]
@@ -52,14 +52,10 @@ def sentences(answer: StudyResult) -> list[str]:
     if any(not each.reached for each in answer.evidence[0].times):
         missed = sum(not each.reached for each in answer.evidence[0].times)
         found.append(
-            f"The baseline missed the target with {missed} of {_seeds(len(answer.evidence[0].times))}, which are left "
-            "out of the factors."
+            f"The baseline missed the target with {missed} of {seeds_in_words(len(answer.evidence[0].times))}, which "
+            "are left out of the factors."
         )
     return found
-
-
-def _seeds(number: int) -> str:
-    return f"{number} {'seed' if number == 1 else 'seeds'}"
 
 
 def _times(decision: MethodDecision) -> str:

@@ -17,7 +17,15 @@ from bench.core.counters import NOTEWORTHY_SHARE
 from bench.core.errors import NothingToCompare
 from bench.core.run_folder import read_json, write_json
 from bench.core.units import format_seconds, parse_rate
-from bench.extensions.decide.decision import DecisionRule, Evidence, MethodDecision, best_of, decide, log_ratios
+from bench.extensions.decide.decision import (
+    DecisionRule,
+    Evidence,
+    MethodDecision,
+    best_of,
+    decide,
+    log_ratios,
+    seeds_in_words,
+)
 from bench.extensions.decide.step_times import StepTimes, joined, levels_of, measure_step_times
 from bench.extensions.decide.study import LINK_OPTIONS, Method, Study, train_missing
 from bench.extensions.decide.trajectory import Trajectory, find_trajectories
@@ -143,7 +151,7 @@ class Search:
         self._seed_s = 0.0
         self._seeds_of: dict[str, list[int]] = {}
         left = format_seconds(self.ends_at - time.monotonic())
-        self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {len(seeds)} seeds, or {left}")
+        self.live.say(f"{', '.join(m.name for m in self.methods)}: at most {seeds_in_words(len(seeds))}, or {left}")
         stopped = self._add_seeds(seeds)
         checks = self._check() if self.checks and not self._whole else []
         if not all(check.is_passed for check in checks):
@@ -170,7 +178,7 @@ class Search:
         """Train seed by seed; return why the search stopped although a method is open, or an empty text."""
         self._seeds_of = {method.name: [] for method in self.methods}
         timings: list[dict[str, StepTimes]] = []
-        stopped = f"after {len(seeds)} seeds (--max-seeds)"
+        stopped = f"after {seeds_in_words(len(seeds))} (--max-seeds)"
         for number, seed in enumerate(seeds, 1):
             began = time.monotonic()
             methods = self._open() if number > 1 else self.methods
@@ -206,8 +214,9 @@ class Search:
             known = [each.accuracy for each in baseline.trajectories if each.accuracy is not None]
             best = min(known, key=quality.cost, default=quality.worst)
             raise NothingToCompare(
-                f"{baseline.method} reached {quality.in_words(self._target)} with none of {len(baseline.times)} seeds "
-                f"so far, and ended with {quality.in_words(best)} at best; {quality.relax}, or give more --epochs"
+                f"{baseline.method} reached {quality.in_words(self._target)} with none of "
+                f"{seeds_in_words(len(baseline.times))} so far, and ended with {quality.in_words(best)} at best; "
+                f"{quality.relax}, or give more --epochs"
             )
 
     def _open(self) -> list[Method]:
@@ -420,4 +429,4 @@ def _state(num_seeds: int, decisions: Sequence[MethodDecision]) -> str:
         factor = "target missed" if each.factor is None else f"{each.factor:.2f}x"
         bounds = f" [{each.low:.2f}, {each.high:.2f}]" if each.low > 0.0 and each.high < float("inf") else ""
         parts.append(f"{each.method} {factor}{bounds} {each.verdict}")
-    return f"{num_seeds} {'seed' if num_seeds == 1 else 'seeds'}: {'; '.join(parts)}"
+    return f"{seeds_in_words(num_seeds)}: {'; '.join(parts)}"

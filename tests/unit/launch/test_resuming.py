@@ -77,7 +77,12 @@ def test_a_failure_that_could_not_be_kept_is_one_at_the_end_of_a_sweep(
 
 
 @pytest.mark.parametrize(
-    ("error", "is_offered"), [("rank 1 was killed", True), ("the loss is nan at step 3; training has diverged", False)]
+    ("error", "is_offered"),
+    [
+        ("rank 1 was killed", True),
+        ("the loss is nan at step 3; training has diverged", False),
+        ("NonFiniteGradient: a gradient was not finite at step 3", False),
+    ],
 )
 def test_a_run_that_would_diverge_again_is_not_to_be_resumed(error: str, tmp_path: Path, *, is_offered: bool) -> None:
     config = make_config(checkpoint_every=1)
