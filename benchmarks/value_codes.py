@@ -31,13 +31,12 @@ TRAININGS = {  # (model, data set, batch size) -> optimizer
     ("small_cnn", "digits", 64): lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     ("gpt:preset=small", "stdlib", 16): lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
 }
-OF_4096 = "group_topk:ratio=0.015625,group_size=4096"
-SELECTIONS = {  # row of the table -> compressor
-    "topk:ratio=0.01, by layer": "topk:ratio=0.01",
-    "group_topk:ratio=0.01,group_size=1024": "group_topk:ratio=0.01,group_size=1024",
-    OF_4096: OF_4096,
-    f"{OF_4096}, by layer": OF_4096,
-}
+SELECTIONS = (  # (compressor, by layer)
+    ("topk:ratio=0.01", True),
+    ("group_topk:ratio=0.01,group_size=1024", False),
+    ("group_topk:ratio=0.015625,group_size=4096", False),
+    ("group_topk:ratio=0.015625,group_size=4096", True),
+)
 CODINGS = ("two_magnitudes", "sigma", "int8")
 Records = dict[str, list[list[torch.Tensor]]]
 STEP = Step(index=0, epoch=99, rank=0, world_size=2, seed=1)
@@ -86,8 +85,8 @@ def main() -> None:
     table = Table("training", "tensors", "selection", *CODINGS)
     for (model, data, batch), _ in TRAININGS.items():
         for name, records in recorded(model, data, batch, asked.steps, asked.local).items():
-            for selection, compressor in SELECTIONS.items():
-                messages = records if "by layer" in selection else [[torch.cat(tensors)] for tensors in records]
+            for compressor, by_layer in SELECTIONS:
+                messages = records if by_layer else [[torch.cat(tensors)] for tensors in records]
                 built = {coding: build("compressors", PerLayer, f"{compressor},values={coding}") for coding in CODINGS}
                 errors = {coding: [error(built[coding], x) for x in messages] for coding in CODINGS}
                 cells = [
@@ -95,7 +94,7 @@ def main() -> None:
                     f"({max(a / b for a, b in zip(errors[coding], errors['sigma'], strict=True)):.2f})"
                     for coding in CODINGS
                 ]
-                table.add_row(f"{model}, {data}", name, selection, *cells)
+                table.add_row(f"{model}, {data}", name, compressor + ", by layer" * by_layer, *cells)
     Console(width=140).print(table)
 
 

@@ -253,27 +253,30 @@ def _type_text(bare: Any) -> str:
     return getattr(bare, "__name__", str(bare))
 
 
-_NUMBER, _WHOLE, _FLAG = "a finite number", "a whole number", "true or false"
-_GIVE = {  # type of a pydantic error -> what to give instead, with the error's context
+_WHOLE, _BOOL = "a whole number", "true or false"
+_GIVE = {  # type of a pydantic error -> what to give instead; placeholders are filled from the error's context
     "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE, "int_parsing_size": _WHOLE,
-    "float_type": _NUMBER, "float_parsing": _NUMBER, "finite_number": _NUMBER,
-    "bool_type": _FLAG, "bool_parsing": _FLAG, "string_type": "text", "none_required": "none",
+    "float_type": "a number", "float_parsing": "a number", "finite_number": "a finite number",
+    "bool_type": _BOOL, "bool_parsing": _BOOL, "string_type": "text", "none_required": "none", "tuple_type": "a list",
     "greater_than_equal": "{ge} or more", "greater_than": "more than {gt}",
     "less_than_equal": "{le} or less", "less_than": "less than {lt}", "literal_error": "{expected}",
 }  # fmt: skip
 
 
 def _what_to_give(error: pydantic.ValidationError) -> str:
-    """Return what to give in place of a value that was refused, such as "give 1 or more" or "give a whole number"."""
-    found = error.errors()  # one for each alternative of a union
+    """Return what to give in place of a value that was refused, such as "give 1 or more" or "give a whole number".
+
+    If an error's type is not in `_GIVE`, return pydantic's own message.
+    """
+    found = error.errors()  # one for each alternative of a union, and for each wrong item of a list
     if unknown := [each["msg"] for each in found if each["type"] not in _GIVE]:
         return unknown[0]
     wanted = []
     for each in found:
-        bounds = {name: _bound_text(bound) for name, bound in each.get("ctx", {}).items() if name != "expected"}
-        choices = each.get("ctx", {}).get("expected", "").replace("'", "")
-        wanted.append(_GIVE[each["type"]].format(expected=choices, **bounds))
-    return f"give {' or '.join(dict.fromkeys(wanted))}"
+        context = each.get("ctx", {}).items()
+        texts = {k: v.replace("'", "") if isinstance(v, str) else _bound_text(v) for k, v in context}
+        wanted.append(_GIVE[each["type"]].format(**texts))
+    return f"give {', or '.join(dict.fromkeys(wanted))}"
 
 
 def _bound_text(bound: Any) -> str:

@@ -58,8 +58,8 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     it. Layers sent in fp32 (`min_numel`, `skip`, `dense_ends`) are not part of the groups.
 
     values=two_magnitudes sends 2 bits per value, and positions by their gaps: at 1 %, 0.41 of the bytes of floats, with
-    about a tenth of the squared error of values=sigma. With error feedback the error stays in the
-    residual. Collectives that cut or add payloads, such as `ring`, send 16 bits per value; `allgather` sends 2.
+    a twentieth to a sixth of the squared error of values=sigma. With error feedback the error stays in the residual.
+    Collectives that cut or add payloads, such as `ring`, send 16 bits per value; `allgather` sends 2.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=patent sets
     error_feedback=false, group_size=256, scope=model, values=floats, value_dtype=fp32 and warmup_epochs=0, uses

@@ -111,5 +111,5 @@ def _as_text(keyword: str, given: object, example: str) -> str:
     if isinstance(given, str):
         return given
     if not isinstance(given, Iterable):
-        raise UsageError(f"{keyword}={given} is not possible; give a text such as '{example}', or a list")
+        raise UsageError(f"{keyword}={given} is not possible: give a text such as '{example}', or a list")
     return ",".join(map(str, given))

@@ -38,7 +38,12 @@ class Regression(BenchError):
 
 def has_diverged(error: str) -> bool:
     """Return True if a run's error says that its training diverged, which it would do again if it was repeated."""
-    return "has diverged" in error or "a gradient was not finite at step" in error
+    return "has diverged" in error
+
+
+def would_fail_again(error: str) -> bool:
+    """Return True if a run's error says that the same training would fail again: it diverged, or a gradient did."""
+    return has_diverged(error) or "a gradient was not finite at step" in error
 
 
 class Interrupted(BenchError):

@@ -73,7 +73,7 @@ class Loop:
 
     def serves(self, *tensors: torch.Tensor) -> bool:
         """Return True if native loops are in use and all of these tensors lie on the CPU, so that the loop may run."""
-        return library() is not None and not [tensor for tensor in tensors if not tensor.is_cpu]
+        return library() is not None and all(tensor.is_cpu for tensor in tensors)
 
     @functools.cached_property
     def _function(self) -> Any:

@@ -25,8 +25,8 @@ class WakeupEvent:
     """An event that any thread can set (`ring`), and that is readable like a socket until it is cleared (`silence`).
 
     Attributes:
-        is_ringing: True if the event is set; cheap to read, without a system call. Set it if a poll finds the event
-            readable: `silence` may have come between the two steps of `ring`.
+        is_ringing: True if the event is set; cheap to read, without a system call. A thread whose poll finds the event
+            readable also sets it, because `silence` may have run in the middle of `ring`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class WakeupEvent:
 
     def ring(self) -> None:
         """Set the event; any thread may call this method."""
-        self.is_ringing = True  # before the byte: the thread that the byte wakes may run before this one goes on
+        self.is_ringing = True  # first, so that a thread that the byte wakes sees it
         with contextlib.suppress(BlockingIOError):  # the buffer is full of unread rings, so it rings already
             self._ringer.send(b"\0")
 

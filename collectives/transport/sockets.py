@@ -242,8 +242,8 @@ class Connections:
             (descriptor, events) for descriptor, (_, events) in busy.items()
         ]
         for descriptor, events in ready:
-            if self.bell is not None and descriptor not in busy:
-                self.bell.is_ringing = True
+            if self.bell is not None and descriptor == self.bell.fileno():
+                self.bell.is_ringing = True  # `silence` may have come before the byte
                 continue
             rank, _ = busy[descriptor]
             try:

@@ -47,7 +47,7 @@ class EncodeGroup:
     @functools.cached_property
     def is_plain(self) -> bool:
         """Return True if all gradients are contiguous fp32, so that the native loops can read them in place."""
-        return not [each for each in self.gradients if each.dtype != torch.float32 or not each.is_contiguous()]
+        return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
     def split(self, tensor: torch.Tensor | None) -> Sequence[Any]:
         """Return each layer's part of `tensor`, [numel of all layers], as views; a list of None if `tensor` is None."""
@@ -87,10 +87,10 @@ def group_layers(
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
     all_dense = step is not None and step.index < compressor.traits.dense_steps
-    in_order = sorted([layer for layer in layers if layer.numel], key=operator.attrgetter("id"))
-    dense = [layer for layer in in_order if all_dense or compressor.leaves_dense(layer)]
-    ids_of_dense = {layer.id for layer in dense}
-    compressed = [layer for layer in in_order if layer.id not in ids_of_dense]
+    compressed: list[Layer] = []
+    dense: list[Layer] = []
+    for layer in sorted([layer for layer in layers if layer.numel], key=operator.attrgetter("id")):
+        (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
     apart = compressor.granularity == "layer" and not together
     groups = [[layer] for layer in compressed] if apart else [compressed]
     return [

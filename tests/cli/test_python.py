@@ -110,8 +110,8 @@ def test_compare_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Ca
         (lambda: bench.run(compressor=["topk", "topk"]), "names one compressor twice"),
         (lambda: bench.run(seed=1, seeds="1-2"), "--seed and --seeds contradict each other"),
         (lambda: bench.run(seeds=[]), "is not a list of seeds"),
-        (lambda: bench.run(seeds=3), "seeds=3 is not possible; give a text such as '1-5', or a list"),  # type: ignore[arg-type]
-        (lambda: bench.run(compressor=3), "compressor=3 is not possible; give a text such as"),  # type: ignore[arg-type]
+        (lambda: bench.run(seeds=3), "seeds=3 is not possible: give a text such as '1-5', or a list"),  # type: ignore[arg-type]
+        (lambda: bench.run(compressor=3), "compressor=3 is not possible: give a text such as"),  # type: ignore[arg-type]
         (lambda: bench.run(resume="x", epochs=3, seeds=[1]), "configuration; leave out epochs, seeds"),
         (lambda: bench.run(resume="x"), "x is not a run folder"),
         (lambda: bench.run(resume_residuals="sum"), "add --resume and --world-size"),

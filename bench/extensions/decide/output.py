@@ -52,8 +52,8 @@ def sentences(answer: StudyResult) -> list[str]:
     if any(not each.reached for each in answer.evidence[0].times):
         missed = sum(not each.reached for each in answer.evidence[0].times)
         found.append(
-            f"The baseline missed the target with {missed} of {seeds_in_words(len(answer.evidence[0].times))}, which "
-            "are left out of the factors."
+            f"The baseline missed the target with {missed} of {seeds_in_words(len(answer.evidence[0].times))} "
+            "(left out of the factors)."
         )
     return found
 

@@ -24,7 +24,7 @@ MOST_STEPS = 127
 NUM_SHARED: dict[ValueCoding, int] = {"two_magnitudes": 2, "sigma": SIGMA_LEVELS, "int8": 1}  # numbers per block
 
 _TAKE_MAGNITUDES = Loop("take_magnitudes", ByteArray, Int, Int, array(torch.bfloat16), FloatArray)
-_TAKE_LEVELS = Loop("take_table_values", ByteArray, Int, FloatArray, FloatArray)
+_TAKE_TABLE_VALUES = Loop("take_table_values", ByteArray, Int, FloatArray, FloatArray)
 
 
 def bits_of_code(coding: ValueCoding) -> int:
@@ -81,11 +81,11 @@ def decode_values(
     if coding == "int8":
         return packed.view(torch.int8) * tables.unsqueeze(1).expand(-1, block).reshape(-1)[:count]
     if _TAKE_MAGNITUDES.serves(packed):
-        values = torch.empty(count, dtype=torch.float32)
+        packed, tables, values = packed.contiguous(), tables.contiguous(), torch.empty(count, dtype=torch.float32)
         if coding == "two_magnitudes":
-            _TAKE_MAGNITUDES(packed.contiguous(), count, block, tables.contiguous(), values)
+            _TAKE_MAGNITUDES(packed, count, block, tables, values)
         else:
-            _TAKE_LEVELS(packed.contiguous(), count, tables.contiguous(), values)
+            _TAKE_TABLE_VALUES(packed, count, tables, values)
         return values
     blocks = torch.arange(count, device=packed.device) // block
     return table_values(coding, tables).view(-1)[4 * blocks + unpack_bits(packed, count, 2)]

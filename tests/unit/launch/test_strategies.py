@@ -88,7 +88,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"strategy": "local:quorum=3"}, "local: quorum=3 is more than the 2 ranks; lower it"),
     ({"strategy": "local:quorum=-1"}, "local: quorum=-1 is not possible: give 0 or more"),
-    ({"strategy": "local:steps=often"}, "local: steps=often is not possible: give a whole number or auto"),
+    ({"strategy": "local:steps=often"}, "local: steps=often is not possible: give a whole number, or auto"),
     (
         {"strategy": "local:deadline=3"},
         "deadline=3 bounds the wait for ranks that a quorum goes on without; add",
