@@ -260,7 +260,7 @@ def test_more_ranks_than_a_job_of_this_tool_can_have_are_predicted(tmp_path: Pat
     ("asked", "sentence"),
     [
         (["--hosts", "2049", "--ranks-per-host", "2"], "choose at most 4096, or one rank per host"),
-        (["--world-size", "16385"], "less than or equal to 16384"),
+        (["--world-size", "16385"], "give 16384 or less"),
     ],
 )
 def test_more_ranks_than_can_be_simulated_are_refused_at_once(tmp_path: Path, asked: list[str], sentence: str) -> None:
