@@ -12,7 +12,7 @@ from bench.api.progress import Display, print_notes
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import parse_seeds
 from bench.core.counters import NOTEWORTHY_SHARE
-from bench.core.errors import Interrupted, RunFailed, UsageError, would_fail_again
+from bench.core.errors import Interrupted, RunFailed, UsageError, has_diverged
 from bench.core.rows import read_rows
 from bench.core.run_folder import RunFolder
 from bench.core.spec import split_list
@@ -56,7 +56,8 @@ class Batch:
         last, left = failed[-1], self.configs[len(self.results) :]
         step, path = last_step(last.folder), last.folder.path
         advice = ""
-        if step is not None and not would_fail_again(last.error):
+        fails_again = has_diverged(last.error) or "a gradient was not finite" in last.error
+        if step is not None and not fails_again:  # a resumed run keeps its options
             advice = f"; to resume from step {step}: bench run --resume {path}"
         counted = ""
         if self.num_methods > 1:

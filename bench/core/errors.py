@@ -41,11 +41,6 @@ def has_diverged(error: str) -> bool:
     return "has diverged" in error
 
 
-def would_fail_again(error: str) -> bool:
-    """Return True if a run's error says that the same training would fail again: it diverged, or a gradient did."""
-    return has_diverged(error) or "a gradient was not finite at step" in error
-
-
 class Interrupted(BenchError):
     """The user stopped the program; the message says what is kept."""
 

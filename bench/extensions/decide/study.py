@@ -9,7 +9,7 @@ from typing import Any
 from bench.core import registry, spec
 from bench.core.config.configuration import short_digest
 from bench.core.config.run import MACHINES, VIRTUAL_HOSTS, RunConfig
-from bench.core.errors import Interrupted, UsageError, would_fail_again
+from bench.core.errors import Interrupted, UsageError, has_diverged
 from bench.core.run_folder import RunFolder, read_json, write_json
 from bench.launch.jobs.fork_server import ForkServer
 from bench.launch.recipes import with_recipe
@@ -293,4 +293,4 @@ def train_missing(
 def _is_missing(past: PastRun | None) -> bool:
     if past is None or past.state == "torn":
         return True
-    return past.state == "failed" and not would_fail_again(past.summary.get("error", ""))
+    return past.state == "failed" and not has_diverged(past.summary.get("error", ""))
