@@ -5,6 +5,7 @@
 #include "../../../collectives/payloads/codec/native/floats.h"
 #include "../../../collectives/payloads/codec/native/nontemporal.h"
 #include "../../../collectives/payloads/codec/native/parts.h"
+#include "../../../collectives/payloads/codec/native/set_bits.h"
 #include "encode_value.h"
 #include "magnitude.h"
 
@@ -13,6 +14,7 @@
 #define MANY_LANES 192
 #define LANES_PER_KEPT 3
 #define MASK_BITS 16 /* also the most candidates for `keep_largest_of_few` */
+#define PREFETCHED 512 /* floats: hardware prefetchers follow; more would evict the group from the L1 cache */
 #define KEPT 3 /* a dtype: fp32 values that are not subtracted */
 
 /* Returns a bound that at least k of the elements reach, and few more. */
@@ -40,26 +42,24 @@ static int32_t bound_by_all(const int32_t *x, int64_t size, int64_t k) {
 }
 
 /* Writes the positions of the elements that reach the bound, ascending; returns their number. All masks are computed
-   first, so that only the loop that reads them has unpredictable branches. The loop that computes them prefetches the
-   gradient of the next group, but not the residual: memory cannot deliver both in that time. */
+   first, so that only the loop that reads them has unpredictable branches. Meanwhile, the first elements of the next
+   group are prefetched. */
 static int64_t find_in_group(
-    const int32_t *x, int64_t size, int32_t bound, const float *next_gradient, int32_t *positions) {
+    const int32_t *x, int64_t size, int32_t bound, const float *next_gradient, int64_t *positions) {
     uint64_t masks[LONGEST_GROUP / 64];
     int64_t num_masks = 0, count = 0;
-    for (int64_t start = 0; start < size; start += 64) {
+    for (int64_t i = 0; i < PREFETCHED; i += CACHE_LINE)
+        __builtin_prefetch(next_gradient + i);
+    for (int64_t start = 0; start < size; start += 64)
         masks[num_masks++] = reaching_mask_64(x + start, size - start, bound);
-        for (int64_t i = start; i < start + 64; i += CACHE_LINE)
-            __builtin_prefetch(next_gradient + i);
-    }
     for (int64_t i = 0; i < num_masks; i++)
-        for (uint64_t mask = masks[i]; mask; mask &= mask - 1)
-            positions[count++] = (int32_t)(64 * i + __builtin_ctzll(mask));
+        count = write_set_bits(masks[i], 64 * i, LONGEST_GROUP, count, positions);
     return count;
 }
 
 /* Does the work of `keep_largest` without branches, for at most MASK_BITS candidates: keeps an entry if fewer than k
    others are larger, or equal and earlier. */
-static void keep_largest_of_few(const int32_t *x, int64_t k, int32_t *positions, int64_t count) {
+static void keep_largest_of_few(const int32_t *x, int64_t k, int64_t *positions, int64_t count) {
     int32_t candidates[MASK_BITS] = {0};
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++)
@@ -73,7 +73,7 @@ static void keep_largest_of_few(const int32_t *x, int64_t k, int32_t *positions,
 }
 
 /* Keeps the k largest of `count` > k candidates in `positions`, the first among equals. */
-static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *positions, int64_t count) {
+static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int64_t *positions, int64_t count) {
     int32_t candidates[LONGEST_GROUP];
     for (int64_t i = 0; i < count; i++)
         candidates[i] = magnitude(x[positions[i]]);
@@ -90,8 +90,8 @@ static void keep_largest(const int32_t *x, int64_t k, int32_t bound, int32_t *po
     }
 }
 
-/* Writes the positions of the k largest magnitudes of a group, ascending, to the first k of int32 [LONGEST_GROUP]. */
-static void select_in_group(const int32_t *x, int64_t size, int64_t k, const float *next_gradient, int32_t *positions) {
+/* Writes the positions of the k largest magnitudes of a group, ascending, to the first k of int64 [LONGEST_GROUP]. */
+static void select_in_group(const int32_t *x, int64_t size, int64_t k, const float *next_gradient, int64_t *positions) {
     int32_t bound;
     if (LANES_PER_KEPT * k <= FEW_LANES && 2 * FEW_LANES <= size)
         bound = bound_by_lanes(x, size, k, FEW_LANES);
@@ -109,7 +109,7 @@ static void select_in_group(const int32_t *x, int64_t size, int64_t k, const flo
 /* Writes the positions of the k largest magnitudes per group of x, fp32 [numel], ascending, to selected: int64 [k per
    whole group, then k_last of a shorter last one]. group_size is at most LONGEST_GROUP. */
 void select_groups(const int32_t *x, int64_t numel, int64_t group_size, int64_t k, int64_t k_last, int64_t *selected) {
-    int32_t positions[LONGEST_GROUP];
+    int64_t positions[LONGEST_GROUP];
     for (int64_t start = 0; start < numel; start += group_size) {
         int whole = numel - start >= group_size;
         int64_t kept = whole ? k : k_last;
@@ -142,7 +142,7 @@ int64_t send_groups(const float *const *starts, const int64_t *borders, const fl
                     int64_t group_size, int64_t k, int64_t k_last, int64_t dtype, float limit, void *values,
                     int64_t *indices, int64_t *positions, float *left) {
     struct parts gradient = {starts, borders, 0};
-    int32_t chosen[LONGEST_GROUP];
+    int64_t chosen[LONGEST_GROUP];
     _Alignas(64) float x[LONGEST_GROUP];
     int nontemporal = numel >= NONTEMPORAL_MIN_NUMEL;
     int64_t sent = 0, all_finite = 1, size = numel < group_size ? numel : group_size;
