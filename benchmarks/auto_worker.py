@@ -22,12 +22,13 @@ from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Samples
-from bench.strategies.ddp import Ddp, wrap
+from bench.strategies.ddp import Ddp, gradient_mb, wrap
 from bench.train import partition
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
 from compressors.auto.compressor import ChoosingHook
 from compressors.ddp.attach import attach
+from compressors.layer import layers_of
 
 LR, MOMENTUM = 0.02, 0.9
 SETTLING = 2
@@ -74,11 +75,9 @@ class Trainee:
         torch.manual_seed(config.seed)
         device = torch.device("cpu")
         model = spec.build("models", config.model).build(dataset.num_classes)
-        megabytes = sum(p.numel() for p in model.parameters()) * 4 / 2**20
-        bucket_mb = Ddp().default_bucket_mb(
-            megabytes, spec.build("optimizers", "sgd"), spec.build("compressors", "auto")
-        )
-        self._ddp = wrap(model, device, bucket_mb or megabytes)
+        layers = layers_of(model)
+        bucket_mb = Ddp().default_bucket_mb(layers, spec.build("optimizers", "sgd"), spec.build("compressors", "auto"))
+        self._ddp = wrap(model, device, bucket_mb or gradient_mb(layers))
         self._hook = attach(self._ddp, *way, seed=config.seed, timeout_s=config.timeout_s)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
         of_run = RunConfig(batch_size=config.batch_size, augment=False, seed=config.seed, replicas=config.world_size)

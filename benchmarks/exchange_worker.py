@@ -152,13 +152,13 @@ class Subject:
 
         from bench.core import spec
         from bench.strategies.ddp import Ddp
+        from compressors.layer import layers_of
 
         torch.manual_seed(1)
         self.way, self.parts, self.per_turn = way, parts, plan["per_turn"]
         self.network = spec.build("models", "resnet18").build(10)
-        megabytes = sum(p.numel() for p in self.network.parameters()) * 4 / 2**20
         bucket_mb = Ddp().default_bucket_mb(
-            megabytes, spec.build("optimizers", "sgd"), spec.build("compressors", "none")
+            layers_of(self.network), spec.build("optimizers", "sgd"), spec.build("compressors", "none")
         )
         if way.name == "powersgd of its authors":
             bucket_mb = 2.0**20

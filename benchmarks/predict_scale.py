@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.extensions.microbenchmarks.compressors_worker import buckets_of
 from bench.extensions.predict.flows import Flows
 from bench.extensions.predict.links import Links
 from bench.models.resnet import ResNet50
+from bench.strategies.ddp import buckets_of
 from collectives import options
 from collectives.base import Collective
 from collectives.schedule.rounds import Layout
@@ -41,7 +41,7 @@ ALL = (
     "hierarchical:group_size=64,intra=server,inter=tree",
 )
 LARGEST = ("ring", "tree", "hierarchical")
-BUCKET_BYTES = 25 * 2**20
+BUCKET_MB = 25.0
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def simulated(collective: str, nodes: int) -> dict[str, object]:
         layers = layers_of(ResNet50().build(1000))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, cpu = time.perf_counter(), time.process_time()
-    for bucket in buckets_of(layers, BUCKET_BYTES):
+    for bucket in buckets_of(layers, BUCKET_MB):
         layout = Layout.dense(sum(layer.numel for layer in bucket), key=(0,))
         waves = waves_of(options.build("collectives", Collective, collective), nodes, layout, Lengths(packed))
         flows.run(waves or ())

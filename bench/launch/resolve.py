@@ -132,6 +132,7 @@ def resolve(options: RunConfig) -> RunConfig:
     _check_together(config, parts)  # again, because some components work only on the CPU
     import torch
 
+    from bench.strategies.ddp import gradient_mb
     from compressors.layer import layers_of, sparse_gradients
 
     num_classes = parts.dataset.num_classes
@@ -140,23 +141,22 @@ def resolve(options: RunConfig) -> RunConfig:
         network = parts.model.build(num_classes)
     if reason := sparse_gradients(network):
         raise UsageError(reason)
-    gradient_bytes = 4 * sum(p.numel() for p in network.parameters() if p.requires_grad)
-    gradient_mb = float(f"{gradient_bytes / 2**20:.4g}")
-    config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(gradient_mb, parts.optimizer, parts.compressor))
-    _check_bucket(config, parts.compressor, gradient_mb)
+    layers = layers_of(network)
+    config = config.choose(bucket_mb=parts.strategy.default_bucket_mb(layers, parts.optimizer, parts.compressor))
+    _check_bucket(config, parts.compressor, gradient_mb(layers))
     _check_network(config, parts)
     of_strategy = parts.strategy.examine(config, network)
     with spec.usage_errors():
-        parts.compressor.check_compatible(parts.collective, layers_of(network))
-        parts.optimizer.check_layers(layers_of(network))
+        parts.compressor.check_compatible(parts.collective, layers)
+        parts.optimizer.check_layers(layers)
     return dataclasses.replace(config, notes=tuple(_notes(config, parts, of_strategy)))
 
 
-def _check_bucket(config: RunConfig, compressor: Compressor, gradient_mb: float) -> None:
-    if compressor.traits.one_bucket and config.bucket_mb is not None and config.bucket_mb < gradient_mb:
+def _check_bucket(config: RunConfig, compressor: Compressor, model_mb: float) -> None:
+    if compressor.traits.one_bucket and config.bucket_mb is not None and config.bucket_mb < model_mb:
         raise UsageError(
             f"{config.compressor} needs the whole model in one bucket, and --bucket-mb {config.bucket_mb:g} is too "
-            f"small for it; leave out --bucket-mb, or give --bucket-mb {gradient_mb:g} or more"
+            f"small for it; leave out --bucket-mb, or give --bucket-mb {model_mb:g} or more"
         )
 
 

@@ -109,11 +109,11 @@ class Strategy(Options, abc.ABC):
         """
         return False
 
-    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
+    def default_bucket_mb(self, layers: Sequence[Layer], optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Return the default size of DDP's buckets in MiB; None if this strategy has no buckets.
 
         Args:
-            model_mb: size of the model's gradients in MiB.
+            layers: the model's trainable parameters.
             optimizer: the run's optimizer.
             compressor: the run's compressor.
         """

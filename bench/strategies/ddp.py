@@ -6,6 +6,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on accelerating data parall
 import abc
 import dataclasses
 import inspect
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -23,7 +24,7 @@ from bench.optimizers.base import KeepsResiduals, Optimizer, StepsAlone
 from bench.strategies.base import Batch, BoundStrategy, Exchange, Setup, Strategy, refuse
 from collectives.base import Collective
 from collectives.transport.base import Purpose, Traffic
-from compressors.base import Compressor, TorchHook
+from compressors.base import FP32_BYTES, Compressor, TorchHook
 from compressors.ddp.communicator import (
     CompressedCommunicator,
     Nonfinite,
@@ -33,10 +34,12 @@ from compressors.ddp.communicator import (
 )
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.report import EncodedLayer, StepReport
-from compressors.layer import Step, layers_of
+from compressors.layer import Layer, Step, layers_of
 
 # Bucket size in MiB that exceeds any model: all layers go into one bucket.
 WHOLE_MODEL_MB = 2.0**20
+MAX_BUCKET_MB = 25.0  # the default of DDP
+BUCKET_COST = 0.05  # of the time to exchange the model: how much longer an exchange takes with one more bucket
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -49,15 +52,27 @@ class Ddp(Strategy):
     """
 
     @override
-    def default_bucket_mb(self, model_mb: float, optimizer: Optimizer, compressor: Compressor) -> float | None:
+    def default_bucket_mb(self, layers: Sequence[Layer], optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Return the default size of DDP's buckets in MiB; None if no gradients are sent.
 
-        It is a quarter of the model, so that the exchange overlaps backward, but at least 1 MiB, because small buckets
-        cost more, and at most 25 MiB. A compressor that needs the whole model as one message gets the model's size.
+        It is 25 to 45 % of the model, but at least 1 MiB and at most 25. Backward does not overlap the exchange of the
+        last bucket, so the size is the one that leaves few buckets and a small last one. A compressor that needs the
+        whole model as one message gets the model's size.
         """
         if optimizer.keeps_gradients:
             return None
-        return max(0.001, model_mb) if compressor.traits.one_bucket else min(25.0, max(1.0, model_mb / 4))
+        model_mb = gradient_mb(layers)
+        if compressor.traits.one_bucket:
+            return max(0.001, model_mb)
+        largest = min(MAX_BUCKET_MB, max(1.0, 0.45 * model_mb))
+
+        def cost(bucket_mb: float) -> float:
+            sizes = [gradient_mb(bucket) for bucket in buckets_of(layers, bucket_mb)]
+            # Backward ends soon after the bucket before a tiny last one.
+            not_overlapped = next(mb for mb in itertools.accumulate(reversed(sizes)) if mb >= BUCKET_COST * model_mb)
+            return not_overlapped + BUCKET_COST * model_mb * len(sizes)
+
+        return min([max(1.0, round(largest * percent / 100, 2)) for percent in range(100, 54, -1)], key=cost)
 
     @override
     def check_compatible(
@@ -120,6 +135,27 @@ _TAKEN = inspect.signature(DistributedDataParallel.__init__).parameters
 NO_BROADCASTS: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _TAKEN else "broadcast_buffers": False
 }
+
+
+def gradient_mb(layers: Sequence[Layer]) -> float:
+    """Return the size of the layers' gradients in MiB, as fp32, with 4 significant digits."""
+    return float(f"{sum([layer.numel for layer in layers]) * FP32_BYTES / 2**20:.4g}")
+
+
+def buckets_of(layers: Sequence[Layer], bucket_mb: float) -> list[list[Layer]]:
+    """Return the layers in buckets of at least `bucket_mb` MiB of fp32 gradients, as DDP groups them.
+
+    The buckets hold the layers from the last to the first; the last bucket may be smaller.
+    """
+    buckets: list[list[Layer]] = [[]]
+    numel = 0
+    for layer in reversed(layers):
+        if numel * FP32_BYTES >= bucket_mb * 2**20:
+            buckets.append([])
+            numel = 0
+        buckets[-1].append(layer)
+        numel += layer.numel
+    return buckets
 
 
 def wrap(model: nn.Module, device: torch.device, bucket_mb: float) -> DistributedDataParallel:

@@ -296,7 +296,7 @@ class RunConfig(RanksConfig):
         BucketMb,
         Flag(
             COMMUNICATION,
-            chosen="a quarter of the model, from 1 to 25; the whole model for group_topk:scope=model; none without DDP",
+            chosen="25 to 45 % of the model, 1 to 25; the whole model for group_topk:scope=model; none without DDP",
         ),
     ] = NOT_GIVEN
     nonfinite: Annotated[

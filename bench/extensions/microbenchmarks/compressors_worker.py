@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import datetime
 import itertools
-import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from bench.datasets.base import Dataset
 from bench.extensions.microbenchmarks.options import CompressorsConfig, interleave
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
+from bench.strategies.ddp import WHOLE_MODEL_MB, buckets_of
 from bench.train import data, partition
 from bench.train.rank import device_time, end_process, rank_main, set_up_device
 from collectives.base import Key
@@ -149,7 +149,7 @@ class Encoding:
         self._reducer = reducer_for(self._compressor)
         self._alone = SingleRank()
         self._layers = layers
-        self._buckets = buckets_of(layers, math.inf if self._compressor.traits.one_bucket else config.bucket_mb * 2**20)
+        self._buckets = buckets_of(layers, WHOLE_MODEL_MB if self._compressor.traits.one_bucket else config.bucket_mb)
         self._units = [unit for bucket in self._buckets for unit in group_layers(self._compressor, bucket)]
         self._passes: list[Pass] = []
         self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in self._units if not unit.dense}
@@ -234,22 +234,6 @@ class Encoding:
     def _by_layer(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:
         parts = torch.split(flat, [layer.numel for layer in self._layers])
         return dict(zip((layer.id for layer in self._layers), parts, strict=True))
-
-
-def buckets_of(layers: Sequence[Layer], limit_bytes: float) -> list[list[Layer]]:
-    """Return the layers in buckets of at least `limit_bytes` of fp32 gradients, as PyTorch's DDP groups them.
-
-    The buckets hold the layers from the last to the first; the last bucket may be smaller.
-    """
-    buckets: list[list[Layer]] = [[]]
-    nbytes = 0
-    for layer in reversed(layers):
-        if nbytes >= limit_bytes:
-            buckets.append([])
-            nbytes = 0
-        buckets[-1].append(layer)
-        nbytes += FP32_BYTES * layer.numel
-    return buckets
 
 
 def _ratio(part: float, whole: float) -> float:

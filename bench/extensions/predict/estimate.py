@@ -29,12 +29,12 @@ from bench.extensions.predict.request import BASELINE
 from bench.extensions.predict.step_parts import growth_in_parts
 from bench.models.base import Model
 from bench.optimizers.torch_optimizers import Sgd
-from bench.strategies.ddp import Ddp
+from bench.strategies.ddp import Ddp, buckets_of
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
-from compressors.base import FP32_BYTES, Compressor
+from compressors.base import Compressor
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.floats import NoCompression
@@ -97,14 +97,8 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     model, num_classes = cast(Model, spec.build("models", config.model)), dataset.num_classes
     with torch.device("meta"):
         layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(num_classes))]
-    bucket_mb = Ddp().default_bucket_mb(
-        FP32_BYTES * sum(layer.numel for layer in layers) / 2**20, Sgd(), NoCompression()
-    )
-    buckets: list[list[Layer]] = [[]]  # in the order of backward, closed when they reach the limit, as in DDP
-    for layer in reversed([layer for layer in layers if layer.numel]):
-        if FP32_BYTES * sum(each.numel for each in buckets[-1]) >= (bucket_mb or 0) * 2**20:
-            buckets.append([])
-        buckets[-1].append(layer)
+    bucket_mb = Ddp().default_bucket_mb(layers, Sgd(), NoCompression()) or 0.0
+    buckets = buckets_of([layer for layer in layers if layer.numel], bucket_mb)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)
     forward_s = step_s - batch_s - update_s - backward_s
@@ -123,7 +117,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
         optimizer="sgd",
         batch_size=config.batch_size or BATCH_SIZE,
         threads=1,
-        bucket_mb=bucket_mb or 0.0,
+        bucket_mb=bucket_mb,
         batch_s=batch_s,
         forward_s=forward_s,
         backward_s=backward_s,

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from bench.extensions.microbenchmarks.compressors_worker import WARMUP_PASSES, Encoding, buckets_of, recorded, synthetic
+from bench.extensions.microbenchmarks.compressors_worker import WARMUP_PASSES, Encoding, recorded, synthetic
 from bench.extensions.microbenchmarks.options import CompressorsConfig
 from bench.launch.layer_plan import expected_bucket_nbytes
+from bench.strategies.ddp import buckets_of
 from compressors.layer import layers_of
 from compressors.topk import TopK
 from tests.testing.compressor_cases import LAYERS, NAMES, layers_of_shapes
@@ -92,7 +93,7 @@ def test_a_gradient_of_zeros_has_no_error() -> None:
 
 def test_buckets_are_laid_from_the_last_layer_and_closed_at_the_limit() -> None:
     layers = layers_of_shapes((100,), (10,), (100,), (10,))
-    assert [[layer.id for layer in bucket] for bucket in buckets_of(layers, 400)] == [[3, 2], [1, 0]]
+    assert [[layer.id for layer in bucket] for bucket in buckets_of(layers, 400 / 2**20)] == [[3, 2], [1, 0]]
     assert [[layer.id for layer in bucket] for bucket in buckets_of(layers, math.inf)] == [[3, 2, 1, 0]]
     small = measured("group_topk:warmup_epochs=0", gradients(), bucket_mb=0.001)
     assert len(small._buckets) > 1
