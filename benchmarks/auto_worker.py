@@ -22,7 +22,7 @@ from bench.core.config.run import RanksConfig, RunConfig
 from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Samples
-from bench.strategies.ddp import Ddp, gradient_mb, wrap
+from bench.strategies.ddp import bucket_size, wrap
 from bench.train import partition
 from bench.train.data import Batches
 from bench.train.rank import end_process, process_group, rank_main, set_up_device
@@ -75,9 +75,7 @@ class Trainee:
         torch.manual_seed(config.seed)
         device = torch.device("cpu")
         model = spec.build("models", config.model).build(dataset.num_classes)
-        layers = layers_of(model)
-        bucket_mb = Ddp().default_bucket_mb(layers, spec.build("optimizers", "sgd"), spec.build("compressors", "auto"))
-        self._ddp = wrap(model, device, bucket_mb or gradient_mb(layers))
+        self._ddp = wrap(model, device, bucket_size(layers_of(model)))
         self._hook = attach(self._ddp, *way, seed=config.seed, timeout_s=config.timeout_s)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
         of_run = RunConfig(batch_size=config.batch_size, augment=False, seed=config.seed, replicas=config.world_size)

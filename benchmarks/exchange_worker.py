@@ -151,15 +151,13 @@ class Subject:
         from torch.nn.parallel import DistributedDataParallel
 
         from bench.core import spec
-        from bench.strategies.ddp import Ddp
+        from bench.strategies.ddp import bucket_size
         from compressors.layer import layers_of
 
         torch.manual_seed(1)
         self.way, self.parts, self.per_turn = way, parts, plan["per_turn"]
         self.network = spec.build("models", "resnet18").build(10)
-        bucket_mb = Ddp().default_bucket_mb(
-            layers_of(self.network), spec.build("optimizers", "sgd"), spec.build("compressors", "none")
-        )
+        bucket_mb = bucket_size(layers_of(self.network))
         if way.name == "powersgd of its authors":
             bucket_mb = 2.0**20
         self.model = self.network if plan["images"] else Given(self.network)

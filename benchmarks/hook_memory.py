@@ -36,7 +36,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.core import spec
 from bench.core.environment import origin_columns
+from bench.strategies.ddp import bucket_size
 from compressors.ddp.attach import attach
+from compressors.layer import layers_of
 
 DDP = "ddp"  # without a hook
 WAYS = (
@@ -83,7 +85,7 @@ def train(rank: int, store: str, compressor: str, collective: str, options: argp
     network = spec.build("models", "resnet18").build(10)
     gradient_nbytes = sum(parameter.nbytes for parameter in network.parameters())
     ddp = DistributedDataParallel(
-        network, bucket_cap_mb=gradient_nbytes / 2**20 / 4, gradient_as_bucket_view=True, forward_sync_buffers=False
+        network, bucket_cap_mb=bucket_size(layers_of(network)), gradient_as_bucket_view=True, forward_sync_buffers=False
     )
     hook = None if compressor == DDP else attach(ddp, compressor, collective)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)

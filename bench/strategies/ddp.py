@@ -36,10 +36,10 @@ from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
 from compressors.ddp.report import EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of
 
-# Bucket size in MiB that exceeds any model: all layers go into one bucket.
-WHOLE_MODEL_MB = 2.0**20
-MAX_BUCKET_MB = 25.0  # the default of DDP
-BUCKET_COST = 0.05  # of the time to exchange the model: how much longer an exchange takes with one more bucket
+WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
+MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25
+BUCKET_COST = 0.05  # time that one more bucket is taken to add, as a share of the time to exchange the model
+SMALL_BUCKET = 0.05  # share of the model; backward is taken to end when the bucket before such a last one is ready
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -55,24 +55,11 @@ class Ddp(Strategy):
     def default_bucket_mb(self, layers: Sequence[Layer], optimizer: Optimizer, compressor: Compressor) -> float | None:
         """Return the default size of DDP's buckets in MiB; None if no gradients are sent.
 
-        It is 25 to 45 % of the model, but at least 1 MiB and at most 25. Backward does not overlap the exchange of the
-        last bucket, so the size is the one that leaves few buckets and a small last one. A compressor that needs the
-        whole model as one message gets the model's size.
+        A compressor that needs the whole model as one message gets the model's size, all others `bucket_size`.
         """
         if optimizer.keeps_gradients:
             return None
-        model_mb = gradient_mb(layers)
-        if compressor.traits.one_bucket:
-            return max(0.001, model_mb)
-        largest = min(MAX_BUCKET_MB, max(1.0, 0.45 * model_mb))
-
-        def cost(bucket_mb: float) -> float:
-            sizes = [gradient_mb(bucket) for bucket in buckets_of(layers, bucket_mb)]
-            # Backward ends soon after the bucket before a tiny last one.
-            not_overlapped = next(mb for mb in itertools.accumulate(reversed(sizes)) if mb >= BUCKET_COST * model_mb)
-            return not_overlapped + BUCKET_COST * model_mb * len(sizes)
-
-        return min([max(1.0, round(largest * percent / 100, 2)) for percent in range(100, 54, -1)], key=cost)
+        return max(0.001, gradient_mb(layers)) if compressor.traits.one_bucket else bucket_size(layers)
 
     @override
     def check_compatible(
@@ -142,10 +129,28 @@ def gradient_mb(layers: Sequence[Layer]) -> float:
     return float(f"{sum([layer.numel for layer in layers]) * FP32_BYTES / 2**20:.4g}")
 
 
+def bucket_size(layers: Sequence[Layer]) -> float:
+    """Return a size of DDP's buckets for these layers in MiB: 25 to 45 % of the model, at least 1 and at most 25.
+
+    The exchange of the last bucket does not overlap with backward, so the size is chosen that gives few buckets and a
+    small last one.
+    """
+    model_mb = gradient_mb(layers)
+
+    def cost(bucket_mb: float) -> float:
+        sizes = [gradient_mb(bucket) for bucket in buckets_of(layers, bucket_mb)]
+        exposed = next(mb for mb in itertools.accumulate(reversed(sizes)) if mb >= SMALL_BUCKET * model_mb)
+        return exposed + BUCKET_COST * model_mb * len(sizes)
+
+    wanted = [round(model_mb * percent / 100, 2) for percent in range(45, 24, -1)]
+    return min([min(MAX_BUCKET_MB, max(MIN_BUCKET_MB, mb)) for mb in wanted], key=cost)
+
+
 def buckets_of(layers: Sequence[Layer], bucket_mb: float) -> list[list[Layer]]:
     """Return the layers in buckets of at least `bucket_mb` MiB of fp32 gradients, as DDP groups them.
 
-    The buckets hold the layers from the last to the first; the last bucket may be smaller.
+    The buckets hold the layers from the last to the first, in which order gradients usually become ready; the last
+    bucket may be smaller.
     """
     buckets: list[list[Layer]] = [[]]
     numel = 0

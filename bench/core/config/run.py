@@ -296,7 +296,8 @@ class RunConfig(RanksConfig):
         BucketMb,
         Flag(
             COMMUNICATION,
-            chosen="25 to 45 % of the model, 1 to 25; the whole model for group_topk:scope=model; none without DDP",
+            chosen="25 to 45 % of the model, at least 1 and at most 25; the whole model for group_topk:scope=model; "
+            "none without DDP",
         ),
     ] = NOT_GIVEN
     nonfinite: Annotated[

@@ -65,8 +65,8 @@ def _print_sums(rows: Sequence[dict[str, Any]], config: CollectivesConfig, *, as
         print_json(compared)
     elif rows:
         how = (
-            f"{config.rounds} rounds of {config.iters} sums, pairs interleaved; {config.device}, "
-            f"{config.threads} threads per rank; slowest rank's time, median over rounds"
+            f"rounds: {config.rounds}, sums per round: {config.iters}, pairs interleaved; {config.device}, "
+            f"threads per rank: {config.threads}; slowest rank's time, median over rounds"
         )
         if config.cluster is not None:
             how += "; " + "; ".join(Cluster.from_dict(config.cluster).describe())

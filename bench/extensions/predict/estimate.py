@@ -28,8 +28,7 @@ from bench.extensions.predict.options import PredictConfig
 from bench.extensions.predict.request import BASELINE
 from bench.extensions.predict.step_parts import growth_in_parts
 from bench.models.base import Model
-from bench.optimizers.torch_optimizers import Sgd
-from bench.strategies.ddp import Ddp, buckets_of
+from bench.strategies.ddp import bucket_size, buckets_of
 from collectives.base import Key
 from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
@@ -37,7 +36,6 @@ from collectives.transport.base import SingleRank
 from compressors.base import Compressor
 from compressors.ddp.reducer import reducer_for
 from compressors.ddp.report import Bucket
-from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of
 
 DATASET, BATCH_SIZE = "digits", 32
@@ -97,7 +95,7 @@ def estimated(config: PredictConfig) -> EstimatedCalibration:
     model, num_classes = cast(Model, spec.build("models", config.model)), dataset.num_classes
     with torch.device("meta"):
         layers = [dataclasses.replace(layer, weight=None) for layer in layers_of(model.build(num_classes))]
-    bucket_mb = Ddp().default_bucket_mb(layers, Sgd(), NoCompression()) or 0.0
+    bucket_mb = bucket_size(layers)
     buckets = buckets_of([layer for layer in layers if layer.numel], bucket_mb)
     batch_s, update_s = BATCH_SHARE * step_s, UPDATE_SHARE * step_s
     backward_s = BACKWARD_SHARE * (step_s - batch_s - update_s)

@@ -14,7 +14,7 @@
 #define MANY_LANES 192
 #define LANES_PER_KEPT 3
 #define MASK_BITS 16 /* also the most candidates for `keep_largest_of_few` */
-#define PREFETCHED 512 /* floats: hardware prefetchers follow; more would evict the group from the L1 cache */
+#define PREFETCHED 512 /* floats; the hardware prefetches the rest; more would evict the group from the L1 cache */
 #define KEPT 3 /* a dtype: fp32 values that are not subtracted */
 
 /* Returns a bound that at least k of the elements reach, and few more. */
@@ -42,13 +42,13 @@ static int32_t bound_by_all(const int32_t *x, int64_t size, int64_t k) {
 }
 
 /* Writes the positions of the elements that reach the bound, ascending; returns their number. All masks are computed
-   first, so that only the loop that reads them has unpredictable branches. Meanwhile, the first elements of the next
-   group are prefetched. */
+   first, so that only the loop that reads them has unpredictable branches. Before that, the first elements of the next
+   group's gradient are prefetched. */
 static int64_t find_in_group(
     const int32_t *x, int64_t size, int32_t bound, const float *next_gradient, int64_t *positions) {
     uint64_t masks[LONGEST_GROUP / 64];
     int64_t num_masks = 0, count = 0;
-    for (int64_t i = 0; i < PREFETCHED; i += CACHE_LINE)
+    for (int64_t i = 0; i < size && i < PREFETCHED; i += CACHE_LINE)
         __builtin_prefetch(next_gradient + i);
     for (int64_t start = 0; start < size; start += 64)
         masks[num_masks++] = reaching_mask_64(x + start, size - start, bound);

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressors.kernels.selection import kth_largest, reaching, select_groups, top_k
+from compressors.kernels.selection import LONGEST_GROUP, kth_largest, reaching, select_groups, top_k
 from compressors.topk import num_kept
 
 
@@ -34,6 +34,11 @@ def test_groups(numel: int, group_size: int, ratio: float, distinct: int, seed: 
     x = torch.randint(-distinct, distinct + 1, (numel,), generator=torch.Generator().manual_seed(seed)).float()
     k, k_last = num_kept(ratio, group_size), num_kept(ratio, numel % group_size)
     assert select_groups(x, group_size, k, k_last).tolist() == reference(x, group_size, k, k_last)
+
+
+@pytest.mark.parametrize("k", [1, LONGEST_GROUP - 1, LONGEST_GROUP])
+def test_all_elements_of_the_longest_group_are_candidates(k: int) -> None:
+    assert select_groups(torch.ones(LONGEST_GROUP), LONGEST_GROUP, k, 0).tolist() == list(range(k))
 
 
 @pytest.mark.parametrize("k", [1, 10, 100, 2500, 9999, 10_000])
