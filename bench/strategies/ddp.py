@@ -38,8 +38,8 @@ from compressors.layer import Layer, Step, layers_of
 
 WHOLE_MODEL_MB = 2.0**20  # more than any model: all layers go into one bucket
 MIN_BUCKET_MB, MAX_BUCKET_MB = 1.0, 25.0  # DDP's own default is 25
-BUCKET_COST = 0.05  # time that one more bucket is taken to add, as a share of the time to exchange the model
-SMALL_BUCKET = 0.05  # share of the model; backward is taken to end when the bucket before such a last one is ready
+BUCKET_COST = 0.05  # assumed time of one more bucket, as a share of the time to exchange the model
+SMALL_BUCKET = 0.05  # share of the model; backward of a smaller rest is assumed to take no time
 
 
 @dataclasses.dataclass(kw_only=True)
