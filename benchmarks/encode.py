@@ -39,7 +39,7 @@ from collectives.payloads.base import Payload, unpack
 from collectives.payloads.bundle import UnreducedSum
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 

@@ -1,6 +1,7 @@
 """Adaptive top-k: sends the fewest entries whose squared error is at most that of `topk` at the same ratio."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from typing_extensions import Doc, override
 
 from collectives.options import Count
 from collectives.payloads import Payload
+from compressors.base import PerLayer
 from compressors.kernels.selection import sum_of_squares, top_k
 from compressors.layer import Layer, Step, Tensors
 from compressors.topk import TopK, num_kept
@@ -49,12 +51,20 @@ class AdaptiveTopK(TopK):
         return super().encode(x, layer, step)
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        if self._measures(layer, step):
-            return None
-        return super().encode_sum(gradients, residual, left, layer, step)
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        encode = super().encode_bucket
+        if any(self._measures(layer, step) for layer in layers):
+            encode = functools.partial(PerLayer.encode_bucket, self)
+        return encode(gradients, residual, left, layers, step, screen=screen)
 
     def _measures(self, layer: Layer, step: Step) -> bool:
         # every `refresh` steps, and if warm-up has changed the density since the last measurement

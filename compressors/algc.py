@@ -26,6 +26,7 @@ from compressors.base import Traits
 from compressors.kernels.residuals import LargeEntries, add_and_find, find
 from compressors.kernels.selection import magnitudes, reaching, top_k
 from compressors.layer import Layer, Memory, Step
+from compressors.parts.buckets import NonFinite, each_layer
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
 
 DEFAULT_MIN_NUMEL = 8192
@@ -114,7 +115,10 @@ class Algc(DensitySparsifier):
         return layer.numel <= min_numel or self._always_dense(layer)
 
     @override
-    def density_for(self, layer: Layer, step: Step) -> float:
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        return None if self._flushes(step) else self._target(layer, step)
+
+    def _target(self, layer: Layer, step: Step) -> float:
         average = super().density_for(layer, step)
         control = step.memory.get(CONTROL, layer.id)
         if control is None:
@@ -129,15 +133,28 @@ class Algc(DensitySparsifier):
         return self._payload(x, find(x, self._tracked(layer, step)), layer, step)
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        if self._flushes(step):
-            return None
-        found = add_and_find(gradients[0], residual, self._tracked(layer, step), left)
-        payload = self._payload(left, found, layer, step)
-        payload.subtract_from_(left)
-        return payload
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if residual is None or left is None or self._flushes(step):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+
+        def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Payload:
+            found = add_and_find(gradient, residual, self._tracked(layer, step), left)
+            if screen and not math.isfinite(found[0]):  # the sum of squares, in fp64
+                raise NonFinite
+            payload = self._payload(left, found, layer, step)
+            payload.subtract_from_(left)
+            return payload
+
+        return each_layer(encode, gradients, residual, left, layers)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
@@ -160,7 +177,7 @@ class Algc(DensitySparsifier):
         rms = math.sqrt(squares / x.numel())
         if rms == 0:
             return Sparse(x.numel(), torch.empty(0, dtype=torch.int64, device=x.device), x[:0])
-        target, threshold = self.density_for(layer, step), self._tracked(layer, step)
+        target, threshold = self._target(layer, step), self._tracked(layer, step)
         if math.isinf(threshold) or not target / WINDOW <= indices.numel() / layer.numel <= target * WINDOW:
             threshold, indices = self._exact(x, target)
             values = x.index_select(0, indices)

@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from typing_extensions import Doc, override
@@ -19,10 +19,10 @@ from typing_extensions import Doc, override
 from collectives.base import Collective, without_residuals
 from collectives.options import CountOrZero, Incompatible, OptionError, Options
 from collectives.payloads import Codes, Dense, Payload
-from collectives.payloads.batch import Batch
 from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
-from compressors.layer import Layer, LayerKind, Step
+from compressors.layer import Layer, LayerKind, Step, end_to_end
+from compressors.parts.buckets import bundled, summed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,11 +35,6 @@ Given = Sequence[tuple[Layer, torch.Tensor]]
 # Maps a tensor of this rank, fp32 [n], to its mean over all ranks, fp32 [n]; every rank must call the function.
 Average = Callable[[torch.Tensor], torch.Tensor]
 DDPHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
-F = TypeVar("F", bound=Callable[..., object])
-
-
-class NonFiniteSum(ArithmeticError):
-    """The sum of gradient and residual holds a NaN or an infinity."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +56,9 @@ class Traits:
         default_collectives: names of collectives, best first: if the user names none, the first one that can sum the
             payloads is used.
         default_lr_scaling: "none", or "linear" to multiply the learning rate by the number of ranks.
+        averages: True if the update is the mean of what ranks sent, so that a rounding error in a sum is an error of
+            the gradient. A method that overrides `finish` sets it to False.
+        keeps_fp64: True if gradients of every type are taken, and fp64 is sent as such; others get fp32.
     """
 
     emits: frozenset[type[Payload]]
@@ -74,6 +72,12 @@ class Traits:
     denser_epochs: int = 0
     default_collectives: tuple[str, ...] = ("native", "allgather")
     default_lr_scaling: str = "none"
+    averages: bool = True
+    keeps_fp64: bool = False
+
+    def dtype_for(self, gradient: torch.Tensor) -> torch.dtype:
+        """Return the type in which a gradient is encoded and decoded."""
+        return torch.promote_types(gradient.dtype, torch.float32) if self.keeps_fp64 else torch.float32
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -179,10 +183,18 @@ class PerLayer(Compressor):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Reset the inherited `encode_sum` of a subclass that defines `encode` only, because it would not match."""
+        """Check that a subclass which defines `encode` does not inherit an `encode_bucket` that never calls it.
+
+        Raises:
+            TypeError: it does.
+        """
         super().__init_subclass__(**kwargs)
-        if "encode" in vars(cls) and "encode_sum" not in vars(cls):
-            cls.encode_sum = PerLayer.encode_sum  # type: ignore[method-assign]
+        bypasses = cls.encode_bucket is not PerLayer.encode_bucket and "encode_bucket" not in vars(cls)
+        if bypasses and "encode" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} defines encode, which the encode_bucket that it inherits does not call; define "
+                "encode_bucket as well, for example as encode_bucket = PerLayer.encode_bucket"
+            )
 
     @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -194,43 +206,76 @@ class PerLayer(Compressor):
             step: the current step.
         """
 
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        """Add gradient and residual, encode the sum and subtract the payload, in one pass over memory.
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        """Encode all layers of a bucket into one payload, and write into `left` what the payload does not send.
+
+        By default this adds, encodes and subtracts layer by layer. A method that needs fewer passes over memory
+        overrides the whole, and gives the same bits.
 
         Args:
-            gradients: fp32, contiguous; concatenated they are [layer.numel]. One, unless granularity is "bucket".
-            residual: fp32 [layer.numel].
-            left: fp32 [layer.numel], overwritten with the part that is not sent; shares no memory with the others.
-            layer: the layer; for granularity "bucket", one flat layer that stands for several.
+            gradients: fp32 and contiguous, one per layer. They are not changed, unless they are parts of `left`.
+            residual: fp32 [numel of all layers], to be added to the gradients; None if there is nothing to add, and
+                then the gradients are the parts of `left`, if there is one.
+            left: fp32 [numel of all layers], overwritten; None if the residual is not kept.
+            layers: the layers, at least one.
             step: the current step.
-
-        Returns:
-            The payload, or None if there is no such pass; the caller then takes the three steps one by one.
+            screen: raise an error if gradients + residual hold NaN or infinity, instead of encoding them.
 
         Raises:
-            NonFiniteSum: the sum holds NaN or infinity (raised only by methods marked with `finds_nonfinite`).
+            NonFinite: `screen` is True and they do; `left` is then undefined.
         """
-        return None
+        xs = summed(gradients, residual, left, layers, screen=screen)
+        if self.granularity == "bucket" and len(layers) > 1:
+            parts = [*xs]
+            whole = step.memory.buffers.acquire(layers, torch.float32, parts[0].device) if left is None else left
+            if left is None:
+                torch.cat(parts, out=whole)
+            xs, layers = iter([whole]), [end_to_end(layers)]
+        payloads = []
+        for x, layer in zip(xs, layers, strict=True):
+            payload = self.encode(x, layer, step)
+            if left is not None:
+                self._subtract(x, payload, layer, step)
+            payloads.append(payload)
+        return bundled(payloads)
 
-    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        """Decode the sum over ranks, and write the update of the layer to `out`: by default the mean.
+    def _subtract(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
+        """Subtract this rank's decoded payload from `x`, fp32 [layer.numel], in place."""
+        payload.subtract_from_(x)
+
+    def finish(self, total: Payload, layer: Layer, step: Step, updates: Sequence[torch.Tensor]) -> None:
+        """Decode the sum over ranks, and write the updates: by default the mean.
 
         Args:
-            total: the sum of all ranks' payloads, bit-identical on all ranks.
+            total: the sum of all ranks' payloads of `layer`, bit-identical on all ranks.
             layer: the layer; for granularity "bucket", one flat layer that stands for several.
             step: the current step.
-            out: the update, floating [layer.numel], overwritten; shares no memory with `total`.
+            updates: the update of the layer, or one of each of the several; floating, 1-D, overwritten; they share no
+                memory with `total`.
         """
+        if total.write_to(updates, divisor=step.world_size):
+            return
+        out = updates[0]
+        if len(updates) > 1:
+            out = step.memory.buffers.scratch(layer.numel, self.traits.dtype_for(out), out.device)
         out.zero_()
         total.add_to_(out, divisor=step.world_size)
+        if len(updates) > 1:
+            for update, part in zip(updates, out.split([len(update) for update in updates]), strict=True):
+                update.copy_(part)
 
-
-def finds_nonfinite(encode_sum: F) -> F:
-    """Mark an `encode_sum` that raises `NonFiniteSum`, so that the caller need not check the gradients first."""
-    encode_sum.finds_nonfinite = True  # type: ignore[attr-defined]
-    return encode_sum
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        """Return the share of a layer's entries that `encode` aims to send, in (0, 1]; None if there is no such aim."""
+        return None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -336,65 +381,6 @@ class LossyCompressor(LayerPolicy, PerLayer):
 
 
 @dataclasses.dataclass(kw_only=True)
-class PartsEncoder(LossyCompressor):
-    """Base of the compressors that encode a bucket's gradients where they lie, without concatenating them first."""
-
-    granularity: ClassVar[Granularity] = "bucket"
-
-    @abc.abstractmethod
-    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Payload:
-        """Return the payload of several gradients; concatenated, the gradients are the `x` of `encode`.
-
-        Args:
-            gradients: fp32, 1-D, contiguous; they must not be changed.
-            layer: one flat layer that stands for all layers of the bucket.
-            step: the current step.
-        """
-
-    @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        return self.encode_parts([x], layer, step)
-
-
-class LayersEncoder(abc.ABC):
-    """Mixin of the compressors that encode all layers of a bucket in one native call, each into its own payload."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Reset the inherited `encodes_layers` of a subclass that defines `encode` only, because it would not match."""
-        super().__init_subclass__(**kwargs)
-        if "encode" in vars(cls) and "encode_layers" not in vars(cls):
-            cls.encodes_layers = False  # type: ignore[assignment, method-assign]
-
-    @property
-    @abc.abstractmethod
-    def encodes_layers(self) -> bool:
-        """Return True if `encode_layers` can be called, on CPUs, instead of `encode` and `encode_sum`."""
-
-    @abc.abstractmethod
-    def encode_layers(
-        self,
-        gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor | None,
-        left: torch.Tensor | None,
-        layers: Sequence[Layer],
-        step: Step,
-    ) -> Batch:
-        """Return the payloads of all layers, bit for bit as `encode` makes them, and what they do not send.
-
-        Args:
-            gradients: fp32, contiguous, one per layer; empty if `left` holds what to encode.
-            residual: fp32 [numel of all layers], to be added to the gradients; None if there is nothing to add.
-            left: fp32 [numel of all layers], overwritten with what is not sent; None if no residual is kept.
-            layers: the layers.
-            step: the current step.
-
-        Raises:
-            NonFiniteSum: gradients + residual holds NaN or infinity (raised only if `finds_nonfinite` marks
-                `encode_sum`).
-        """
-
-
-@dataclasses.dataclass(kw_only=True)
 class SharedScale(LossyCompressor):
     """Base of the methods that can send integer levels with one scale per layer for all ranks.
 
@@ -402,6 +388,7 @@ class SharedScale(LossyCompressor):
         combine: the operation that makes the shared scale from the scales of all ranks.
     """
 
+    averages: ClassVar[bool] = False
     combine: ClassVar[Literal["max", "mean"]]
 
     def kind_for(self, layer: Layer) -> type[Payload]:
@@ -423,7 +410,7 @@ class SharedScale(LossyCompressor):
     def agree(self, given: Given, step: Step, transport: Transport) -> None:
         """Agree with the other ranks on the scales for `encode`, and write the scales to `step.memory.scales`.
 
-        Every rank must call this method.
+        Every rank must call this method, before it encodes, if `traits.needs_all_ranks`.
 
         Args:
             given: the layers and tensors that `encode` will get.
@@ -439,18 +426,19 @@ class SharedScale(LossyCompressor):
         rounded = self.rounded_scale(torch.tensor(scales, dtype=torch.float32))
         step.memory.scales.update(zip(own, rounded.tolist(), strict=True))
 
-    def subtract_(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
-        """Subtract this rank's decoded payload from `x`, fp32 [layer.numel], in place."""
-        if isinstance(payload, Dense) and self.shares_scale(layer):
+    @override
+    def _subtract(self, x: torch.Tensor, payload: Payload, layer: Layer, step: Step) -> None:
+        if self.shares_scale(layer):
             x.sub_(payload.values, alpha=step.memory.scales[layer.id])
         else:
-            payload.subtract_from_(x)
+            super()._subtract(x, payload, layer, step)
 
     @override
-    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        super().finish(total, layer, step, out)
+    def finish(self, total: Payload, layer: Layer, step: Step, updates: Sequence[torch.Tensor]) -> None:
+        super().finish(total, layer, step, updates)
         if self.shares_scale(layer):
-            out.mul_(step.memory.scales[layer.id])
+            for update in updates:
+                update.mul_(step.memory.scales[layer.id])
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -485,13 +473,6 @@ class Sparsifier(LossyCompressor):
     @override
     def expected_nbytes(self, layer: Layer) -> int | None:
         return None  # as many entries as reach a threshold
-
-    def density_for(self, layer: Layer, step: Step) -> float | None:
-        """Return the share of a compressed layer's entries that `encode` aims to send, in (0, 1].
-
-        Return None if the method has no such share.
-        """
-        return None
 
     @abc.abstractmethod
     def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:

@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from collectives.payloads import Dense
+from collectives.payloads import Dense, Payload
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import Granularity, PartsEncoder, PerLayer
+from compressors.base import Granularity, LossyCompressor, PerLayer
 from compressors.layer import Layer, Step
+from compressors.parts.buckets import NonFinite, is_finite, split, summed
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -23,14 +24,33 @@ class NoCompression(PerLayer, name="none"):
 
     biased: ClassVar[bool] = False
     granularity: ClassVar[Granularity] = "bucket"
+    keeps_fp64: ClassVar[bool] = True  # fp64 may exceed the range of fp32
 
     @override
     def leaves_dense(self, layer: Layer) -> bool:
-        return True  # which saves the copy that `encode` would make
+        return True
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
         return Dense(x.clone())
+
+    @override
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Dense:
+        values = step.memory.buffers.acquire(layers, self.traits.dtype_for(gradients[0]), gradients[0].device)
+        for gradient, out in zip(gradients, split(values, layers), strict=True):
+            out.copy_(gradient)
+        if screen and not is_finite(values):
+            raise NonFinite
+        return Dense(values)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
@@ -42,19 +62,38 @@ class NoCompression(PerLayer, name="none"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class SixteenBitFloats(PartsEncoder):
+class SixteenBitFloats(LossyCompressor):
     """Base of the methods that send every element in a 16-bit type.
 
     Collective `native` adds in that type; the other collectives add in fp32 and round once per hop.
     """
 
+    granularity: ClassVar[Granularity] = "bucket"
     dtype: ClassVar[torch.dtype]
 
     @override
-    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Dense:
-        values = Dense.room(layer.numel, self.dtype, gradients[0].device)
-        for gradient, out in zip(gradients, values.split([len(part) for part in gradients]), strict=True):
-            to_value_dtype(gradient, self.dtype, step.world_size, out=out)
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
+        return self._rounded([x], [layer], step)
+
+    @override
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is not None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        return self._rounded([*summed(gradients, None, None, layers, screen=screen)], layers, step)
+
+    def _rounded(self, xs: Sequence[torch.Tensor], layers: Sequence[Layer], step: Step) -> Dense:
+        values = Dense.room(sum(layer.numel for layer in layers), self.dtype, xs[0].device)
+        for x, out in zip(xs, split(values, layers), strict=True):
+            to_value_dtype(x, self.dtype, step.world_size, out=out)
         return Dense(values)
 
     @override

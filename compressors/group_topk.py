@@ -18,9 +18,10 @@ from typing_extensions import Doc, override
 from collectives.options import Count, PresetOptions, value_text
 from collectives.payloads import GroupSparse, Payload, SparseCodes
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import Granularity, NonFiniteSum, Traits, finds_nonfinite
+from compressors.base import Granularity, Traits
 from compressors.kernels.selection import add_and_select_groups, select_groups, send_groups
-from compressors.layer import Layer, Step
+from compressors.layer import Layer, Step, end_to_end
+from compressors.parts.buckets import NonFinite
 from compressors.topk import TORCH_DTYPES, CodingSparsifier, Values, num_kept
 
 Preset = Literal["none", "patent", "recommended"]
@@ -138,21 +139,33 @@ class GroupTopK(PresetOptions, CodingSparsifier):
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
 
     @override
-    @finds_nonfinite
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
     ) -> Payload:
-        k, last_k = self._kept(self.density_for(layer, step), layer.numel)
+        by_steps = functools.partial(super().encode_bucket, gradients, residual, left, layers, step, screen=screen)
+        if residual is None or left is None:
+            return by_steps()
+        k, last_k = self._kept(self.density_for(end_to_end(layers), step), left.numel())
         groups, dtype = (self.group_size, k, last_k), TORCH_DTYPES[self.value_dtype]
         if self.coding:
             values, positions, is_finite = add_and_select_groups(gradients, residual, left, groups)
-            if not is_finite:
-                raise NonFiniteSum
-            return self._codes(layer.numel, self.group_size, k, positions, values, left)
-        values, indices, positions, is_finite = send_groups(gradients, residual, left, groups, dtype, step.world_size)
-        if not is_finite:
-            raise NonFiniteSum
-        return GroupSparse(layer.numel, self.group_size, k, values, indices).knowing(positions)
+            if is_finite:
+                return self._codes(left.numel(), self.group_size, k, positions, values, left)
+        else:
+            sent = send_groups(gradients, residual, left, groups, dtype, step.world_size)
+            values, indices, positions, is_finite = sent
+            if is_finite:
+                return GroupSparse(left.numel(), self.group_size, k, values, indices).knowing(positions)
+        if screen:
+            raise NonFinite
+        return by_steps()
 
     @override
     def contraction_bound(self, layer: Layer) -> float:

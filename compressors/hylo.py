@@ -31,6 +31,7 @@ from compressors.kernels.quantisation import CODES, LEVELS, level_dtype, ternary
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k
 from compressors.layer import Layer, Step, seed_for
+from compressors.parts.buckets import each_layer
 from compressors.topk import TORCH_DTYPES, ValueDtype, num_kept, roundoff
 
 Importance = Literal["l1", "l2", "taylor", "random"]
@@ -130,14 +131,28 @@ class Hylo(SharedScale):
         return self._encode_codes(x, self.local_scale(x))
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        if self.kind_for(layer) is not Codes or self.threshold:
-            return None
-        payload = self._encode_codes(left, self._adaptive(left, *add_and_measure(gradients[0], residual, left)))
-        payload.subtract_from_(left)
-        return payload
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if residual is None or left is None or self.shared_threshold or self.threshold:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+
+        def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Payload:
+            if layer.filter_axis is not None:
+                return by_steps([gradient], residual, left, [layer], step, screen=screen)
+            payload = self._encode_codes(left, self._adaptive(left, *add_and_measure(gradient, residual, left)))
+            payload.subtract_from_(left)
+            return payload
+
+        by_steps = super().encode_bucket
+        return each_layer(encode, gradients, residual, left, layers, screen=screen)
 
     def contraction_bound(self, layer: Layer) -> float:
         """Return 1 minus the smallest share of |x|^2 that is sent.

@@ -6,6 +6,8 @@ and in any order. PyTorch's global generator is not used, so that data augmentat
 without compression.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import struct
@@ -15,9 +17,57 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import nn
 
+from collectives.base import Key
+from collectives.payloads import Dense
+
 T = TypeVar("T")
 
 Tensors = dict[int, torch.Tensor]  # by layer id, of any shape
+
+
+@dataclasses.dataclass(eq=False)
+class BufferPool:
+    """Reuse memory from step to step: touching new pages costs more than copying into old ones.
+
+    A buffer that is not released by the end of a step may still be in use, and is not reused.
+    """
+
+    _free: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _lent: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _returned: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
+    _scratch: torch.Tensor | None = None
+
+    def acquire(self, layers: Sequence[Layer], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialised tensor, [numel of all layers], with room for the header of a `Dense` payload."""
+        key, numel = tuple([layer.id for layer in layers]), sum([layer.numel for layer in layers])
+        buffer = self._free.pop(key, None)
+        if buffer is None or buffer.numel() != numel or buffer.dtype != dtype:
+            buffer = Dense.room(numel, dtype, device)
+        self._lent[key] = buffer
+        return buffer
+
+    def release(self, keys: Iterable[Key]) -> None:
+        """Mark the buffers of these layers, given by their ids, as free, for use from the next step on."""
+        for key in keys:
+            if (buffer := self._lent.pop(key, None)) is not None:
+                self._returned[key] = buffer
+
+    def scratch(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialised tensor, [numel], for use until the next call."""
+        old = self._scratch
+        if old is None or old.numel() < numel or (old.dtype, old.device) != (dtype, device):
+            old = self._scratch = torch.empty(numel, dtype=dtype, device=device)
+        return old[:numel]
+
+    def end_step(self) -> None:
+        """Keep the released buffers; drop those of layers that are no longer together, and those not released."""
+        self._free, self._lent, self._returned = self._returned, {}, {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all buffers."""
+        of_messages = [*self._free.values(), *self._lent.values(), *self._returned.values()]
+        return memory_nbytes(of_messages if self._scratch is None else [*of_messages, self._scratch])
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,9 +78,11 @@ class Memory:
 
     Attributes:
         scales: the scales that all ranks agreed on in this step, by layer id; not part of the saved state.
+        buffers: memory for messages; not part of the saved state.
     """
 
     scales: dict[int, float] = dataclasses.field(default_factory=dict)
+    buffers: BufferPool = dataclasses.field(default_factory=BufferPool)
     _accepted: dict[str, Tensors] = dataclasses.field(default_factory=dict)
     _proposed: dict[str, Tensors] = dataclasses.field(default_factory=dict)
     _derived: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -64,10 +116,12 @@ class Memory:
         for name, tensors in self._proposed.items():
             self._accepted.setdefault(name, {}).update(tensors)
         self._proposed, self._derived = {}, {}
+        self.buffers.end_step()
 
     def drop(self) -> None:
         """Discard the tensors that were proposed since the last `commit`; accepted tensors stay unchanged."""
         self._proposed = {}
+        self.buffers.end_step()
 
     @property
     def nbytes(self) -> int:

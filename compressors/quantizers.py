@@ -15,9 +15,8 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError, PositiveOrZero
 from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.base import HEADER_BYTES
-from collectives.payloads.batch import Batch
-from compressors.base import LayersEncoder, PartsEncoder, SharedScale, Traits
-from compressors.kernels.batches import random_ternary_of_layers
+from compressors.base import Granularity, LossyCompressor, SharedScale, Traits
+from compressors.kernels import batches
 from compressors.kernels.quantisation import (
     CODES,
     LEVELS,
@@ -29,11 +28,43 @@ from compressors.kernels.quantisation import (
     random_ternary,
 )
 from compressors.kernels.selection import squares_and_largest, sum_of_magnitudes, sum_of_squares
-from compressors.layer import Layer, Step, seed_for
+from compressors.layer import Layer, Step, end_to_end, seed_for
+from compressors.parts.buckets import NonFinite, is_finite, summed
 
 
 @dataclasses.dataclass(kw_only=True)
-class StochasticQuantizer(PartsEncoder):
+class BlockQuantizer(LossyCompressor):
+    """Base of the methods that encode a bucket's gradients in blocks, where they lie."""
+
+    sends: ClassVar[type[Payload]] = Codes
+    granularity: ClassVar[Granularity] = "bucket"
+
+    @abc.abstractmethod
+    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
+        """Return the payload of the concatenation of several tensors, fp32 [layer.numel]."""
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
+        return self.codes_of(Parts([x]), layer, step)
+
+    @override
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is not None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        return self.codes_of(Parts([*summed(gradients, None, None, layers, screen=screen)]), end_to_end(layers), step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class StochasticQuantizer(BlockQuantizer):
     """Base of the quantisers that round at random, without bias, with one scale per block of a bucket.
 
     Source: Karimireddy et al. 2019 (arXiv:1901.09847), remark 7; Horvath et al. 2019 (arXiv:1905.10988) for the
@@ -97,8 +128,7 @@ class Qsgd(StochasticQuantizer, name="qsgd"):
         return min(self.block_numel / (4 * self.num_magnitudes**2), math.sqrt(self.block_numel) / self.num_magnitudes)
 
     @override
-    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
-        x = Parts(gradients)
+    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
         norms = block_norms(x, self.block_numel) if self.norm == "l2" else block_maxima(x, self.block_numel)
         key = seed_for(layer, step, per_rank=True)
         packed = Codes.room_for_codes(x.numel, self.bits, x.device, block_numel=self.block_numel)
@@ -130,8 +160,7 @@ class Natural(StochasticQuantizer, name="natural"):
         return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_magnitudes)
 
     @override
-    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
-        x = Parts(gradients)
+    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
         maxima = block_maxima(x, self.block_numel)
         # maximum = mantissa * 2^exponent, so maximum / mantissa is exactly a power of two.
         mantissas, _ = torch.frexp(maxima)
@@ -145,7 +174,7 @@ INT8_LEVELS = 127  # per sign
 
 
 @dataclasses.dataclass(kw_only=True)
-class Int8(PartsEncoder, name="int8"):
+class Int8(BlockQuantizer, name="int8"):
     """Eight bits: sends every element as an integer in -127..127 times the scale of its block.
 
     Source: block-wise linear quantisation as in Dettmers 2016 (arXiv:1511.04561).
@@ -163,8 +192,7 @@ class Int8(PartsEncoder, name="int8"):
     )
 
     @override
-    def encode_parts(self, gradients: Sequence[torch.Tensor], layer: Layer, step: Step) -> Codes:
-        x = Parts(gradients)
+    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
         scales = block_maxima(x, self.block_numel).div_(INT8_LEVELS)
         key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
         packed = Codes.room_for_codes(x.numel, 8, x.device, block_numel=self.block_numel)
@@ -182,7 +210,7 @@ class Int8(PartsEncoder, name="int8"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TernGrad(LayersEncoder, SharedScale, name="terngrad"):
+class TernGrad(SharedScale, name="terngrad"):
     """TernGrad: rounds every element at random to -s, 0 or +s, with s the layer's largest magnitude after clipping.
 
     Source: Wen et al. 2017 (arXiv:1705.07878), equations 2 to 4; clipping: section 3.3; a scale shared by all ranks:
@@ -240,22 +268,23 @@ class TernGrad(LayersEncoder, SharedScale, name="terngrad"):
             scale = sum_of_squares(x, limit) / sum_of_magnitudes(x, limit)
         return Codes(x.numel(), "ternary", CODES, codes, x.new_tensor([scale]))
 
-    @property
     @override
-    def encodes_layers(self) -> bool:
-        return not (self.shared_scale or self.error_feedback)
-
-    @override
-    def encode_layers(
+    def encode_bucket(
         self,
         gradients: Sequence[torch.Tensor],
         residual: torch.Tensor | None,
         left: torch.Tensor | None,
         layers: Sequence[Layer],
         step: Step,
-    ) -> Batch:
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if self.shared_scale or left is not None or not batches.serves(*gradients):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
         keys = [seed_for(layer, step, per_rank=True) for layer in layers]
-        return random_ternary_of_layers(gradients, self.clip_sigmas, keys)
+        if screen and not all(map(is_finite, gradients)):
+            raise NonFinite
+        return batches.random_ternary_of_layers(gradients, self.clip_sigmas, keys)
 
     def contraction_bound(self, layer: Layer) -> float | None:
         """Return the bound of the expected error: without clipping w - 1, or 1 - 1 / w with error feedback.

@@ -15,6 +15,7 @@ from collectives.payloads.codec.philox import check_numel, marks_for, seeded_pos
 from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.selection import TYPES
 from compressors.layer import Layer, Step, seed_for
+from compressors.parts.buckets import each_layer
 from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept, roundoff
 
 _SEND_AT = Loop(
@@ -138,13 +139,26 @@ class RandomK(DensitySparsifier):
         return [note for applies, note in notes if applies]
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
     ) -> Payload:
-        seed, count = self._seed_and_count(layer, step)
-        values = Seeded.room(count, TORCH_DTYPES[self.value_dtype], left.device)
-        positions = send_drawn(gradients[0], residual, left, seed, step.world_size, values)
-        return Seeded(layer.numel, seed, values).knowing(positions)
+        if residual is None or left is None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+
+        def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Seeded:
+            seed, count = self._seed_and_count(layer, step)
+            values = Seeded.room(count, TORCH_DTYPES[self.value_dtype], left.device)
+            positions = send_drawn(gradient, residual, left, seed, step.world_size, values)
+            return Seeded(layer.numel, seed, values).knowing(positions)
+
+        return each_layer(encode, gradients, residual, left, layers, screen=screen)
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:

@@ -10,24 +10,22 @@ from typing_extensions import Doc, override
 
 from collectives.options import OptionError, Positive
 from collectives.payloads import Codes, Payload, TwoMeans
-from collectives.payloads.batch import Batch
 from collectives.payloads.codec.bits import packed_nbytes
-from compressors.base import LayersEncoder, LossyCompressor, Traits
-from compressors.kernels.batches import sign_layers, two_means_of_layers
+from compressors.base import LossyCompressor, Traits
+from compressors.kernels import batches
 from compressors.kernels.quantisation import (
     CODES,
-    add_signs_and_magnitude,
-    add_signs_and_sums,
     signs_and_magnitude,
     signs_and_sums,
     ternary,
     ternary_of_sum,
 )
 from compressors.layer import Layer, Step
+from compressors.parts.buckets import NonFinite, each_layer, is_finite
 
 
 @dataclasses.dataclass(kw_only=True)
-class Sign(LayersEncoder, LossyCompressor, name="sign"):
+class Sign(LossyCompressor, name="sign"):
     """Sign: sends one bit per element and one scale per layer, or takes a majority vote of the signs.
 
     Source: scaled signs with error feedback: Karimireddy et al. 2019 (arXiv:1901.09847), algorithm 1; majority vote:
@@ -46,6 +44,7 @@ class Sign(LayersEncoder, LossyCompressor, name="sign"):
     """
 
     sends: ClassVar[type[Payload]] = Codes
+    averages: ClassVar[bool] = False  # a vote does not
 
     mode: Annotated[Literal["scaled", "vote"], Doc("scaled by the mean magnitude, or a majority vote")] = "scaled"
     error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
@@ -73,44 +72,35 @@ class Sign(LayersEncoder, LossyCompressor, name="sign"):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
         packed = Codes.room_for_codes(x.numel(), 1, x.device)
-        return self._signs(packed, signs_and_magnitude(x, packed), layer)
+        magnitude = signs_and_magnitude(x, packed)
+        scale = magnitude / layer.numel if self.mode == "scaled" else 1.0
+        return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], dtype=torch.float32, device=packed.device))
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload:
-        packed = Codes.room_for_codes(layer.numel, 1, left.device)
-        payload = self._signs(packed, add_signs_and_magnitude(gradients[0], residual, packed, left), layer)
-        payload.subtract_from_(left)
-        return payload
-
-    @property
-    @override
-    def encodes_layers(self) -> bool:
-        return self.error_feedback
-
-    @override
-    def encode_layers(
+    def encode_bucket(
         self,
         gradients: Sequence[torch.Tensor],
         residual: torch.Tensor | None,
         left: torch.Tensor | None,
         layers: Sequence[Layer],
         step: Step,
-    ) -> Batch:
-        assert left is not None
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is None or not batches.serves(left):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
         numels = [layer.numel for layer in layers]
-        return sign_layers(gradients, residual, left, numels, by_mean=self.mode == "scaled")
-
-    def _signs(self, packed: torch.Tensor, magnitude: float, layer: Layer) -> Codes:
-        scale = magnitude / layer.numel if self.mode == "scaled" else 1.0
-        return Codes(layer.numel, "sign", 1, packed, torch.tensor([scale], dtype=torch.float32, device=packed.device))
+        payload = batches.sign_layers(gradients, residual, left, numels, by_mean=self.mode == "scaled")
+        if screen and not is_finite(left):
+            raise NonFinite
+        return payload
 
     @override
-    def finish(self, total: Payload, layer: Layer, step: Step, out: torch.Tensor) -> None:
-        super().finish(total, layer, step, out)
+    def finish(self, total: Payload, layer: Layer, step: Step, updates: Sequence[torch.Tensor]) -> None:
+        super().finish(total, layer, step, updates)
         if self.mode == "vote":
-            out.sign_()  # 0 for an even vote
+            for update in updates:
+                update.sign_()  # 0 for an even vote
 
     @override
     def contraction_bound(self, layer: Layer) -> float | None:
@@ -123,7 +113,7 @@ class Sign(LayersEncoder, LossyCompressor, name="sign"):
 
 
 @dataclasses.dataclass(kw_only=True)
-class OneBit(LayersEncoder, LossyCompressor, name="onebit"):
+class OneBit(LossyCompressor, name="onebit"):
     """One bit: sends every element as the mean of the layer's positive or of its negative elements.
 
     Source: Seide et al. 2014 (Interspeech), "1-bit stochastic gradient descent and its application to data-parallel
@@ -151,33 +141,26 @@ class OneBit(LayersEncoder, LossyCompressor, name="onebit"):
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> TwoMeans:
         packed = TwoMeans.room(packed_nbytes(x.numel(), 1), torch.uint8, x.device)
-        return _two_means(x.numel(), packed, *signs_and_sums(x, packed))
+        num_positive, above, below = signs_and_sums(x, packed)
+        return TwoMeans(x.numel(), below / max(1, x.numel() - num_positive), above / max(1, num_positive), packed)
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload:
-        packed = TwoMeans.room(packed_nbytes(layer.numel, 1), torch.uint8, left.device)
-        payload = _two_means(layer.numel, packed, *add_signs_and_sums(gradients[0], residual, packed, left))
-        payload.subtract_from_(left)
-        return payload
-
-    @property
-    @override
-    def encodes_layers(self) -> bool:
-        return self.error_feedback
-
-    @override
-    def encode_layers(
+    def encode_bucket(
         self,
         gradients: Sequence[torch.Tensor],
         residual: torch.Tensor | None,
         left: torch.Tensor | None,
         layers: Sequence[Layer],
         step: Step,
-    ) -> Batch:
-        assert left is not None
-        return two_means_of_layers(gradients, residual, left, [layer.numel for layer in layers])
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is None or not batches.serves(left):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        payload = batches.two_means_of_layers(gradients, residual, left, [layer.numel for layer in layers])
+        if screen and not is_finite(left):
+            raise NonFinite
+        return payload
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
@@ -186,10 +169,6 @@ class OneBit(LayersEncoder, LossyCompressor, name="onebit"):
     @override
     def expected_nbytes(self, layer: Layer) -> int:
         return TwoMeans.packed_nbytes(layer.numel)
-
-
-def _two_means(numel: int, packed: torch.Tensor, num_positive: int, above: float, below: float) -> TwoMeans:
-    return TwoMeans(numel, below / max(1, numel - num_positive), above / max(1, num_positive), packed)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -229,12 +208,25 @@ class TwoBit(LossyCompressor, name="twobit"):
         return Codes(x.numel(), "ternary", CODES, ternary(x, float(threshold), CODES), threshold)
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Codes:
-        threshold = residual.new_tensor([self.threshold])
-        codes = ternary_of_sum(gradients[0], residual, float(threshold), left)
-        return Codes(layer.numel, "ternary", CODES, codes, threshold)
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if residual is None or left is None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+
+        def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Codes:
+            threshold = residual.new_tensor([self.threshold])
+            codes = ternary_of_sum(gradient, residual, float(threshold), left)
+            return Codes(layer.numel, "ternary", CODES, codes, threshold)
+
+        return each_layer(encode, gradients, residual, left, layers, screen=screen)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:

@@ -13,14 +13,13 @@ from typing_extensions import Doc, override
 
 from collectives.options import CountOrZero, OptionError, Positive, PositiveOrZero
 from collectives.payloads import Payload, Sparse, SparseCodes, SparseLevels
-from collectives.payloads.batch import Batch
 from collectives.payloads.codec.value_codes import MOST_STEPS, SHARED_OVER, ValueCoding, block_length
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import LARGEST, NUM_LEVELS, IndexedValues
-from compressors.base import LayersEncoder, NonFiniteSum, Sparsifier, Traits, finds_nonfinite
-from compressors.kernels.batches import send_from_layers, top_k_of_layers
+from compressors.base import Sparsifier, Traits
+from compressors.kernels import batches
 from compressors.kernels.quantisation import pack_nearest_levels
-from compressors.kernels.residuals import add_and_find, add_and_measure, add_and_top_k, send_top_k
+from compressors.kernels.residuals import add_and_find, add_and_measure
 from compressors.kernels.selection import (
     kth_largest,
     largest_magnitude,
@@ -31,6 +30,7 @@ from compressors.kernels.selection import (
 )
 from compressors.kernels.value_codes import code_values
 from compressors.layer import Layer, Step, seed_for
+from compressors.parts.buckets import NonFinite, bundled, each_layer, split, summed
 
 ValueDtype = Literal["fp16", "bf16", "fp32"]
 Values = Literal["floats", "two_magnitudes", "sigma", "int8"]
@@ -82,7 +82,10 @@ class ShareSparsifier(Sparsifier):
         return dataclasses.replace(super().traits, denser_epochs=denser)
 
     @override
-    def density_for(self, layer: Layer, step: Step) -> float:
+    def density_for(self, layer: Layer, step: Step) -> float | None:
+        return self._share(step)
+
+    def _share(self, step: Step) -> float:
         if step.warmup and step.epoch < self.warmup_epochs:
             return max(self.ratio, 0.25 ** (step.epoch + 1))
         return self.ratio
@@ -91,16 +94,28 @@ class ShareSparsifier(Sparsifier):
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         return self._sparse(x, top_k(x, num_kept(self.density_for(layer, step), x.numel())), step)
 
-    def _add_and_code(
-        self, gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, k: int, step: Step
-    ) -> IndexedValues:
-        """Encode the k largest entries of the sum as `_sparse_values` does; other arguments are as in `encode_sum`."""
-        positions, values = add_and_top_k(gradient, residual, k, left)
-        if largest_magnitude(values) == math.inf:  # entries that are not finite are among the largest
-            raise NonFiniteSum
-        payload = self._sparse_values(len(left), positions, values, step)
-        payload.subtract_from_(left)
-        return payload
+    def _code_top_k(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool,
+    ) -> Payload:
+        """Encode the k largest entries of every layer as `_sparse_values` does; arguments are as in `encode_bucket`."""
+        numels = [layer.numel for layer in layers]
+        ks = [num_kept(self.density_for(layer, step), layer.numel) for layer in layers]
+        payloads = []
+        selected = batches.top_k_of_layers(gradients, residual, left, numels, ks).split(ks)
+        for positions, rest in zip(selected, split(left, layers), strict=True):
+            values = rest.index_select(0, positions)
+            if screen and largest_magnitude(values) == math.inf:  # entries that are not finite are among the largest
+                raise NonFinite
+            payloads.append(self._sparse_values(len(rest), positions, values, step))
+            payloads[-1].subtract_from_(rest)
+        return bundled(payloads)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,18 +130,18 @@ class DensitySparsifier(ShareSparsifier, TypedSparsifier):
         positions: torch.Tensor,
         step: Step,
         *,
-        finite: bool,
-    ) -> Batch:
+        screen: bool,
+    ) -> Payload:
         """Return `send_from_layers` in this type of values.
 
         Raises:
-            NonFiniteSum: an entry is not finite, but has to be.
+            NonFinite: an entry is not finite, but has to be.
         """
         dtype = TORCH_DTYPES[self.value_dtype]
-        batch = send_from_layers(left, numels, counts, positions, dtype, step.world_size, finite=finite)
-        if batch is None:
-            raise NonFiniteSum
-        return batch
+        payload = batches.send_from_layers(left, numels, counts, positions, dtype, step.world_size, finite=screen)
+        if payload is None:
+            raise NonFinite
+        return payload
 
 
 def num_kept(density: float, numel: int) -> int:
@@ -217,7 +232,7 @@ class CodingSparsifier(DensitySparsifier):
 
 
 @dataclasses.dataclass(kw_only=True)
-class TopK(LayersEncoder, CodingSparsifier, name="topk"):
+class TopK(CodingSparsifier, name="topk"):
     """Top-k: sends the entries of largest magnitude of every layer.
 
     Source: Aji, Heafield 2017 (arXiv:1704.05021); error feedback: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599).
@@ -236,38 +251,25 @@ class TopK(LayersEncoder, CodingSparsifier, name="topk"):
 
     sends: ClassVar[type[Payload]] = Sparse
 
-    @property
     @override
-    def encodes_layers(self) -> bool:
-        return self.error_feedback and not self.coding
-
-    @override
-    def encode_layers(
+    def encode_bucket(
         self,
         gradients: Sequence[torch.Tensor],
         residual: torch.Tensor | None,
         left: torch.Tensor | None,
         layers: Sequence[Layer],
         step: Step,
-    ) -> Batch:
-        assert left is not None
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is None or not batches.serves(left):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        if self.coding:
+            return self._code_top_k(gradients, residual, left, layers, step, screen=screen)
         numels = [layer.numel for layer in layers]
         ks = [num_kept(self.density_for(layer, step), layer.numel) for layer in layers]
-        positions = top_k_of_layers(gradients, residual, left, numels, ks)
-        return self._sent(left, numels, ks, positions, step, finite=residual is not None)
-
-    @override
-    @finds_nonfinite
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        k, dtype = num_kept(self.density_for(layer, step), layer.numel), TORCH_DTYPES[self.value_dtype]
-        if self.coding:
-            return self._add_and_code(gradients[0], residual, left, k, step)
-        positions, values, is_finite = send_top_k(gradients[0], residual, left, k, dtype, step.world_size)
-        if not is_finite:
-            raise NonFiniteSum
-        return Sparse(layer.numel, positions, values)
+        positions = batches.top_k_of_layers(gradients, residual, left, numels, ks)
+        return self._sent(left, numels, ks, positions, step, screen=screen)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
@@ -311,19 +313,30 @@ class Threshold(TypedSparsifier, name="threshold"):
         return self._sparse(x, reaching(x, level), step)
 
     @override
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
-    ) -> Payload | None:
-        if self.unit == "rms":
-            return None
-        if self.unit == "max":
-            _, largest = add_and_measure(gradients[0], residual, left)
-            payload = self._sparse(left, reaching(left, self._level(largest, largest)), step)
-        else:
-            _, positions, values = add_and_find(gradients[0], residual, self.threshold, left)
-            payload = self._sparse_values(layer.numel, positions, values, step)
-        payload.subtract_from_(left)
-        return payload
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if self.unit == "rms" or residual is None or left is None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+
+        def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Payload:
+            if self.unit == "max":
+                _, largest = add_and_measure(gradient, residual, left)
+                payload = self._sparse(left, reaching(left, self._level(largest, largest)), step)
+            else:
+                _, positions, values = add_and_find(gradient, residual, self.threshold, left)
+                payload = self._sparse_values(layer.numel, positions, values, step)
+            payload.subtract_from_(left)
+            return payload
+
+        return each_layer(encode, gradients, residual, left, layers, screen=screen)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
@@ -342,7 +355,7 @@ MIN_SAMPLED = 10  # a sample should hold at least this many entries above the th
 
 
 @dataclasses.dataclass(kw_only=True)
-class Dgc(LayersEncoder, DensitySparsifier, name="dgc"):
+class Dgc(DensitySparsifier, name="dgc"):
     """Deep gradient compression: top-k by a sampled threshold, with momentum correction, clipping and warm-up.
 
     Source: Lin et al. 2018 (arXiv:1712.01887), sections 3.1 to 3.3; sampling and its corrections as in the authors'
@@ -368,30 +381,28 @@ class Dgc(LayersEncoder, DensitySparsifier, name="dgc"):
         PositiveOrZero, Doc("clip each layer's own gradient to this L2 norm / sqrt(world_size); 0: do not")
     ] = 0.0
 
-    @property
     @override
-    def encodes_layers(self) -> bool:
-        return self.error_feedback and not self.clip_norm
-
-    @override
-    def encode_layers(
+    def encode_bucket(
         self,
         gradients: Sequence[torch.Tensor],
         residual: torch.Tensor | None,
         left: torch.Tensor | None,
         layers: Sequence[Layer],
         step: Step,
-    ) -> Batch:
-        assert left is not None
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is None or not batches.serves(left):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
         numels = [layer.numel for layer in layers]
         ks = [num_kept(self.density_for(layer, step), layer.numel) for layer in layers]
         if max(ks) < self._fewest_sampled:
-            positions = top_k_of_layers(gradients, residual, left, numels, ks)
+            positions = batches.top_k_of_layers(gradients, residual, left, numels, ks)
         else:
-            parts = left.split(numels)
-            selected = [self._select(*each, step) for each in zip(parts, ks, layers, strict=True)]
+            xs = summed(gradients, residual, left, layers, screen=screen)
+            selected = [self._select(*each, step) for each in zip(xs, ks, layers, strict=True)]
             positions, ks = torch.cat(selected), [len(each) for each in selected]
-        return self._sent(left, numels, ks, positions, step, finite=False)
+        return self._sent(left, numels, ks, positions, step, screen=screen)
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -447,13 +458,19 @@ class QSparse(ShareSparsifier, name="qsparse"):
     sends: ClassVar[type[Payload]] = SparseLevels
 
     @override
-    @finds_nonfinite
-    def encode_sum(
-        self, gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, layer: Layer, step: Step
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
     ) -> Payload:
-        return self._add_and_code(
-            gradients[0], residual, left, num_kept(self.density_for(layer, step), layer.numel), step
-        )
+        if left is None or not batches.serves(left):
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        return self._code_top_k(gradients, residual, left, layers, step, screen=screen)
 
     @override
     def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> SparseLevels:

@@ -35,7 +35,8 @@ from collectives.payloads.base import Payload
 from collectives.transport.base import Purpose, Traffic
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import CompressedCommunicator, own_transport
-from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, layers_of

@@ -11,7 +11,7 @@ import torch
 
 from collectives.base import Key
 from collectives.payloads.base import Payload
-from collectives.payloads.batch import Batch
+from collectives.payloads.bundle import Bundle
 
 # Largest number of sampled positions in the model, the same on all ranks: 64 KiB of bits before compression.
 MAX_POSITIONS = 1 << 19
@@ -42,8 +42,8 @@ def sample_index_sets(payloads: Mapping[Key, Payload], model_numel: int) -> dict
 
 
 def _by_layer(key: Key, payload: Payload) -> list[tuple[Key, Payload]]:
-    # payloads that were encoded in one call are those of one layer each, as on a GPU
-    if not isinstance(payload, Batch):
+    # a bundle holds a payload for each layer
+    if not isinstance(payload, Bundle):
         return [(key, payload)]
     members = zip(key, payload.payloads, strict=True)
     return [((layer_id,), member) for layer_id, member in members if member.num_entries < member.numel]

@@ -39,6 +39,7 @@ __all__ = [
     "Payload",
     "PayloadError",
     "Received",
+    "Share",
     "balanced_borders",
     "unpack",
 ]
@@ -65,6 +66,14 @@ def shifted(keep_lost: KeepLost | None, offset: int) -> KeepLost | None:
     if keep_lost is None or not offset:
         return keep_lost
     return lambda start, values, positions=None: keep_lost(offset + start, values, positions)
+
+
+class Share(NamedTuple):
+    """What a payload sends for one part of its elements: the name of its kind, entries, and bytes of the message."""
+
+    kind: str
+    num_entries: int
+    nbytes: float
 
 
 class Received(NamedTuple):
@@ -148,6 +157,10 @@ class Payload(abc.ABC):
         """
         return self.values.numel()
 
+    def keep_lost_with(self, keep_lost: KeepLost) -> None:
+        """Set `keep_lost`, also for the members of a bundle."""
+        self.keep_lost = keep_lost
+
     def fields(self) -> list[Field]:
         """Return the fields that `pack` concatenates: the header, then tensors, wider dtypes first.
 
@@ -219,6 +232,25 @@ class Payload(abc.ABC):
         """Set the elements of `dense` [numel] (mutated) that this payload sends to zero."""
         if self.num_entries:
             dense.zero_()
+
+    def clear_selected_in_(self, dense: torch.Tensor) -> None:  # noqa: B027 - by default nothing
+        """Set the elements of `dense` [numel] (mutated) to zero that were selected, among others, and are not zero.
+
+        Kinds that send every element select none.
+        """
+
+    def shares(self, numels: Sequence[int]) -> list[Share]:
+        """Divide the message among consecutive parts of so many elements, such as layers, by the entries of each."""
+        counts = self._entries_in(numels) if len(numels) > 1 else [self.num_entries]
+        total, kind = sum(counts), type(self).__name__
+        return [
+            Share(kind, count, self.nbytes * (count / total if total else numel / self.numel))
+            for count, numel in zip(counts, numels, strict=True)
+        ]
+
+    def _entries_in(self, numels: Sequence[int]) -> list[int]:
+        # the number of entries in each of several consecutive parts
+        return [numel if self.num_entries else 0 for numel in numels]
 
     def to_dense(self) -> torch.Tensor:
         """Return the decoded tensor as a new one, fp32 [numel]."""

@@ -18,7 +18,7 @@ import torch
 from typing_extensions import override
 
 from collectives.kernels.loop import ByteArray, Int, LongArray, Loop, array
-from collectives.payloads.base import HEADER_BYTES, Payload, shifted
+from collectives.payloads.base import HEADER_BYTES, KeepLost, Payload, Share, shifted
 from collectives.payloads.bundle import Bundle, padded
 from collectives.payloads.codec.bits import packed_nbytes
 from collectives.payloads.codec.index_sets import cheapest_coding, elias_fano_bits
@@ -57,6 +57,15 @@ class Batch(Bundle):
         for member, offset in zip(members, self._offsets, strict=False):
             member.keep_lost = shifted(self.keep_lost, offset)
         return members
+
+    @override
+    def keep_lost_with(self, keep_lost: KeepLost) -> None:
+        self.keep_lost = keep_lost  # members get it when they are made
+
+    @override
+    def shares(self, numels: Sequence[int]) -> list[Share]:
+        kind = self.kind.__name__
+        return [Share(kind, *each) for each in zip(self.counts, self.lengths, strict=True)]
 
     @functools.cached_property
     def lengths(self) -> list[int]:
@@ -136,6 +145,8 @@ class SparseBatch(Batch):
     def clear_in_(self, dense: torch.Tensor) -> None:
         starts = torch.from_numpy(np.repeat(self._offsets[:-1], self.counts))  # a tenth of the time of torch's
         dense.index_fill_(0, self.positions + starts, 0)
+
+    clear_selected_in_ = clear_in_  # none is zero
 
 
 MakeCoded = Callable[[int, torch.Tensor, torch.Tensor], CodedElements]

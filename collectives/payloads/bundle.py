@@ -27,6 +27,7 @@ from collectives.payloads.base import (
     Payload,
     PayloadError,
     Received,
+    Share,
     shifted,
     unpack,
 )
@@ -71,6 +72,12 @@ class Bundle(Payload):
         )
         if any(member.keep_lost is not None for member in self.payloads):
             self.keep_lost = _keep_in_members([member.keep_lost for member in self.payloads], self._offsets)
+
+    @override
+    def keep_lost_with(self, keep_lost: KeepLost) -> None:
+        self.keep_lost = keep_lost
+        for member, offset in zip(self.payloads, self._offsets, strict=False):
+            member.keep_lost = shifted(keep_lost, offset)
 
     @staticmethod
     def packed_nbytes(lengths: Sequence[int]) -> int:
@@ -144,6 +151,15 @@ class Bundle(Payload):
     def clear_in_(self, dense: torch.Tensor) -> None:
         for member, part in zip(self.payloads, torch.split(dense, self._numels), strict=True):
             member.clear_in_(part)
+
+    @override
+    def clear_selected_in_(self, dense: torch.Tensor) -> None:
+        for member, part in zip(self.payloads, torch.split(dense, self._numels), strict=True):
+            member.clear_selected_in_(part)
+
+    @override
+    def shares(self, numels: Sequence[int]) -> list[Share]:
+        return [share for member in members(self, numels) for share in member.shares([member.numel])]
 
     @functools.cached_property
     def alignment(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -96,6 +97,11 @@ class IndexedValues(Payload):
     def clear_in_(self, dense: torch.Tensor) -> None:
         dense.index_fill_(0, self.positions, 0)
 
+    @override
+    def clear_selected_in_(self, dense: torch.Tensor) -> None:
+        sent = self.positions if self.values.all() else self.positions[self.values != 0]
+        dense.index_fill_(0, sent, 0)
+
     def _add(self, other: Payload, keep_lost: KeepLost | None) -> Payload:
         # at the union of the positions, also where values cancel; as `Dense` if that is no longer
         if isinstance(other, Dense):
@@ -112,6 +118,11 @@ class IndexedValues(Payload):
     def as_sparse(self) -> Sparse:
         """Return the same entries as `Sparse`, in the dtype in which sums are sent; it may share the memory."""
         return Sparse(self.numel, self.positions, self.values)
+
+    @override
+    def _entries_in(self, numels: Sequence[int]) -> list[int]:
+        before = self.entries_before([*itertools.accumulate(numels, initial=0)])
+        return [stop - start for start, stop in itertools.pairwise(before)]
 
     def entries_before(self, borders: list[int]) -> list[int]:
         """Return the number of values at positions below each border."""

@@ -23,7 +23,7 @@ from collectives.schedule.rounds import Layout, Leaf
 from collectives.schedule.waves import Ints, Lengths, waves_of
 from collectives.transport.base import Transport
 from compressors.auto.choice import Choice, Pair, Part, dense_pair, pairs_on
-from compressors.base import FP32_BYTES, PerLayer, Sparsifier
+from compressors.base import FP32_BYTES, PerLayer
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Memory, Step
 
@@ -222,7 +222,6 @@ class Candidates:
         return any(
             compressor.density_for(layer, step) != compressor.density_for(layer, self._looked_at)
             for compressor in self._compressors.values()
-            if isinstance(compressor, Sparsifier)
             for layer in self.layers[:1]
         )
 

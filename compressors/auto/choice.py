@@ -22,7 +22,8 @@ from collectives.options import Spec, build, incompatibility
 from collectives.payloads.base import Payload
 from collectives.transport.base import Transport
 from compressors.base import Compressor
-from compressors.ddp.reducer import PendingReduction, Reducer, StartSum, reducer_for
+from compressors.ddp.reducer import PendingReduction, Reducer, StartSum
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, copies, memory_nbytes
 
@@ -248,7 +249,8 @@ class ChosenPairs(Reducer):
 
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        bucket.screen()
+        if bucket.screen is not None:
+            bucket.screen()
         if self.look is not None:
             self.look(bucket)
         for index, layer in enumerate(bucket.layers):

@@ -2,6 +2,7 @@
 
 from compressors.ddp.attach import attach
 from compressors.ddp.hook import CompressionHook
-from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducers import reducer_for
 
 __all__ = ["CompressionHook", "Reducer", "attach", "reducer_for"]

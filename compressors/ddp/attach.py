@@ -25,7 +25,7 @@ from compressors.base import Compressor, TorchHook
 from compressors.ddp.communicator import Nonfinite, Trigger
 from compressors.ddp.gradients import change_since_wrapping, reduced_layers
 from compressors.ddp.hook import CompressionHook, HookSettings, OwnHook
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.layer import Layer, sparse_gradients
 
 # Size of DDP's first bucket, unless bucket_cap_mb sets one size for all buckets.

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from collectives.base import BoundCollective, Collective, Key
-from collectives.payloads import Bundle, Dense, Payload
+from collectives.payloads import Dense, Payload
 from collectives.transport.base import Transport, wait_all
 from collectives.transport.sockets import open_transport
 from compressors.base import Compressor, PerLayer
@@ -19,6 +19,7 @@ from compressors.ddp.encode_group import group_layers
 from compressors.ddp.reducer import Reducer
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Memory, Step
+from compressors.parts.buckets import bundled, is_finite, split
 
 Nonfinite = Literal["skip", "raise", "zero"]
 Trigger = Literal["async", "sync"]
@@ -253,11 +254,6 @@ def await_command(transport: Transport) -> None:
         wait_all([transport.send(word, to) for to in others])
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Return True if all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
 def zero_nonfinite_(tensor: torch.Tensor, nonfinite: Nonfinite) -> bool:
     """Replace NaN and infinity in place, because residuals that contain them would never recover.
 
@@ -314,11 +310,15 @@ class Downlink:
         """
         step = self._step_at(hop=0)
         groups = group_layers(self._compressor, [self._layer_of[layer_id] for layer_id in layers], step)
-        payloads = [
-            Dense(part.clone()) if group.dense else cast(PerLayer, self._compressor).encode(part, group.layer, step)
-            for group, part in zip(groups, torch.split(total, [group.layer.numel for group in groups]), strict=True)
-        ]
-        return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+        parts = total.split([group.layer.numel for group in groups])
+        return bundled(
+            [
+                cast(PerLayer, group.compressor).encode_bucket(
+                    split(part, group.layers), None, None, group.layers, step
+                )
+                for group, part in zip(groups, parts, strict=True)
+            ]
+        )
 
     def encode_partial(self, total: torch.Tensor, layer: int, hop: int) -> Payload:
         """Return a partial sum in encoded form, as one flat layer.

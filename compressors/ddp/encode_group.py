@@ -1,64 +1,58 @@
-"""Groups of layers that one `encode` call covers, and what a reducer keeps per group from step to step."""
+"""Groups of layers that one `encode_bucket` call covers, and what a reducer keeps per group from step to step."""
 
 import dataclasses
 import functools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
 from collectives.base import Key
-from collectives.payloads import Dense
 from compressors.base import Compressor
+from compressors.floats import NoCompression
 from compressors.layer import Layer, Step, Tensors, copies, end_to_end, memory_nbytes
+
+UNCOMPRESSED = NoCompression()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EncodeGroup:
-    """One layer, or several layers concatenated, that a compressor encodes into one payload.
+    """Layers of a bucket that a compressor encodes in one call.
 
     Attributes:
-        layer: the layer, or a flat layer that stands for all of them.
-        layers: the layers inside.
-        key: the ids of the layers inside.
-        dense: True if the gradients are sent uncompressed.
+        compressor: the compressor; `UNCOMPRESSED` for the layers that are sent in fp32.
+        layers: the layers.
+        key: their ids.
         gradients: the layers' flat gradients, in the same order; empty if only sizes are needed.
         updates: the flat tensors that the layers' updates are written to, in the same order.
     """
 
-    layer: Layer
+    compressor: Compressor
     layers: Sequence[Layer]
     key: Key
-    dense: bool
     gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
     updates: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    @functools.cached_property
+    def layer(self) -> Layer:
+        """Return the layer, or a flat layer that stands for all of them."""
+        return end_to_end(self.layers)
 
     @property
     def device(self) -> torch.device:
         """Return the device of the updates."""
         return self.updates[0].device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return fp64 for dense fp64 gradients, which may exceed the range of fp32, and fp32 for all others."""
-        return torch.promote_types(self.updates[0].dtype, torch.float32) if self.dense else torch.float32
-
     @functools.cached_property
     def is_plain(self) -> bool:
         """Return True if all gradients are contiguous fp32, so that the native loops can read them in place."""
         return all(gradient.dtype == torch.float32 and gradient.is_contiguous() for gradient in self.gradients)
 
-    def split(self, tensor: torch.Tensor | None) -> Sequence[Any]:
-        """Return each layer's part of `tensor`, [numel of all layers], as views; a list of None if `tensor` is None."""
-        if tensor is None or len(self.layers) == 1:
-            return [tensor] * len(self.layers)  # slicing a tensor would take as long as summing a short one
-        return list(tensor.split([layer.numel for layer in self.layers]))
-
-    def scatter_to_updates(self, update: torch.Tensor) -> None:
-        """Copy the update of all layers of the group, floating [numel], into their tensors `updates`."""
-        for out, part in zip(self.updates, self.split(update), strict=True):
-            out.copy_(part)
+    def units(self) -> list[tuple[Layer, list[torch.Tensor]]]:
+        """Return what the compressor encodes by itself: each layer with its update, or one flat layer with all."""
+        if self.compressor.granularity == "bucket":
+            return [(self.layer, self.updates)]
+        return [(layer, [update]) for layer, update in zip(self.layers, self.updates, strict=True)]
 
 
 def group_layers(
@@ -68,21 +62,19 @@ def group_layers(
     gradients: Sequence[torch.Tensor] = (),
     updates: Sequence[torch.Tensor] = (),
     *,
-    together: bool = False,
+    apart: bool = False,
 ) -> list[EncodeGroup]:
-    """Divide layers into groups, each of which a compressor encodes into one payload.
-
-    The compressed groups come first, in model order, then one group of all layers that are sent uncompressed.
+    """Divide layers into one group that a compressor encodes, in model order, and one that is sent uncompressed.
 
     Layers without elements are left out: they send nothing and keep no state.
 
     Args:
-        compressor: decides how layers are grouped and which stay dense.
+        compressor: decides which layers are sent uncompressed.
         layers: the layers, in any order.
         step: the training step; None for a step after any warm-up.
         gradients: flat gradients in the order of `layers`; empty if only sizes are needed.
         updates: flat tensors for the updates in the same order; if empty, the gradients are overwritten.
-        together: put all compressed layers in one group, for `encode_layers`, also if each has a payload of its own.
+        apart: give each compressed layer a group of its own, unless the compressor treats them as one vector.
     """
     gradient_of = {layer.id: gradient for layer, gradient in zip(layers, gradients, strict=False)}
     update_of = {layer.id: update for layer, update in zip(layers, updates or gradients, strict=False)}
@@ -91,55 +83,19 @@ def group_layers(
     dense: list[Layer] = []
     for layer in sorted([layer for layer in layers if layer.numel], key=operator.attrgetter("id")):
         (dense if all_dense or compressor.leaves_dense(layer) else compressed).append(layer)
-    apart = compressor.granularity == "layer" and not together
+    apart &= compressor.granularity == "layer"
     groups = [[layer] for layer in compressed] if apart else [compressed]
     return [
         EncodeGroup(
-            layer=end_to_end(group),
+            compressor=UNCOMPRESSED if group is dense else compressor,
             layers=group,
             key=tuple([layer.id for layer in group]),
-            dense=group is dense,
             gradients=[gradient_of[layer.id] for layer in group] if gradient_of else [],
             updates=[update_of[layer.id] for layer in group] if update_of else [],
         )
         for group in (*groups, dense)
         if group
     ]
-
-
-@dataclasses.dataclass(eq=False)
-class BufferPool:
-    """Reuse send buffers from step to step: touching new pages costs more than copying into old ones.
-
-    A buffer that is not released by the end of a step may still be in use, and is not reused.
-    """
-
-    _free: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
-    _lent: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
-    _returned: dict[Key, torch.Tensor] = dataclasses.field(default_factory=dict)
-
-    def acquire(self, group: EncodeGroup) -> torch.Tensor:
-        """Return an uninitialised buffer, [group.layer.numel] of `group.dtype`, for this group's message."""
-        buffer = self._free.pop(group.key, None)
-        if buffer is None or buffer.numel() != group.layer.numel or buffer.dtype != group.dtype:
-            buffer = Dense.room(group.layer.numel, group.dtype, group.device)
-        self._lent[group.key] = buffer
-        return buffer
-
-    def release(self, groups: Iterable[EncodeGroup]) -> None:
-        """Mark the buffers of these groups as free, for use from the next step on."""
-        for group in groups:
-            if (buffer := self._lent.pop(group.key, None)) is not None:
-                self._returned[group.key] = buffer
-
-    def end_step(self) -> None:
-        """Keep the released buffers; drop those of groups that no longer exist and those not released."""
-        self._free, self._lent, self._returned = self._returned, {}, {}
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all buffers."""
-        return memory_nbytes([*self._free.values(), *self._lent.values(), *self._returned.values()])
 
 
 @dataclasses.dataclass(eq=False)

@@ -31,7 +31,8 @@ from compressors.ddp.attach import check_momentum, check_types
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, own_transport, zero_nonfinite_
 from compressors.ddp.fsdp_units import Unit, units_of
 from compressors.ddp.hook import NonFiniteGradient, OwnHook, warn_of_missing_epoch
-from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket, StepReport
 from compressors.layer import Layer, layers_of, sparse_gradients
 

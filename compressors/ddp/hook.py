@@ -34,7 +34,6 @@ from compressors.ddp.communicator import (
     Nonfinite,
     Trigger,
     await_command,
-    is_finite,
     own_transport,
     zero_nonfinite_,
 )
@@ -42,6 +41,7 @@ from compressors.ddp.gradients import ZeroCopyGradients, change_since_wrapping, 
 from compressors.ddp.reducer import DONE, PendingReduction, Reducer
 from compressors.ddp.report import Bucket, StepReport
 from compressors.layer import Layer, Step
+from compressors.parts.buckets import is_finite
 
 _CLOSED = "the communication hook of this model is closed; wrap the model in DDP again"
 

@@ -12,37 +12,25 @@ applied to layers that are sent uncompressed, so that these train as with the op
 import abc
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from typing_extensions import override
 
 from collectives.base import Key, PendingSum
-from collectives.kernels.library import kernels_in_use
-from collectives.payloads import Bundle, Dense, Payload, members
+from collectives.payloads import Payload, members
 from collectives.payloads.base import KeepLost
-from collectives.payloads.batch import Batch
-from collectives.payloads.sparse import IndexedValues
+from collectives.schedule.rounds import leaves
 from collectives.transport.base import Transport
-from compressors.base import (
-    FP32_BYTES,
-    Compressor,
-    LayersEncoder,
-    MultiRound,
-    NonFiniteSum,
-    PartsEncoder,
-    PerLayer,
-    SharedScale,
-    Sparsifier,
-)
-from compressors.ddp.encode_group import BufferPool, EncodeGroup, LayerStore, group_layers
+from compressors.base import Compressor, PerLayer, SharedScale
+from compressors.ddp.encode_group import EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
-from compressors.kernels.residuals import accelerate, accelerate_parts, add
+from compressors.kernels.residuals import accelerate, accelerate_parts
 from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
+from compressors.parts.buckets import NonFinite, bundled, split, summed
 
 # (this rank's message, ids of the layers inside) -> the sum over ranks
 SumPayloads = Callable[[Payload, Key], Payload]
@@ -65,13 +53,8 @@ class PendingReduction:
 
 DONE = PendingReduction(wait=lambda: None, finish=lambda: None)
 
-# a group, its payload, and the seconds in which it was encoded
-Encoded = tuple[EncodeGroup, Payload, float]
-
-
-def _message(encoded: Sequence[Encoded]) -> Payload:
-    payloads = [payload for _, payload, _ in encoded]
-    return payloads[0] if len(payloads) == 1 else Bundle(payloads)
+# what `encode_bucket` gets: the gradients, the residual to add, and the memory for what is not sent
+Inputs = tuple[Sequence[torch.Tensor], torch.Tensor | None, torch.Tensor | None]
 
 
 def keep_in(residual: torch.Tensor) -> KeepLost:
@@ -89,7 +72,7 @@ def keep_in(residual: torch.Tensor) -> KeepLost:
 class Reducer(abc.ABC):
     """Compress gradients on one rank; keep residuals, momentum buffers and the compressor's own memory, by layer.
 
-    `reducer_for` makes the right one for a compressor.
+    `reducer_for` in `reducers.py` makes the right one for a compressor.
 
     Every call on a bucket only proposes new state: `commit` accepts it, `drop` discards it.
 
@@ -110,7 +93,6 @@ class Reducer(abc.ABC):
         self.last_encoded: Mapping[Key, Payload] = {}
         self._momentum, self._nesterov = momentum, nesterov
         self._residuals, self._velocities = LayerStore(), LayerStore()
-        self._buffers = BufferPool()
         self._encoded: dict[Key, Payload] = {}
 
     def reduce(self, bucket: Bucket, sum_payloads: SumPayloads, transport: Transport) -> None:
@@ -140,14 +122,12 @@ class Reducer(abc.ABC):
         """Accept the residuals and other state that calls proposed since the last `commit` or `drop`."""
         for state in (self._residuals, self._velocities, self.memory):
             state.commit()
-        self._buffers.end_step()
         self.last_encoded, self._encoded = self._encoded, {}
 
     def drop(self) -> None:
         """Discard the residuals and other state that calls proposed: everything is bit for bit as before the step."""
         for state in (self._residuals, self._velocities, self.memory):
             state.drop()
-        self._buffers.end_step()
         self._encoded = {}
 
     def scale_residuals_(self, factor: float, layers: Sequence[Layer]) -> None:
@@ -165,13 +145,13 @@ class Reducer(abc.ABC):
     def nbytes(self) -> dict[str, int]:
         """Return the bytes of the tensors that this reducer holds, by purpose."""
         payloads = [*self.last_encoded.values(), *self._encoded.values()]
-        parts = (part for payload in payloads for part in vars(payload).values())
+        parts = (part for payload in payloads for leaf in leaves(payload) for part in vars(leaf).values())
         return {
             "residual": self._residuals.accepted_nbytes,
             "proposed": self._residuals.proposed_nbytes,
             "momentum": self._velocities.accepted_nbytes + self._velocities.proposed_nbytes,
             "memory": self.memory.nbytes,
-            "buffers": self._buffers.nbytes,
+            "buffers": self.memory.buffers.nbytes,
             "payloads": memory_nbytes(part for part in parts if isinstance(part, torch.Tensor)),
         }
 
@@ -189,104 +169,89 @@ class Reducer(abc.ABC):
         self._velocities.load(state["velocities"])
         self.memory.load_state_dict(state["memory"])
 
-    def _groups(self, bucket: Bucket, *, together: bool = False) -> list[EncodeGroup]:
+    def _groups(self, bucket: Bucket, *, apart: bool = False) -> list[EncodeGroup]:
         bucket.step = dataclasses.replace(bucket.step, memory=self.memory)
-        of_layers = bucket.layers, bucket.step, bucket.gradients, bucket.updates
-        return group_layers(self.compressor, *of_layers, together=together)
+        return group_layers(self.compressor, bucket.layers, bucket.step, bucket.gradients, bucket.updates, apart=apart)
 
-    def _compensated(self, group: EncodeGroup, step: Step) -> torch.Tensor:
-        """Return the tensor to send: the gradient, with momentum and residual if the compressor has them."""
-        traits, gradients = self.compressor.traits, group.gradients
-        keeps_residual = traits.keeps_residual and not group.dense
-        if traits.clip_norm and not group.dense:
+    def _inputs(self, group: EncodeGroup, step: Step) -> Inputs:
+        """Return what to encode: clipped gradients, with momentum if the compressor applies it, and the residual."""
+        traits, layers, gradients = group.compressor.traits, group.layers, group.gradients
+        if traits.clip_norm:
             limit = traits.clip_norm / math.sqrt(step.world_size)
-            norm = math.sqrt(sum(float(gradient.float().norm()) ** 2 for gradient in gradients))
-            gradients = [gradient * (limit / norm) for gradient in gradients] if norm > limit else gradients
-        if not (traits.owns_momentum or keeps_residual or group.dense) and len(gradients) == 1:
-            return gradients[0].float()
-        residual = self._residuals.accepted(group) if keeps_residual else None
-        x = self._residuals.propose(group) if keeps_residual else self._buffers.acquire(group)
-        velocity = self._velocities.accepted(group) if traits.owns_momentum else None
-        following = self._velocities.propose(group) if traits.owns_momentum else None
+            gradients = [_clipped(gradient, limit) for gradient in gradients]
+        residual = self._residuals.accepted(group) if traits.keeps_residual else None
+        left = self._residuals.propose(group) if traits.keeps_residual else None
+        if self.compressor.traits.owns_momentum:
+            dtype = traits.dtype_for(group.updates[0])
+            x = torch.empty(group.layer.numel, dtype=dtype, device=group.device) if left is None else left
+            self._accelerate(group, gradients, residual, x)
+            return split(x, layers), None, left
+        if left is None:
+            takes_all = group.is_plain or traits.keeps_fp64
+            return gradients if takes_all else [gradient.float().contiguous() for gradient in gradients], None, None
+        if residual is not None and group.is_plain:
+            return gradients, residual, left
+        parts = split(left, layers)
+        for gradient, unsent, out in zip(gradients, split(residual, layers), parts, strict=True):
+            if unsent is None:
+                out.copy_(gradient)
+            else:
+                torch.add(gradient, unsent, out=out)
+        return parts, None, left
+
+    def _accelerate(
+        self, group: EncodeGroup, gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, x: torch.Tensor
+    ) -> None:
+        """Propose the next momentum buffers, and write them plus the residual to `x`, fp32 [numel of the group]."""
+        velocity, following = self._velocities.accepted(group), self._velocities.propose(group)
+        momentum, nesterov = self._momentum, self._nesterov
         if (
             velocity is not None
             and residual is not None
-            and following is not None
             and group.is_plain
-            and accelerate_parts(
-                gradients, velocity, residual, self._momentum, nesterov=self._nesterov, now=following, out=x
-            )
+            and accelerate_parts(gradients, velocity, residual, momentum, nesterov=nesterov, now=following, out=x)
         ):
-            return x
-        for gradient, old, unsent, now, out in zip(
-            gradients, *map(group.split, (velocity, residual, following, x)), strict=True
-        ):
-            if now is not None:
-                accelerate(gradient, old, unsent, self._momentum, nesterov=self._nesterov, now=now, out=out)
-            elif unsent is None:
-                out.copy_(gradient)
-            else:
-                add(gradient, unsent, out=out)
-        return x
+            return
+        parts = (split(flat, group.layers) for flat in (velocity, residual, following, x))
+        for gradient, old, unsent, now, out in zip(gradients, *parts, strict=True):
+            accelerate(gradient, old, unsent, momentum, nesterov=nesterov, now=now, out=out)
+
+
+def _clipped(gradient: torch.Tensor, limit: float) -> torch.Tensor:
+    norm = float(gradient.float().norm())
+    return gradient * (limit / norm) if norm > limit else gradient
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A group of layers, its payload, and the seconds in which it was encoded."""
+
+    group: EncodeGroup
+    payload: Payload
+    seconds: float
 
 
 class PerLayerReducer(Reducer):
-    """Sum the gradients of a bucket over all ranks: encode, exchange and decode one payload per group of layers.
-
-    A group is one layer, or all layers of the bucket for compressors that treat them as one vector.
-    """
+    """Sum the gradients of a bucket over all ranks: encode, exchange and decode its layers in one message."""
 
     compressor: PerLayer
 
-    def __init__(self, compressor: PerLayer, *, momentum: float = 0.0, nesterov: bool = False) -> None:
-        super().__init__(compressor, momentum=momentum, nesterov=nesterov)
-        self._scratch = torch.empty(0, dtype=torch.float32)  # reused, as new pages cost more than sums
-        self._averages = type(compressor).finish is PerLayer.finish
-        self._scaled = compressor if isinstance(compressor, SharedScale) else None
-        traits = compressor.traits
-        may_add = traits.keeps_residual and not (traits.owns_momentum or traits.needs_all_ranks)
-        self._encode_sum = (
-            compressor.encode_sum if may_add and type(compressor).encode_sum is not PerLayer.encode_sum else None
-        )
-        self._layers_encoder = (
-            compressor if isinstance(compressor, LayersEncoder) and compressor.encodes_layers else None
-        )
-        self._encode_parts = None
-        if isinstance(compressor, PartsEncoder) and type(compressor).encode is PartsEncoder.encode:
-            adds_something = traits.keeps_residual or traits.owns_momentum or traits.clip_norm
-            self._encode_parts = None if adds_something else compressor.encode_parts
-
-    @property
-    @override
-    def nbytes(self) -> dict[str, int]:
-        of_all = super().nbytes
-        return of_all | {"buffers": of_all["buffers"] + self._scratch.nbytes}
-
     @override
     def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        groups = self._groups_to_encode(bucket)
-        if not groups:
-            return DONE
-        encoded: list[Encoded] = []
-        finds_nonfinite = getattr(self._encode_sum, "finds_nonfinite", False)
-        if finds_nonfinite and all(self._residual_to_add(group) is not None for group in groups):
-            with contextlib.suppress(NonFiniteSum):
-                encoded = self._encode_all(groups, bucket, transport, screened=False)
+        encoded = self._encode_screened(bucket, transport)
         if not encoded:
-            if bucket.screen():
-                groups = self._groups_to_encode(bucket)
-            encoded = self._encode_all(groups, bucket, transport)
+            return DONE
+        groups = [each.group for each in encoded]
         # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
-        pending = start_sum(_message(encoded), tuple(layer.id for group in groups for layer in group.layers))
+        pending = start_sum(bundled([each.payload for each in encoded]), sum((group.key for group in groups), ()))
         bucket.gradients = bucket.updates  # backward can reuse their memory while the message travels
-        for group, payload, seconds in encoded:
-            group.gradients.clear()
-            bucket.encoded += self._layers(group, payload, seconds, bucket.step)
+        for each in encoded:
+            each.group.gradients.clear()
+        self._report(encoded, bucket)
 
         def finish() -> None:
-            of_layers = self._groups(bucket) if any(map(self._is_batch, groups)) else groups
-            self._finish(of_layers, pending.finish(), bucket)
-            self._buffers.release(groups)
+            self._finish(groups, pending.finish(), bucket)
+            self.memory.buffers.release(group.key for group in groups)
 
         return PendingReduction(wait=pending.wait, finish=finish)
 
@@ -298,263 +263,80 @@ class PerLayerReducer(Reducer):
         """
         if self.compressor.traits.needs_all_ranks and transport is None:
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
-        if not (groups := self._groups_to_encode(bucket)):
-            return None
-        encoded = self._encode_all(groups, bucket, transport)
-        for group, payload, seconds in encoded:
-            bucket.encoded += self._layers(group, payload, seconds, bucket.step)
-        return _message(encoded)
+        encoded = self._encode(bucket, transport)
+        self._report(encoded, bucket)
+        return bundled([each.payload for each in encoded]) if encoded else None
 
     def free_buffers(self) -> None:
         """Free the memory of messages that `message` returned; call it once they were sent."""
-        self._buffers.end_step()
+        self.memory.buffers.end_step()
 
     def finish_bucket(self, total: Payload, bucket: Bucket) -> None:
         """Do the second half of `reduce`: write the updates that follow from the sum of all messages."""
         self._finish(self._groups(bucket), total, bucket)
 
-    def _groups_to_encode(self, bucket: Bucket) -> list[EncodeGroup]:
-        """Return the groups of a bucket; if `encode_layers` can serve, its compressed layers are in one group."""
-        may = self._layers_encoder is not None and kernels_in_use() == "native"
-        return self._groups(bucket, together=may and all(tensor.is_cpu for tensor in bucket.updates))
+    def _encode_screened(self, bucket: Bucket, transport: Transport) -> list[Encoded]:
+        """Encode a bucket; if a value is not finite, let the bucket's `screen` handle that first.
 
-    def _encode_all(
-        self, groups: Sequence[EncodeGroup], bucket: Bucket, transport: Transport | None, *, screened: bool = True
-    ) -> list[Encoded]:
-        """Encode each group; if ranks share scales, agree on the scales with the other ranks first.
+        Where ranks agree on something before they encode, it is called in any case, because they agree only once.
+        """
+        if bucket.screen is None:
+            return self._encode(bucket, transport)
+        if not self.compressor.traits.needs_all_ranks:
+            with contextlib.suppress(NonFinite):
+                return self._encode(bucket, transport, screen=True)
+        bucket.screen()
+        return self._encode(bucket, transport)
+
+    def _encode(self, bucket: Bucket, transport: Transport | None, *, screen: bool = False) -> list[Encoded]:
+        """Encode a bucket; what is not sent becomes the proposed residual.
 
         Raises:
-            NonFiniteSum: `screened` is False, and the compressor found a value that is not finite.
+            NonFinite: `screen` is True, and gradients or residuals hold NaN or infinity.
         """
-        inputs: list[torch.Tensor | None] = [None] * len(groups)
-        if self._scaled is not None and self._scaled.traits.needs_all_ranks:
-            assert transport is not None
-            started = time.perf_counter()
-            sent = [self._compensated(group, bucket.step) for group in groups]
-            bucket.encode_s += time.perf_counter() - started
-            given = [(group.layer, x) for group, x in zip(groups, sent, strict=True) if not group.dense]
-            self._scaled.agree(given, bucket.step, transport)
-            inputs = [*sent]
-        return [self._encode(group, x, bucket, screened=screened) for group, x in zip(groups, inputs, strict=True)]
-
-    def _residual_to_add(self, group: EncodeGroup) -> torch.Tensor | None:
-        """Return the residual that `encode_sum` adds to this group's gradients; None if `encode_sum` cannot be used."""
-        if self._encode_sum is None or group.dense or not group.is_plain:
-            return None
-        return self._residuals.accepted(group)
-
-    def _is_batch(self, group: EncodeGroup) -> bool:
-        # of several layers, each of which becomes a payload of its own
-        return self.compressor.granularity == "layer" and len(group.layers) > 1 and not group.dense
-
-    def _encode_together(self, group: EncodeGroup, step: Step, *, screened: bool) -> Payload:
-        """Encode all layers of a group in one call; what is not sent becomes the group's proposed residual."""
-        assert self._layers_encoder is not None
-        encode = self._layers_encoder.encode_layers
-        if not self.compressor.traits.keeps_residual:
-            gradients = group.gradients if group.is_plain else group.split(self._compensated(group, step))
-            return encode(gradients, None, None, group.layers, step)
-        residual = self._residual_to_add(group)
-        if residual is not None:
-            try:
-                return encode(group.gradients, residual, self._residuals.propose(group), group.layers, step)
-            except NonFiniteSum:
-                if not screened:
-                    raise
-        return encode([], None, self._compensated(group, step), group.layers, step)
-
-    def _encode_in_place(self, group: EncodeGroup, step: Step, *, screened: bool) -> Payload | None:
-        """Encode the gradients in place; one pass also adds the residual and writes the proposed residual.
-
-        Return None if that is not possible here, or if the sum of gradient and residual overflows although the
-        gradient is finite.
-        """
-        if self._encode_parts is not None and not group.dense and group.is_plain:
-            return self._encode_parts(group.gradients, group.layer, step)
-        residual = self._residual_to_add(group)
-        if self._encode_sum is None or residual is None:
-            return None
-        try:
-            return self._encode_sum(group.gradients, residual, self._residuals.propose(group), group.layer, step)
-        except NonFiniteSum:
-            if screened:  # all gradients are finite, so the sum overflowed: the caller encodes it as usual
-                return None
-            raise
-
-    def _encode(self, group: EncodeGroup, x: torch.Tensor | None, bucket: Bucket, *, screened: bool) -> Encoded:
-        """Encode a group of layers; what the payload leaves of its input becomes the group's proposed residual.
-
-        Args:
-            group: the group.
-            x: the input, fp32 [group.layer.numel]; None for the group's gradients, with momentum and residual.
-            bucket: the bucket of the group; the seconds are added to its `encode_s`.
-            screened: True if the gradients are known to be finite.
-        """
-        compressor, traits, step = self.compressor, self.compressor.traits, bucket.step
-        keeps_residual = traits.keeps_residual and not group.dense
-        started = time.perf_counter()
-        encode = self._encode_together if self._is_batch(group) else self._encode_in_place
-        payload = encode(group, step, screened=screened) if x is None else None
-        if payload is None:
-            x = self._compensated(group, step) if x is None else x
-            payload = Dense(x) if group.dense else compressor.encode(x, group.layer, step)
-            if keeps_residual and self._scaled is not None:
-                self._scaled.subtract_(x, payload, group.layer, step)
-            elif keeps_residual:
-                payload.subtract_from_(x)
-        if keeps_residual and self._averages:
-            payload.keep_lost = keep_in(self._residuals.propose(group))
-        if not group.dense:
-            if traits.owns_momentum and isinstance(payload, IndexedValues):
-                sent = payload.positions if payload.values.all() else payload.positions[payload.values != 0]
-                self._velocities.propose(group).index_fill_(0, sent, 0)
-            elif traits.owns_momentum and isinstance(payload, Batch):
-                payload.clear_in_(self._velocities.propose(group))
-            if payload.num_entries < group.layer.numel:
+        traits, encoded = self.compressor.traits, []
+        for group in self._groups(bucket):
+            compressor, step, started = cast(PerLayer, group.compressor), bucket.step, time.perf_counter()
+            gradients, residual, left = self._inputs(group, step)
+            if traits.needs_all_ranks and compressor is self.compressor:
+                assert transport is not None
+                gradients, residual = [*summed(gradients, residual, left, group.layers)], None
+                waits_from = time.perf_counter()
+                cast(SharedScale, compressor).agree([*zip(group.layers, gradients, strict=True)], step, transport)
+                started += time.perf_counter() - waits_from
+            payload = compressor.encode_bucket(gradients, residual, left, group.layers, step, screen=screen)
+            if left is not None and compressor.traits.averages:
+                payload.keep_lost_with(keep_in(left))
+            if traits.owns_momentum:
+                payload.clear_selected_in_(self._velocities.propose(group))
+            if payload.num_entries < payload.numel:
                 self._encoded[group.key] = payload
-        seconds = time.perf_counter() - started
-        bucket.encode_s += seconds
-        return group, payload, seconds
+            encoded.append(Encoded(group=group, payload=payload, seconds=time.perf_counter() - started))
+        bucket.encode_s += sum(each.seconds for each in encoded)
+        return encoded
 
-    def _layers(self, group: EncodeGroup, payload: Payload, seconds: float, step: Step) -> list[EncodedLayer]:
-        """Divide a payload's bytes among the layers by the entries each sends, and the seconds by the layers' sizes."""
-        counts, kind = [payload.num_entries], type(payload)
-        if isinstance(payload, Batch):
-            counts, kind = list(payload.counts), payload.kind
-        elif len(group.layers) > 1:
-            borders = list(itertools.accumulate([layer.numel for layer in group.layers], initial=0))
-            before = borders if payload.num_entries else [0] * len(borders)
-            if isinstance(payload, IndexedValues):
-                before = payload.entries_before(borders)
-            counts = [stop - start for start, stop in itertools.pairwise(before)]
-        wanted = None
-        if isinstance(self.compressor, Sparsifier) and self.compressor.granularity == "layer" and not group.dense:
-            wanted = None if isinstance(payload, Dense) else self.compressor.density_for(group.layer, step)
-        numel, total = group.layer.numel, sum(counts)
-        lengths: Sequence[float] = (
-            payload.lengths
-            if isinstance(payload, Batch)
-            else [
-                payload.nbytes * (count / total if total else layer.numel / numel)
-                for layer, count in zip(group.layers, counts, strict=True)
+    def _report(self, encoded: Sequence[Encoded], bucket: Bucket) -> None:
+        """Report each layer's entries and bytes, and its part of the seconds by its size."""
+        for each in encoded:
+            group, step = each.group, bucket.step
+            compressor, numels = cast(PerLayer, group.compressor), [layer.numel for layer in group.layers]
+            has_aims = compressor.granularity == "layer"
+            bucket.encoded += [
+                EncodedLayer(
+                    layer=layer,
+                    payload=share.kind,
+                    nbytes=share.nbytes,
+                    num_entries=share.num_entries,
+                    seconds=each.seconds * layer.numel / group.layer.numel,
+                    density_wanted=compressor.density_for(layer, step) if has_aims else None,
+                )
+                for layer, share in zip(group.layers, each.payload.shares(numels), strict=True)
             ]
-        )
-        return [
-            EncodedLayer(
-                layer=layer,
-                payload=kind.__name__,
-                nbytes=nbytes,
-                num_entries=count,
-                seconds=seconds * layer.numel / numel,
-                density_wanted=wanted,
-            )
-            for layer, count, nbytes in zip(group.layers, counts, lengths, strict=True)
-        ]
 
     def _finish(self, groups: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:
         started = time.perf_counter()
-        numels = [group.layer.numel for group in groups]
-        for group, part in zip(groups, members(total, numels), strict=True):
-            if (group.dense or self._averages) and part.write_to(group.updates, divisor=bucket.step.world_size):
-                continue
-            alone = len(group.updates) == 1
-            out = group.updates[0] if alone else self._room_for(group)
-            if group.dense:
-                out.zero_()
-                part.add_to_(out, divisor=bucket.step.world_size)
-            else:
-                self.compressor.finish(part, group.layer, bucket.step, out)
-            if not alone:
-                group.scatter_to_updates(out)
+        units = [(cast(PerLayer, group.compressor), *unit) for group in groups for unit in group.units()]
+        parts = members(total, [layer.numel for _, layer, _ in units])
+        for (compressor, layer, updates), part in zip(units, parts, strict=True):
+            compressor.finish(part, layer, bucket.step, updates)
         bucket.encode_s += time.perf_counter() - started
-
-    def _room_for(self, group: EncodeGroup) -> torch.Tensor:
-        # scratch memory for the update of a group, [group.layer.numel] of `group.dtype`
-        numel, kind = group.layer.numel, (group.device, group.dtype)
-        if self._scratch.numel() < numel or (self._scratch.device, self._scratch.dtype) != kind:
-            self._scratch = torch.empty(numel, dtype=group.dtype, device=group.device)
-        return self._scratch[:numel]
-
-
-class MultiRoundReducer(Reducer):
-    """The reducer of a compressor that averages several fp32 tensors per bucket over ranks, one after another."""
-
-    compressor: MultiRound
-
-    def __init__(self, compressor: MultiRound, *, momentum: float = 0.0, nesterov: bool = False) -> None:
-        super().__init__(compressor, momentum=momentum, nesterov=nesterov)
-        self._kept_gradients: dict[int, torch.Tensor] = {}  # by layer id
-
-    @property
-    @override
-    def nbytes(self) -> dict[str, int]:
-        of_all = super().nbytes
-        return of_all | {"buffers": of_all["buffers"] + memory_nbytes(self._kept_gradients.values())}
-
-    @override
-    def start(self, bucket: Bucket, start_sum: StartSum, transport: Transport) -> PendingReduction:
-        """Exchange the whole bucket before returning, because later messages depend on the means of earlier ones."""
-        bucket.screen()
-        groups = self._groups(bucket)
-        if not groups:
-            return DONE
-        started = time.perf_counter()
-        waited_s = 0.0
-
-        def average(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal waited_s
-            began = time.perf_counter()
-            total = start_sum(Dense(tensor), tuple(layer.id for layer in bucket.layers)).finish()
-            waited_s += time.perf_counter() - began
-            mean = torch.zeros(tensor.numel(), dtype=torch.float32, device=total.device)
-            total.add_to_(mean, divisor=bucket.step.world_size)
-            return mean
-
-        inputs = [self._compensated(group, bucket.step) for group in groups]
-        self._keep_gradients(bucket)
-        bucket.gradients = bucket.updates
-        for group in groups:
-            group.gradients.clear()
-        num_compressed = sum(not group.dense for group in groups)  # one layer each; they come before the dense group
-        compressed = [(group.layer, x) for group, x in zip(groups[:num_compressed], inputs, strict=False)]
-        updates = [group.updates[0] for group in groups[:num_compressed]]
-        means = self.compressor.reduce(compressed, inputs[num_compressed:], bucket.step, average, updates)
-        if self.compressor.traits.keeps_residual:
-            for x, update in zip(inputs, updates, strict=False):
-                x.sub_(update)
-        for group, mean in zip(groups[num_compressed:], means, strict=True):
-            group.scatter_to_updates(mean)
-        bucket.encode_s += time.perf_counter() - started - waited_s
-        self._report(groups, bucket)
-        return DONE
-
-    def _keep_gradients(self, bucket: Bucket) -> None:
-        """Keep a step's gradients until the next step's have been allocated.
-
-        If they are freed at once, the C library returns their pages to the system, and touching new ones takes 7 % of a
-        step of ResNet-18.
-        """
-        of_layers = zip(bucket.layers, bucket.gradients, bucket.updates, strict=True)
-        self._kept_gradients |= {layer.id: gradient for layer, gradient, update in of_layers if gradient is not update}
-
-    def _report(self, groups: Sequence[EncodeGroup], bucket: Bucket) -> None:
-        numel = sum(group.layer.numel for group in groups)
-        for group in groups:
-            for layer in group.layers:
-                num_entries = layer.numel if group.dense else self.compressor.num_exchanged(layer, bucket.step)
-                entry = EncodedLayer(
-                    layer=layer,
-                    payload="Dense",
-                    nbytes=FP32_BYTES * num_entries,
-                    num_entries=num_entries,
-                    seconds=bucket.encode_s * layer.numel / numel,
-                )
-                bucket.encoded.append(entry)
-
-
-def reducer_for(compressor: Compressor, *, momentum: float = 0.0, nesterov: bool = False) -> Reducer:
-    """Return a new reducer for a compressor that encodes, or that exchanges several messages per bucket."""
-    if isinstance(compressor, PerLayer):
-        return PerLayerReducer(compressor, momentum=momentum, nesterov=nesterov)
-    assert isinstance(compressor, MultiRound), f"{compressor.component_name} brings a hook of its own"
-    return MultiRoundReducer(compressor, momentum=momentum, nesterov=nesterov)

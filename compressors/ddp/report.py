@@ -22,8 +22,8 @@ class Bucket:
         updates: one flat floating tensor per layer for the updates; by default the gradients themselves. A gradient
             that is not its own update tensor is only read.
         step: the training step.
-        screen: handles NaN and infinity in `gradients`, so that they do not enter residuals. A reducer calls it before
-            it encodes, or when it finds such a value. It returns True if `gradients` now holds other tensors.
+        screen: handles NaN and infinity in `gradients`, so that they do not enter residuals; `gradients` may then hold
+            other tensors. A reducer calls it before it encodes, or when it finds such a value. None: encode them.
         encoded: filled by the reducer, one entry per layer.
         encode_s: filled by the reducer, seconds of encoding and decoding.
     """
@@ -32,7 +32,7 @@ class Bucket:
     gradients: list[torch.Tensor]
     step: Step
     updates: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    screen: Callable[[], bool] = lambda: False
+    screen: Callable[[], object] | None = None
     encoded: list[EncodedLayer] = dataclasses.field(default_factory=list)
     encode_s: float = 0.0
 

@@ -1,9 +1,9 @@
 """Encoding of all layers of a bucket in one native call.
 
-Payloads are those of layer after layer, bit for bit. Arguments of the functions:
-    gradients: fp32, one contiguous tensor per layer. If there are any, `left` is first overwritten with gradients +
-        residual; otherwise it holds what to encode.
-    residual: fp32 [numel of all layers]; None without gradients.
+Payloads are those of layer after layer, bit for bit; that of a single layer is no batch. Arguments of the functions:
+    gradients: fp32, one contiguous tensor per layer.
+    residual: fp32 [numel of all layers]. If it is given, `left` is first overwritten with gradients + residual;
+        otherwise it holds what to encode.
     left: fp32 [numel of all layers], the layers end to end; overwritten with what is not sent.
     numels: number of elements of each layer; at least one layer.
 """
@@ -28,7 +28,8 @@ from collectives.kernels.loop import (
     array,
     longs,
 )
-from collectives.payloads.batch import CodedBatch, SparseBatch, sign, ternary, two_means
+from collectives.payloads import Payload, Sparse
+from collectives.payloads.batch import CodedBatch, MakeCoded, SparseBatch, sign, ternary, two_means
 from collectives.payloads.codec.bits import packed_nbytes
 from collectives.payloads.codec.values import value_limit
 from compressors.kernels.selection import SPARE, TYPES
@@ -45,6 +46,11 @@ _SEND = {
 _SIGN = Loop("sign_layers", Longs, FloatArray, Longs, Int, Int, ByteArray, FloatArray, FloatArray)
 _TWO_MEANS = Loop("two_means_of_layers", Longs, FloatArray, Longs, Int, ByteArray, FloatArray, FloatArray)
 _TERNARY = Loop("random_ternary_of_layers", Longs, Longs, Int, Double, Longs, FloatArray, ByteArray)
+
+
+def serves(*tensors: torch.Tensor) -> bool:
+    """Return True if the functions of this module can be called for these tensors."""
+    return _TOP_K.serves(*tensors)
 
 
 def top_k_of_layers(
@@ -78,7 +84,7 @@ def send_from_layers(
     world_size: int,
     *,
     finite: bool,
-) -> SparseBatch | None:
+) -> Payload | None:
     """Return the payloads of entries of `left`, without those that round to zero, and subtract them from it.
 
     Args:
@@ -95,7 +101,10 @@ def send_from_layers(
     total = _SEND[dtype](
         _borders(numels), sent, len(counts), TYPES.index(dtype), limit, finite, positions, values, sent, left
     )
-    return None if total < 0 else SparseBatch(numels, [*sent], positions[:total], values[:total])
+    if total < 0:
+        return None
+    positions, values = positions[:total], values[:total]
+    return SparseBatch(numels, [*sent], positions, values) if len(numels) > 1 else Sparse(numels[0], positions, values)
 
 
 def sign_layers(
@@ -105,25 +114,25 @@ def sign_layers(
     numels: Sequence[int],
     *,
     by_mean: bool,
-) -> CodedBatch:
+) -> Payload:
     """Return sign bits, set where an element is at least 0, with each layer's mean magnitude, or 1, as its scale."""
     packed, scales = _room_for_codes(numels, 1), torch.empty(len(numels), 1, dtype=torch.float32)
     summands = _summands(gradients, residual, left)
     _SIGN(*summands, _borders(numels), len(numels), by_mean, packed, scales, left)
-    return CodedBatch(sign, 1, numels, packed, scales)
+    return _coded(sign, 1, numels, packed, scales)
 
 
 def two_means_of_layers(
     gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, left: torch.Tensor, numels: Sequence[int]
-) -> CodedBatch:
+) -> Payload:
     """Return sign bits, set where an element is at least 0, with the means of each layer's elements of either sign."""
     packed, means = _room_for_codes(numels, 1), torch.empty(len(numels), 2, dtype=torch.float32)
     summands = _summands(gradients, residual, left)
     _TWO_MEANS(*summands, _borders(numels), len(numels), packed, means, left)
-    return CodedBatch(two_means, 1, numels, packed, means)
+    return _coded(two_means, 1, numels, packed, means)
 
 
-def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: float, keys: Sequence[int]) -> CodedBatch:
+def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: float, keys: Sequence[int]) -> Payload:
     """Return codes of `random_ternary` with each layer's largest magnitude after clipping as its scale.
 
     Args:
@@ -134,7 +143,11 @@ def random_ternary_of_layers(gradients: Sequence[torch.Tensor], clip_sigmas: flo
     numels = [gradient.numel() for gradient in gradients]
     packed, scales = _room_for_codes(numels, 2), torch.empty(len(numels), 1, dtype=torch.float32)
     _TERNARY(addresses(gradients), _borders(numels), len(numels), clip_sigmas, longs(keys), scales, packed)
-    return CodedBatch(ternary, 2, numels, packed, scales)
+    return _coded(ternary, 2, numels, packed, scales)
+
+
+def _coded(make: MakeCoded, bits: int, numels: Sequence[int], packed: torch.Tensor, scalars: torch.Tensor) -> Payload:
+    return CodedBatch(make, bits, numels, packed, scalars) if len(numels) > 1 else make(numels[0], packed, scalars[0])
 
 
 def _summands(

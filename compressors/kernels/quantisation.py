@@ -188,12 +188,6 @@ def pack_nearest_levels(x: torch.Tensor, low: float, ratio: float) -> torch.Tens
 
 _WITH_MAGNITUDE = Loop("signs_and_magnitude", FloatArray, Int, ByteArray, returns=Double)
 _WITH_SUMS = Loop("signs_and_sums", FloatArray, Int, ByteArray, DoubleArray, returns=Int)
-_ADD_WITH_MAGNITUDE = Loop(
-    "add_signs_and_magnitude", FloatArray, FloatArray, Int, ByteArray, FloatArray, returns=Double
-)
-_ADD_WITH_SUMS = Loop(
-    "add_signs_and_sums", FloatArray, FloatArray, Int, ByteArray, DoubleArray, FloatArray, returns=Int
-)
 
 
 @also_on_gpus
@@ -223,26 +217,6 @@ def signs_and_sums(x: torch.Tensor, out: torch.Tensor) -> tuple[int, float, floa
     above, below = (folded_sum(torch.where(where, x, 0.0).double()) for where in (is_set, ~is_set))
     out.copy_(pack_bits(is_set, 1))
     return int(is_set.sum()), float(above), float(below)
-
-
-def add_signs_and_magnitude(
-    gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
-) -> float:
-    """Write gradient + residual, fp32 [numel] each, to `total`, and return `signs_and_magnitude(total, out)`."""
-    if _ADD_WITH_MAGNITUDE.serves(gradient, residual):
-        return float(_ADD_WITH_MAGNITUDE(gradient, residual, len(total), out, total))
-    return signs_and_magnitude(torch.add(gradient, residual, out=total), out)
-
-
-def add_signs_and_sums(
-    gradient: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, total: torch.Tensor
-) -> tuple[int, float, float]:
-    """Write gradient + residual, fp32 [numel] each, to `total`, and return `signs_and_sums(total, out)`."""
-    if _ADD_WITH_SUMS.serves(gradient, residual):
-        sums = torch.empty(2, dtype=torch.float64)
-        num_set = _ADD_WITH_SUMS(gradient, residual, len(total), out, sums, total)
-        return num_set, float(sums[0]), float(sums[1])
-    return signs_and_sums(torch.add(gradient, residual, out=total), out)
 
 
 LEVELS, CODES = 8, 2  # bits per element: int8 levels, or codes

@@ -11,25 +11,19 @@ from collectives.kernels.loop import (
     Float,
     FloatArray,
     Int,
-    IntArray,
     LongArray,
     Longs,
     Loop,
     addresses,
-    array,
     longs,
 )
-from collectives.payloads.codec.values import to_value_dtype, value_limit
 from compressors.kernels.selection import (
     FEW,
     SPARE,
-    TYPES,
-    candidates_room,
     level_bits,
     magnitudes_and_largest,
     reaching,
     sum_of_squares,
-    top_k,
 )
 
 _ADD_SCALED = Loop("add_scaled", FloatArray, Float, FloatArray, Int, FloatArray)
@@ -125,16 +119,6 @@ _MEASURE = Loop("add_and_measure", FloatArray, FloatArray, Int, FloatArray, Floa
 _FIND = Loop(
     "add_and_find", FloatArray, FloatArray, Int, Int, Int, LongArray, FloatArray, DoubleArray, FloatArray, returns=Int
 )
-_SEND_TOP_K = {
-    dtype: Loop(
-        "send_top_k", FloatArray, FloatArray, Int, Int, Int, Float, LongArray, FloatArray, array(dtype), Int, LongArray,
-        IntArray, FloatArray, returns=Int,
-    )
-    for dtype in TYPES
-}  # fmt: skip
-_TOP_K = Loop(
-    "add_and_top_k", FloatArray, FloatArray, Int, Int, LongArray, FloatArray, Int, LongArray, IntArray, FloatArray
-)
 
 
 # the result of `add_and_find`
@@ -181,53 +165,6 @@ def add_and_find(gradient: torch.Tensor, residual: torch.Tensor, level: float, o
     else:
         torch.add(gradient, residual, out=out)
     return find(out, level)
-
-
-def add_and_top_k(
-    gradient: torch.Tensor, residual: torch.Tensor, k: int, out: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write gradient + residual to `out`; return the positions and the values of its k largest entries by magnitude.
-
-    Positions are int64 [k], ascending; values are fp32 [k]. k must be at least 1.
-    """
-    if _TOP_K.serves(gradient, residual):
-        positions, values = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
-        _TOP_K(gradient, residual, len(out), k, positions, values, *candidates_room(len(out), k), out)
-        return positions, values
-    torch.add(gradient, residual, out=out)
-    positions = top_k(out, k)
-    return positions, out.index_select(0, positions)
-
-
-def send_top_k(
-    gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, k: int, dtype: torch.dtype, world_size: int
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Select the k entries of largest magnitude of gradient + residual, and write the rest of the sum to `left`.
-
-    Args:
-        gradient: fp32 [numel], contiguous.
-        residual: fp32 [numel].
-        left: fp32 [numel], overwritten with the sum minus the values.
-        k: 1 <= k <= numel.
-        dtype: type of the values: fp32, fp16 or bf16.
-        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
-
-    Returns:
-        The positions, int64 [at most k], ascending; the values there, without zeros; and True if the whole sum is
-        finite. If it is not, the other results are invalid.
-    """
-    if _SEND_TOP_K[dtype].serves(gradient, residual):
-        positions, sums = torch.empty(k, dtype=torch.int64), torch.empty(k, dtype=torch.float32)
-        values, limit = torch.empty(k, dtype=dtype), value_limit(dtype, world_size)
-        count = _SEND_TOP_K[dtype](
-            gradient, residual, len(left), k, TYPES.index(dtype), limit, positions, sums, values,
-            *candidates_room(len(left), k), left,
-        )  # fmt: skip
-        return positions[:count], values[:count], count >= 0
-    positions, sums = add_and_top_k(gradient, residual, k, left)
-    values = to_value_dtype(sums, dtype, world_size) + 0
-    left.index_copy_(0, positions, sums - values)
-    return positions[values != 0], values[values != 0], bool(sums.isfinite().all())
 
 
 def find(x: torch.Tensor, level: float) -> LargeEntries:

@@ -27,7 +27,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, zero_nonfinite_
 from compressors.ddp.hook import NonFiniteGradient
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket, EncodedLayer, StepReport
 from compressors.layer import Layer, Step, layers_of, memory_nbytes
 from compressors.local.fragments import Fragment, dealt

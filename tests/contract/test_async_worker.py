@@ -17,7 +17,7 @@ from collectives.parameter_server import ParameterServer
 from collectives.payloads.base import unpack
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Nonfinite
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.layer import Step, layers_of
 

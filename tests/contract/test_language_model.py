@@ -10,7 +10,7 @@ import torch
 
 from bench.core import registry
 from collectives.options import incompatibility
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.layer import layers_of
 from tests.testing.compressor_cases import NAMES, Case, case, on_ranks, reduce_once, step_at
 from tests.testing.small_transformer import SmallTransformer, loss_of

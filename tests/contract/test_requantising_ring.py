@@ -20,7 +20,7 @@ from collectives.schedule.waves import Ints, Lengths, waves_of
 from compressors.base import Compressor, PerLayer
 from compressors.ddp.communicator import Downlink
 from compressors.ddp.packed_state import pack_state, unpack_state
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, end_to_end
 from tests.testing.compressor_cases import layers_of_shapes, step_at

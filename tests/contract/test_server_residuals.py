@@ -17,7 +17,7 @@ from collectives.payloads.sparse import Seeded
 from compressors.base import Compressor
 from compressors.ddp.communicator import Downlink
 from compressors.ddp.packed_state import pack_state, unpack_state
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo

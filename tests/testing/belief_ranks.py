@@ -14,7 +14,7 @@ from bench.optimizers.base import Optimizer
 from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from tests.testing.compressor_cases import step_at

@@ -13,7 +13,8 @@ from collectives.allgather import Allgather
 from collectives.base import BoundCollective, Collective
 from compressors.base import Compressor, TorchHook
 from compressors.ddp.hook import OwnHook
-from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step
 from tests.testing.memory_transport import MemoryTransport, MemoryWires, run_threads

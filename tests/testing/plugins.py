@@ -26,41 +26,41 @@ from compressors.group_topk import GroupTopK
 class Raising(Fp16):
     """Fails on rank 1 at step 3."""
 
-    def encode(self, x, layer, step):
+    def encode_bucket(self, gradients, residual, left, layers, step, *, screen=False):
         if (step.rank, step.index) == (1, 3):
             raise ValueError("this compressor is broken")
-        return super().encode(x, layer, step)
+        return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Sleepy(Fp16):
     """Takes 50 ms per bucket, so that a test can act in the middle of an epoch."""
 
-    def encode(self, x, layer, step):
+    def encode_bucket(self, gradients, residual, left, layers, step, *, screen=False):
         time.sleep(0.05)
-        return super().encode(x, layer, step)
+        return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Hanging(Fp16):
     """Rank 1 never sends at step 3."""
 
-    def encode(self, x, layer, step):
+    def encode_bucket(self, gradients, residual, left, layers, step, *, screen=False):
         if (step.rank, step.index) == (1, 3):
             time.sleep(3600)
-        return super().encode(x, layer, step)
+        return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Mortal(GroupTopK):
     """Rank 1 is killed at step 7, unless the file that MORTAL names says that it was before."""
 
-    def encode(self, x, layer, step):
+    def encode_bucket(self, gradients, residual, left, layers, step, *, screen=False):
         was_killed = Path(os.environ["MORTAL"])
         if (step.rank, step.index) == (1, 7) and not was_killed.exists():
             was_killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().encode(x, layer, step)
+        return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -32,7 +32,7 @@ from collectives.payloads import Payload, unpack
 from collectives.transport.base import SingleRank
 from compressors.base import FP32_BYTES, Compressor
 from compressors.ddp.encode_group import group_layers
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 
@@ -150,9 +150,10 @@ class Encoding:
         self._alone = SingleRank()
         self._layers = layers
         self._buckets = buckets_of(layers, WHOLE_MODEL_MB if self._compressor.traits.one_bucket else config.bucket_mb)
-        self._units = [unit for bucket in self._buckets for unit in group_layers(self._compressor, bucket)]
+        self._units = [unit for bucket in self._buckets for unit in group_layers(self._compressor, bucket, apart=True)]
         self._passes: list[Pass] = []
-        self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in self._units if not unit.dense}
+        compressed = [unit for unit in self._units if unit.compressor is self._compressor]
+        self._squares: dict[tuple[int, ...], list[float]] = {unit.key: [] for unit in compressed}
         self._num_passes = 0
 
     def measure(self, gradient: torch.Tensor) -> None:
@@ -192,7 +193,7 @@ class Encoding:
         encode_s = statistics.median(one.encode_s for one in self._passes)
         decode_s = statistics.median(one.decode_s for one in self._passes)
         packed_bytes = statistics.fmean(one.packed_bytes for one in self._passes)
-        proved = [self._compressor.contraction_bound(unit.layer) for unit in self._units if not unit.dense]
+        proved = [unit.compressor.contraction_bound(unit.layer) for unit in self._units if unit.key in self._squares]
         known = [bound for bound in proved if bound is not None]
         return {
             "compressor": self.name,
@@ -228,7 +229,7 @@ class Encoding:
                 measured.sent += float(sent @ sent)
             measured.given += unit_given
             measured.error += unit_error
-            if not unit.dense:
+            if unit.key in self._squares:
                 self._squares[unit.key].append(_ratio(unit_error, unit_given))
 
     def _by_layer(self, flat: torch.Tensor) -> dict[int, torch.Tensor]:

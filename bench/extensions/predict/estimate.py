@@ -34,7 +34,7 @@ from collectives.payloads.base import Payload
 from collectives.schedule.rounds import leaves
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 

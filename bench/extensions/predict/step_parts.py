@@ -42,7 +42,8 @@ from collectives.schedule.rounds import Layout, leaves
 from collectives.transport.base import SingleRank, Transport
 from compressors.base import Compressor
 from compressors.ddp.gradients import ZeroCopyGradients
-from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.layer import Layer, Step, layers_of
 

@@ -19,7 +19,7 @@ from collectives.base import Collective
 from collectives.options import incompatibility
 from collectives.transport.base import SingleRank, Transport
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from tests.testing.memory_transport import run_threads

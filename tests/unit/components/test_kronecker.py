@@ -18,7 +18,7 @@ from collectives.payloads.bundle import Bundle
 from collectives.payloads.symmetric import MatrixForm, cholesky
 from collectives.transport.base import Traffic
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
 from tests.testing.compressor_cases import layers_of_shapes

@@ -8,7 +8,7 @@ import itertools
 import torch
 
 from compressors.adaptive_topk import COMMON, CURVES, FACTORS, AdaptiveTopK, _error_curve, choose_factors
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.topk import TopK
 from tests.testing.compressor_cases import alone, layers_of_shapes, reduce_once, step_at
 

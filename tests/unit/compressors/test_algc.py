@@ -11,7 +11,8 @@ from torch import nn
 from collectives.options import MOST, OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.algc import Algc
-from compressors.ddp.reducer import Reducer, reducer_for
+from compressors.ddp.reducer import Reducer
+from compressors.ddp.reducers import reducer_for
 from compressors.layer import Layer, Step, layers_of
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, reduce_once, step_at
 

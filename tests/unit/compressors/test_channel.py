@@ -10,7 +10,7 @@ import torch
 from bench.core import registry, spec
 from collectives.base import Collective
 from compressors.ddp.communicator import CompressedCommunicator, zero_nonfinite_
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.topk import TopK
 from tests.testing.compressor_cases import layers_of_shapes, step_at

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from compressors.base import Compressor
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.layer import Layer
 from tests.testing.compressor_cases import CASES, Case, alone, case, layers_of_shapes, reduce_once, step_at
 

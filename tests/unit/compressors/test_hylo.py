@@ -13,7 +13,7 @@ from bench.models.resnet import ResNet18
 from collectives.allgather import Allgather
 from collectives.options import Incompatible, OptionError
 from collectives.payloads import Codes, Dense, RowSparse
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.hylo import Hylo
 from compressors.layer import Layer, layers_of
 from tests.testing.compressor_cases import alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at

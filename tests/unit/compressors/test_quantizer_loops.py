@@ -104,11 +104,6 @@ def nearest_levels(x: torch.Tensor, seed: int) -> Result:
     return [packed, SparseLevels(x.numel(), indices, low, ratio, packed).values]
 
 
-def with_bits_of_sum(loop: Callable[..., object], x: torch.Tensor) -> Result:
-    total = torch.empty_like(x)
-    return [*with_bits(lambda x, out: loop(x, x.flip(0), out, total), x), total]
-
-
 LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "block_maxima": lambda x, seed: [quantisation.block_maxima(parts_of(x, seed), block_of(seed))],
     "block_norms": lambda x, seed: [quantisation.block_norms(parts_of(x, seed), block_of(seed))],
@@ -125,8 +120,6 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "random_ternary": randomly_ternary,
     "signs_and_magnitude": lambda x, _: with_bits(quantisation.signs_and_magnitude, x),
     "signs_and_sums": lambda x, _: with_bits(quantisation.signs_and_sums, x),
-    "add_signs_and_magnitude": lambda x, _: with_bits_of_sum(quantisation.add_signs_and_magnitude, x),
-    "add_signs_and_sums": lambda x, _: with_bits_of_sum(quantisation.add_signs_and_sums, x),
 }
 
 

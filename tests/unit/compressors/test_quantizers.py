@@ -13,7 +13,7 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError
 from collectives.payloads import Codes
 from compressors.base import Compressor
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.floats import Fp16
 from compressors.kernels import quantisation
 from compressors.quantizers import Int8, Natural, Qsgd, TernGrad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collectives.base import Key, PendingSum
 from collectives.payloads.base import Dense, Payload
 from collectives.transport.base import SingleRank
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.floats import NoCompression
 from tests.testing.compressor_cases import gradient, layers_of_shapes, step_at

@@ -12,7 +12,7 @@ from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.bundle import Bundle
 from collectives.payloads.codec.index_sets import index_set_nbytes
 from collectives.payloads.group_sparse import RowSparse
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import layers_of
 from compressors.row_sparse import NonZeroRows

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compressors.adaptive_topk import _error_curve
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.powersgd import PowerSgd
 from tests.testing.compressor_cases import Case, alone, case, gradient, layers_of_shapes, reduce_once, step_at
 

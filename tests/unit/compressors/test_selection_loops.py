@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from collectives.kernels.library import serving
-from compressors.kernels import selection
-from compressors.kernels.residuals import accelerate, add, add_and_find, add_and_measure, add_and_top_k, send_top_k
+from compressors.kernels import batches, selection
+from compressors.kernels.residuals import accelerate, add, add_and_find, add_and_measure
 from compressors.topk import num_kept
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
@@ -84,24 +84,6 @@ def summed_and_found(x: torch.Tensor, seed: int) -> torch.Tensor:
     )
 
 
-def summed_and_largest(x: torch.Tensor, seed: int) -> torch.Tensor:
-    out, numel = torch.empty_like(x), x.numel()
-    k = [1, numel // 100, numel // 3, numel][seed % 4]
-    positions, values = add_and_top_k(x, x.flip(0), max(1, k), out) if numel else (out, out)
-    return torch.cat([positions.double(), values.double(), out.double()])
-
-
-def sent_largest(x: torch.Tensor, seed: int) -> torch.Tensor:
-    left, numel = torch.empty_like(x), x.numel()
-    k = [1, numel // 100, numel // 3, numel][seed % 4]
-    if not numel:
-        return left
-    positions, values, is_finite = send_top_k(
-        x, x.flip(0) if seed % 2 else -x, left, max(1, k), selection.TYPES[seed % 3], 1 + seed % 5
-    )
-    return torch.cat([positions.double(), values.double(), left.double()]) if is_finite else torch.tensor([torch.inf])
-
-
 LOOPS: dict[str, Loop] = {
     "select_groups": groups,
     "send_groups": sent,
@@ -109,8 +91,6 @@ LOOPS: dict[str, Loop] = {
     "accelerate": accelerated,
     "add_and_measure": summed_and_measured,
     "add_and_find": summed_and_found,
-    "add_and_top_k": summed_and_largest,
-    "send_top_k": sent_largest,
     "top_k": lambda x, seed: selection.top_k(
         x, [0, min(1, x.numel()), x.numel() // 100, x.numel() // 3, x.numel()][seed % 5]
     ),
@@ -147,7 +127,7 @@ def test_a_sample_that_misleads_changes_nothing(x: torch.Tensor) -> None:
         expected = selection.top_k(x, 3000), selection.sum_of_squares(x)
     half, total = x / 2, torch.empty_like(x)
     assert torch.equal(selection.top_k(x, 3000), expected[0])
-    assert torch.equal(add_and_top_k(half, half, 3000, total)[0], expected[0])
+    assert torch.equal(batches.top_k_of_layers([half], half, total, [len(x)], [3000]), expected[0])
     assert torch.equal(total, x)
     assert selection.sum_of_squares(x) == expected[1]
 

@@ -14,7 +14,7 @@ from collectives.options import OptionError
 from collectives.payloads import Dense, Sparse
 from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step

@@ -31,6 +31,6 @@ def test_what_is_wrong_is_said_in_one_sentence(text: str, says: str) -> None:
         build("compressors", Compressor, text)
 
 
-def test_an_author_meets_at_most_twelve_members() -> None:
+def test_an_author_meets_at_most_thirteen_members() -> None:
     members = {name for cls in (PerLayer, Compressor) for name in vars(cls) if not name.startswith("_")}
-    assert len(members - set(dir(Options))) <= 12
+    assert len(members - set(dir(Options))) <= 13

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from compressors.ddp.encode_group import EncodeGroup, LayerStore
-from compressors.layer import Memory, end_to_end
+from compressors.layer import Memory
+from compressors.topk import TopK
 from tests.testing.compressor_cases import layers_of_shapes
 
 LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
@@ -17,9 +18,7 @@ LAYERS = layers_of_shapes((3,), (2,), (4,), (1,))
 def unit_of(*ids: int) -> EncodeGroup:
     layers = [LAYERS[i] for i in ids]
     gradients = [torch.zeros(layer.numel) for layer in layers]
-    return EncodeGroup(
-        layer=end_to_end(layers), layers=layers, key=ids, dense=False, gradients=gradients, updates=gradients
-    )
+    return EncodeGroup(compressor=TopK(), layers=layers, key=ids, gradients=gradients, updates=gradients)
 
 
 def fill(store: LayerStore, unit: EncodeGroup, start: float) -> None:

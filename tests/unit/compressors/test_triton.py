@@ -11,7 +11,7 @@ from collectives.payloads.codec.philox import random_words, uniform
 from collectives.payloads.codec.values import to_value_dtype
 from collectives.transport.base import SingleRank
 from compressors.base import Compressor, PerLayer
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import Bucket
 from compressors.kernels import selection
 from compressors.layer import Layer, Step

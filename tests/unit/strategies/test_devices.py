@@ -21,7 +21,7 @@ from collectives.allreduce import Ring
 from collectives.base import Collective
 from compressors.base import Compressor
 from compressors.ddp.communicator import CompressedCommunicator
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.floats import NoCompression
 from compressors.layer import Step, layers_of
 from compressors.topk import TopK

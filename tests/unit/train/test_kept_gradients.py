@@ -14,7 +14,7 @@ from bench.strategies.base import Batch
 from bench.strategies.ddp import OwnGradients
 from collectives.allreduce import Ring
 from compressors.ddp.communicator import CompressedCommunicator, Nonfinite, Trigger
-from compressors.ddp.reducer import reducer_for
+from compressors.ddp.reducers import reducer_for
 from compressors.ddp.report import StepReport
 from compressors.floats import NoCompression
 from compressors.layer import layers_of

@@ -1,0 +1,1 @@
+"""Parts that compressors are composed of."""

@@ -1,0 +1,79 @@
+"""The layers of a bucket, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from collectives.payloads import Bundle, Payload
+from compressors.kernels.residuals import add
+from compressors.layer import Layer
+
+# (gradient, residual, left, layer) -> payload; tensors are fp32 [layer.numel], and `left` is overwritten
+EncodeSum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layer], Payload]
+
+
+class NonFinite(ArithmeticError):
+    """The sum of gradient and residual holds a NaN or an infinity."""
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return True if all elements are finite; takes one pass, unless finite elements have a sum that overflows."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def split(flat: torch.Tensor | None, layers: Sequence[Layer]) -> Sequence[Any]:
+    """Return each layer's part of `flat`, [numel of all layers], as views; a list of None if `flat` is None."""
+    if flat is None or len(layers) == 1:
+        return [flat] * len(layers)  # slicing a tensor would take as long as summing a short one
+    return torch.split(flat, [layer.numel for layer in layers])
+
+
+def summed(
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    left: torch.Tensor | None,
+    layers: Sequence[Layer],
+    *,
+    screen: bool = False,
+) -> Iterator[torch.Tensor]:
+    """Yield what to encode for each layer, computed when it is asked for: the arguments are those of `encode_bucket`.
+
+    Raises:
+        NonFinite: `screen` is True, and the layer's tensor holds NaN or infinity.
+    """
+    for gradient, old, out in zip(gradients, split(residual, layers), split(left, layers), strict=True):
+        if old is not None:
+            add(gradient, old, out=out)
+        x = gradient if old is None else out
+        if screen and not is_finite(x):
+            raise NonFinite
+        yield x
+
+
+def each_layer(
+    encode: EncodeSum,
+    gradients: Sequence[torch.Tensor],
+    residual: torch.Tensor,
+    left: torch.Tensor,
+    layers: Sequence[Layer],
+    *,
+    screen: bool = False,
+) -> Payload:
+    """Return the payloads that a function makes of each layer's gradient and residual.
+
+    Raises:
+        NonFinite: `screen` is True, and gradients + residual hold NaN or infinity.
+    """
+    of_layers = zip(gradients, split(residual, layers), split(left, layers), layers, strict=True)
+    payload = bundled([encode(*each) for each in of_layers])
+    if screen and not is_finite(left):  # which keeps what is not finite
+        raise NonFinite
+    return payload
+
+
+def bundled(payloads: Sequence[Payload]) -> Payload:
+    """Return the payloads as one message."""
+    return payloads[0] if len(payloads) == 1 else Bundle(payloads)
