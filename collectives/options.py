@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import annotated_types
 import pydantic
 from annotated_types import Ge, Gt, Le, Lt
-from typing_extensions import Doc, override
+from typing_extensions import Doc
 
 MOST = 10**9  # largest count that an option accepts
 Count = Annotated[int, Ge(1), Le(MOST)]
@@ -157,12 +157,28 @@ def options_of(cls: type) -> tuple[Option, ...]:
 class Options:
     """Base class of every component, such as a collective: it checks its options when it is created.
 
+    If a subclass has an option `preset`, with "none" as its default, that changes the defaults of others; given options
+    take precedence. Its docstring mentions each preset as ``preset=NAME``, by which the registry finds it.
+
+    Attributes:
+        presets: values of options by preset and name.
+        given: names of the options that were given.
+
     Raises:
         OptionError: a value does not fit its declared type or range: "topk: ratio=2 is not possible: give 1 or less".
     """
 
     component_name: ClassVar[str] = ""
     is_component: ClassVar[bool] = False
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __new__(cls, **given: Any) -> Self:
+        """Record which options were given."""
+        component = super().__new__(cls)
+        component.given = frozenset(given)
+        return component
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         """Set `component_name`, by which users select the class, to `name` or else to the name of the class's file.
@@ -175,6 +191,10 @@ class Options:
         cls.is_component = name is not None or cls.__name__.lower() == file_name.replace("_", "")
 
     def __post_init__(self) -> None:
+        preset = vars(self).get("preset", "none")  # an unknown one is refused below
+        for name, value in self.presets.get(preset, {}).items():
+            if name not in self.given:
+                setattr(self, name, value)
         for option in options_of(type(self)):
             value = getattr(self, option.name)
             try:
@@ -211,6 +231,8 @@ class Options:
         """
         defaults = {option.name: value_text(option.default) for option in options_of(type(self))}
         texts = {name: value_text(getattr(self, name)) for name in sorted(defaults)}
+        if only_changed and self.presets:
+            defaults = type(self).from_text({"preset": texts["preset"]}).option_texts() | {"preset": "none"}
         return {name: text for name, text in texts.items() if not (only_changed and text == defaults[name])}
 
 
@@ -283,43 +305,6 @@ def _bound_text(bound: Any) -> str:
     """Return a bound of an option's range as text; powers of ten above a million look like ``1e9``."""
     short = f"{bound:.0e}".replace("e+0", "e").replace("e+", "e")
     return short if bound > 1e6 and float(short) == bound else value_text(bound)
-
-
-@dataclasses.dataclass(kw_only=True, eq=False)
-class PresetOptions(Options):
-    """Base of components whose option `preset` changes the defaults of others; given options take precedence.
-
-    A subclass declares the option `preset`, with "none" as its default, and its docstring mentions each preset as
-    ``preset=NAME``, by which the registry finds it.
-
-    Attributes:
-        presets: values of options by preset and name.
-        given: names of the options that were given.
-    """
-
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
-
-    given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __new__(cls, **given: Any) -> Self:
-        """Record which options were given."""
-        component = super().__new__(cls)
-        component.given = frozenset(given)
-        return component
-
-    def __post_init__(self) -> None:
-        for name, value in self.presets.get(vars(self)["preset"], {}).items():  # an unknown one is refused below
-            if name not in self.given:
-                setattr(self, name, value)
-        super().__post_init__()
-
-    @override
-    def option_texts(self, *, only_changed: bool = False) -> dict[str, str]:
-        texts = super().option_texts()
-        if not only_changed:
-            return texts
-        defaults = type(self).from_text({"preset": texts["preset"]}).option_texts() | {"preset": "none"}
-        return {name: text for name, text in texts.items() if text != defaults[name]}
 
 
 T = TypeVar("T", bound=Options)

@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from typing_extensions import Doc, override
 
 from collectives.options import Count
-from collectives.payloads import Payload
+from collectives.payloads import Payload, Sparse
 from compressors.base import PerLayer
 from compressors.kernels.selection import sum_of_squares, top_k
 from compressors.layer import Layer, Step, Tensors
-from compressors.topk import TopK, num_kept
+from compressors.parts.values import ValueDtypeOption, ValuesOption
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # grid of a layer's ratio, as multiples of the common ratio
 COMMON = FACTORS.index(1.0)
@@ -23,7 +24,7 @@ MEASURED_AT = "measured_at"  # state per layer: the common density at which its 
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdaptiveTopK(TopK):
+class AdaptiveTopK(Sparsifier):
     """Adaptive top-k: sends the fewest entries whose squared error is at most that of `topk` at the same ratio.
 
     Source: Markov et al. 2023 (L-GreCo, arXiv:2210.17357): among all choices of a ratio per layer whose total error is
@@ -34,18 +35,24 @@ class AdaptiveTopK(TopK):
     Bytes: 16 + min over index codings (k v + indices) per layer, k between ratio m / 8 and 8 ratio m; at most 16 + m v.
     """
 
+    sends: ClassVar[type[Payload]] = Sparse
+
+    value_dtype: ValueDtypeOption = "fp16"
+    ratio: Ratio = 0.01
+    warmup_epochs: WarmupEpochs = 4
+    values: ValuesOption = "floats"
     refresh: Annotated[Count, Doc("steps after which the layers' errors are measured again")] = 100
 
     @override
     def density_for(self, layer: Layer, step: Step) -> float:
         factors = step.memory.derived("factors", lambda: choose_factors(step.memory.by_layer(CURVES)))
         # the factor is 1 until the layer's errors are measured
-        return min(1.0, super().density_for(layer, step) * factors.get(layer.id, 1.0))
+        return min(1.0, self.density.at(step) * factors.get(layer.id, 1.0))
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
         if self._measures(layer, step):
-            density = super().density_for(layer, step)
+            density = self.density.at(step)
             step.memory.propose(CURVES, layer.id, _error_curve(x, density).cpu())
             step.memory.propose(MEASURED_AT, layer.id, torch.tensor(density, dtype=torch.float64))
         return super().encode(x, layer, step)
@@ -71,16 +78,12 @@ class AdaptiveTopK(TopK):
         measured_at = step.memory.get(MEASURED_AT, layer.id)
         if measured_at is None or step.index % self.refresh == 0:
             return True
-        return float(measured_at) != super().density_for(layer, step)
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> None:
-        return None
+        return float(measured_at) != self.density.at(step)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
         # 1 - k / m for the smallest k of the grid
-        return self._bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
+        return self.form.bound_for(num_kept(self.ratio * FACTORS[0], layer.numel) / layer.numel)
 
 
 def choose_factors(curves: Tensors) -> dict[int, float]:

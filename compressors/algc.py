@@ -22,12 +22,13 @@ from typing_extensions import Doc, override
 
 from collectives.options import MOST, Count, CountOrZero, OptionError, Positive, PositiveOrZero, value_text
 from collectives.payloads import Dense, Payload, Sparse
-from compressors.base import Traits
+from compressors.base import MinNumel, PerLayer, Traits
 from compressors.kernels.residuals import LargeEntries, add_and_find, find
 from compressors.kernels.selection import magnitudes, reaching, top_k
 from compressors.layer import Layer, Memory, Step
 from compressors.parts.buckets import NonFinite, each_layer
-from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept
+from compressors.parts.values import TORCH_DTYPES, ValueDtypeOption
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
 
 DEFAULT_MIN_NUMEL = 8192
 CONTROL = "control"  # state per layer: threshold, moving average of the root mean square, number of elements
@@ -36,7 +37,7 @@ SMALLEST = 2.0**-149  # the smallest positive fp32 number
 
 
 @dataclasses.dataclass(kw_only=True)
-class Algc(DensitySparsifier):
+class Algc(Sparsifier):
     """ALGC: sends the entries of large layers that reach an adaptive threshold, and small layers in fp32.
 
     The target density of layer l is ratio * rms_l / (mean rms, weighted by size), between min_ratio and max_ratio. So
@@ -53,7 +54,10 @@ class Algc(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = Sparse
 
-    min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = DEFAULT_MIN_NUMEL
+    value_dtype: ValueDtypeOption = "fp16"
+    ratio: Ratio = 0.01
+    warmup_epochs: WarmupEpochs = 4
+    min_numel: MinNumel = DEFAULT_MIN_NUMEL
     min_numel_of: Annotated[
         tuple[str, ...],
         Doc("min_numel by prefix of the layer's name, such as conv1:4096+fc:1024; the longest match counts"),
@@ -112,14 +116,14 @@ class Algc(DensitySparsifier):
         sizes = dict(text.split(":") for text in self.min_numel_of)
         fitting = [start for start in sizes if layer.name.startswith(start)]
         min_numel = int(sizes[max(fitting, key=len)]) if fitting else self.min_numel
-        return layer.numel <= min_numel or self._always_dense(layer)
+        return dataclasses.replace(self.traits, min_numel=min_numel).leaves_dense(layer)
 
     @override
     def density_for(self, layer: Layer, step: Step) -> float | None:
         return None if self._flushes(step) else self._target(layer, step)
 
     def _target(self, layer: Layer, step: Step) -> float:
-        average = super().density_for(layer, step)
+        average = self.density.at(step)
         control = step.memory.get(CONTROL, layer.id)
         if control is None:
             return average
@@ -144,7 +148,7 @@ class Algc(DensitySparsifier):
         screen: bool = False,
     ) -> Payload:
         if residual is None or left is None or self._flushes(step):
-            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+            return PerLayer.encode_bucket(self, gradients, residual, left, layers, step, screen=screen)
 
         def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Payload:
             found = add_and_find(gradient, residual, self._tracked(layer, step), left)
@@ -159,7 +163,7 @@ class Algc(DensitySparsifier):
     @override
     def contraction_bound(self, layer: Layer) -> float:
         # 1 - density for the smallest density that can occur
-        return self._bound_for(min(self.ratio, self.min_ratio) / WINDOW)
+        return self.form.bound_for(min(self.ratio, self.min_ratio) / WINDOW)
 
     def _flushes(self, step: Step) -> bool:
         return self.flush_every > 0 and step.index % self.flush_every == self.flush_every - 1
@@ -186,7 +190,7 @@ class Algc(DensitySparsifier):
         control = step.memory.get(CONTROL, layer.id)
         mean = rms if control is None else self.ema * float(control[1]) + (1 - self.ema) * rms
         step.memory.propose(CONTROL, layer.id, torch.tensor([following, mean, layer.numel], dtype=torch.float64))
-        return self._sparse_values(x.numel(), indices, values, step)
+        return self.form.payload(x.numel(), indices, values, step.world_size)
 
     def _exact(self, x: torch.Tensor, target: float) -> tuple[float, torch.Tensor]:
         """Return the threshold of top-k with the target density, and the positions of the entries that reach it.

@@ -17,9 +17,9 @@ import torch
 from typing_extensions import Doc, override
 
 from collectives.base import Collective, without_residuals
+from collectives.kernels.loop import Parts
 from collectives.options import CountOrZero, Incompatible, OptionError, Options
 from collectives.payloads import Codes, Dense, Payload
-from collectives.payloads.sparse import IndexedValues
 from collectives.transport.base import Transport
 from compressors.layer import Layer, LayerKind, Step, end_to_end
 from compressors.parts.buckets import bundled, summed
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 FP32_BYTES = 4
 
 Granularity = Literal["layer", "bucket"]
+# The options of most compressors, which `Compressor` and the reducer follow where a compressor declares them.
+ErrorFeedback = Annotated[bool, Doc("add what was not sent to the next gradient")]
+MinNumel = Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")]
+Skip = Annotated[
+    tuple[LayerKind, ...], Doc(f"kinds of layers sent in fp32, joined by +: {', '.join(get_args(LayerKind))}")
+]
+DenseEnds = Annotated[bool, Doc("send the first and the last layer of the model in fp32")]
 # Layers, each with the tensor to send for it, fp32 [layer.numel].
 Given = Sequence[tuple[Layer, torch.Tensor]]
 # Maps a tensor of this rank, fp32 [n], to its mean over all ranks, fp32 [n]; every rank must call the function.
@@ -59,6 +66,9 @@ class Traits:
         averages: True if the update is the mean of what ranks sent, so that a rounding error in a sum is an error of
             the gradient. A method that overrides `finish` sets it to False.
         keeps_fp64: True if gradients of every type are taken, and fp64 is sent as such; others get fp32.
+        min_numel: layers of at most this many elements are sent uncompressed.
+        skip: kinds of layers that are sent uncompressed.
+        dense_ends: True if the first and the last layer are sent uncompressed.
     """
 
     emits: frozenset[type[Payload]]
@@ -74,6 +84,14 @@ class Traits:
     default_lr_scaling: str = "none"
     averages: bool = True
     keeps_fp64: bool = False
+    min_numel: int = 0
+    skip: tuple[LayerKind, ...] = ()
+    dense_ends: bool = False
+
+    def leaves_dense(self, layer: Layer) -> bool:
+        """Return True if these facts say that a layer is sent uncompressed."""
+        is_end = layer.position in (0.0, 1.0)
+        return layer.numel <= self.min_numel or layer.kind in self.skip or (self.dense_ends and is_end)
 
     def dtype_for(self, gradient: torch.Tensor) -> torch.dtype:
         """Return the type in which a gradient is encoded and decoded."""
@@ -102,12 +120,22 @@ class Compressor(Options, abc.ABC):
     def traits(self) -> Traits:
         """Return the facts that follow from the options.
 
-        A class variable or an option with the name of a trait sets that trait. A subclass whose traits follow from
-        several options replaces them in `super().traits`.
+        A class variable or an option with the name of a trait sets that trait; error_feedback and momentum_correction
+        set `keeps_residual` and `owns_momentum`. A subclass whose traits follow from several options replaces them in
+        `super().traits`.
         """
         names = {field.name for field in dataclasses.fields(Traits)}
         named = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return Traits(emits=frozenset({self.sends}), **named)
+        options = vars(self)
+        return Traits(
+            emits=frozenset({self.sends, Dense} if self._sends_some_dense() else {self.sends}),
+            keeps_residual=options.get("error_feedback", False),
+            owns_momentum=options.get("momentum_correction", False),
+            **named,
+        )
+
+    def _sends_some_dense(self) -> bool:
+        return any(vars(self).get(name) for name in ("min_numel", "skip", "dense_ends", "dense_steps"))
 
     def check_compatible(self, collective: Collective, layers: Sequence[Layer] = ()) -> None:
         """Check that the collective can sum what this compressor sends, and that these options suit the layers.
@@ -149,13 +177,13 @@ class Compressor(Options, abc.ABC):
         if getattr(self, "error_feedback", True):
             return False
         try:
-            return dataclasses.replace(self, **{"error_feedback": True})._keeps_errors_small()
+            return dataclasses.replace(self, **{"error_feedback": True})._keeps_errors_small()  # type: ignore[arg-type]
         except OptionError:  # other options exclude it
             return False
 
     def leaves_dense(self, layer: Layer) -> bool:
         """Return True if the options say that this layer is sent uncompressed, in fp32."""
-        return False
+        return self.traits.leaves_dense(layer)
 
     @abc.abstractmethod
     def expected_nbytes(self, layer: Layer) -> int | None:
@@ -175,6 +203,25 @@ class Compressor(Options, abc.ABC):
         return []
 
 
+def check_is_called(cls: type, part: str, whole: str, loop: Callable[..., object]) -> None:
+    """Check that a class which defines the method `part` does not inherit a `whole` that never calls it.
+
+    Args:
+        cls: the class.
+        part: name of the method for one layer.
+        whole: name of the method for all layers.
+        loop: the `whole` that calls `part` for each layer.
+
+    Raises:
+        TypeError: it does.
+    """
+    if part in vars(cls) and whole not in vars(cls) and getattr(cls, whole) is not loop:
+        raise TypeError(
+            f"{cls.__name__} defines {part}, which the {whole} that it inherits does not call; define {whole} as well, "
+            f"for example as {whole} = {loop.__qualname__}"
+        )
+
+
 @dataclasses.dataclass(kw_only=True)
 class PerLayer(Compressor):
     """Base of the compressors that encode each layer, or the concatenated layers of a bucket, into one payload.
@@ -183,18 +230,9 @@ class PerLayer(Compressor):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check that a subclass which defines `encode` does not inherit an `encode_bucket` that never calls it.
-
-        Raises:
-            TypeError: it does.
-        """
+        """Check that a subclass which defines `encode` does not inherit an `encode_bucket` that never calls it."""
         super().__init_subclass__(**kwargs)
-        bypasses = cls.encode_bucket is not PerLayer.encode_bucket and "encode_bucket" not in vars(cls)
-        if bypasses and "encode" in vars(cls):
-            raise TypeError(
-                f"{cls.__name__} defines encode, which the encode_bucket that it inherits does not call; define "
-                "encode_bucket as well, for example as encode_bucket = PerLayer.encode_bucket"
-            )
+        check_is_called(cls, "encode", "encode_bucket", PerLayer.encode_bucket)
 
     @abc.abstractmethod
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
@@ -284,6 +322,11 @@ class MultiRound(Compressor):
 
     needs_all_ranks: ClassVar[bool] = True
 
+    error_feedback: ErrorFeedback = False
+    min_numel: MinNumel = 0
+    skip: Skip = ()
+    dense_ends: DenseEnds = False
+
     @abc.abstractmethod
     def reduce(
         self,
@@ -351,37 +394,53 @@ class TorchHook(Compressor):
 
 
 @dataclasses.dataclass(kw_only=True)
-class LayerPolicy(Compressor):
-    """Options of most compressors: error feedback, and layers to send uncompressed."""
-
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = False
-    min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 0
-    skip: Annotated[
-        tuple[LayerKind, ...], Doc(f"kinds of layers sent in fp32, joined by +: {', '.join(get_args(LayerKind))}")
-    ] = ()
-    dense_ends: Annotated[bool, Doc("send the first and the last layer of the model in fp32")] = False
-
-    @functools.cached_property
-    @override
-    def traits(self) -> Traits:
-        emits = super().traits.emits | ({Dense} if self.min_numel or self.skip or self.dense_ends else set())
-        return dataclasses.replace(super().traits, keeps_residual=self.error_feedback, emits=emits)
-
-    @override
-    def leaves_dense(self, layer: Layer) -> bool:
-        return layer.numel <= self.min_numel or self._always_dense(layer)
-
-    def _always_dense(self, layer: Layer) -> bool:
-        return layer.kind in self.skip or (self.dense_ends and layer.position in (0.0, 1.0))
-
-
-@dataclasses.dataclass(kw_only=True)
-class LossyCompressor(LayerPolicy, PerLayer):
+class LossyCompressor(PerLayer):
     """The usual base class: encodes per layer, with options for error feedback and for layers to send uncompressed."""
 
+    error_feedback: ErrorFeedback = False
+    min_numel: MinNumel = 0
+    skip: Skip = ()
+    dense_ends: DenseEnds = False
+
 
 @dataclasses.dataclass(kw_only=True)
-class SharedScale(LossyCompressor):
+class PartsEncoder(PerLayer):
+    """Base of the compressors that encode a bucket's gradients where they lie, without concatenating them first."""
+
+    granularity: ClassVar[Granularity] = "bucket"
+
+    error_feedback: ErrorFeedback = False
+    min_numel: MinNumel = 0
+    skip: Skip = ()
+    dense_ends: DenseEnds = False
+
+    @abc.abstractmethod
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Payload:
+        """Return the payload of `x`, which stands for one flat tensor, fp32 [layer.numel]."""
+
+    @override
+    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
+        return self.encode_parts(Parts([x]), layer, step)
+
+    @override
+    def encode_bucket(
+        self,
+        gradients: Sequence[torch.Tensor],
+        residual: torch.Tensor | None,
+        left: torch.Tensor | None,
+        layers: Sequence[Layer],
+        step: Step,
+        *,
+        screen: bool = False,
+    ) -> Payload:
+        if left is not None:
+            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        x = Parts([*summed(gradients, None, None, layers, screen=screen)])
+        return self.encode_parts(x, end_to_end(layers), step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class SharedScale(PerLayer):
     """Base of the methods that can send integer levels with one scale per layer for all ranks.
 
     Attributes:
@@ -390,6 +449,11 @@ class SharedScale(LossyCompressor):
 
     averages: ClassVar[bool] = False
     combine: ClassVar[Literal["max", "mean"]]
+
+    error_feedback: ErrorFeedback = False
+    min_numel: MinNumel = 0
+    skip: Skip = ()
+    dense_ends: DenseEnds = False
 
     def kind_for(self, layer: Layer) -> type[Payload]:
         """Return the class of the payload that `encode` returns for this layer after any warm-up."""
@@ -439,47 +503,3 @@ class SharedScale(LossyCompressor):
         if self.shares_scale(layer):
             for update in updates:
                 update.mul_(step.memory.scales[layer.id])
-
-
-@dataclasses.dataclass(kw_only=True)
-class Sparsifier(LossyCompressor):
-    """Base of the methods that send some entries and keep the others in the residual.
-
-    Raises:
-        OptionError: momentum_correction without error_feedback.
-    """
-
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent, in fp32")] = 0
-    momentum_correction: Annotated[
-        bool,
-        Doc("apply the optimizer's momentum before selection, cleared where sent (the optimizer's own is then off)"),
-    ] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.momentum_correction and not self.error_feedback:
-            raise OptionError(f"{self.component_name}: momentum_correction=true needs error_feedback=true")
-
-    @functools.cached_property
-    @override
-    def traits(self) -> Traits:
-        return dataclasses.replace(
-            super().traits,
-            owns_momentum=self.momentum_correction,
-            emits=super().traits.emits | ({Dense} if self.dense_steps else set()),
-        )
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int | None:
-        return None  # as many entries as reach a threshold
-
-    @abc.abstractmethod
-    def _sparse_values(self, numel: int, indices: torch.Tensor, values: torch.Tensor, step: Step) -> IndexedValues:
-        """Return the payload of entries `values`, fp32 [k], at ascending positions.
-
-        Entries that are zero on the wire are left out.
-        """
-
-    def _sparse(self, x: torch.Tensor, indices: torch.Tensor, step: Step) -> IndexedValues:
-        return self._sparse_values(x.numel(), indices, x.index_select(0, indices), step)

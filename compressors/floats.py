@@ -7,12 +7,14 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from collectives.payloads import Dense, Payload
+from collectives.kernels.loop import Parts
+from collectives.payloads import Dense
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import Granularity, LossyCompressor, PerLayer
+from compressors.base import Granularity, PartsEncoder, PerLayer
 from compressors.layer import Layer, Step
-from compressors.parts.buckets import NonFinite, is_finite, split, summed
+from compressors.parts.buckets import NonFinite, is_finite, split
+from compressors.parts.values import roundoff
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -61,44 +63,30 @@ class NoCompression(PerLayer, name="none"):
         return HEADER_BYTES + 4 * layer.numel
 
 
-@dataclasses.dataclass(kw_only=True)
-class SixteenBitFloats(LossyCompressor):
-    """Base of the methods that send every element in a 16-bit type.
+def _rounded(x: Parts, dtype: torch.dtype, step: Step) -> Dense:
+    values = Dense.room(x.numel, dtype, x.device)
+    for part, out in zip(x.tensors, values.split([len(part) for part in x.tensors]), strict=True):
+        to_value_dtype(part, dtype, step.world_size, out=out)
+    return Dense(values)
 
-    Collective `native` adds in that type; the other collectives add in fp32 and round once per hop.
+
+@dataclasses.dataclass(kw_only=True)
+class Bf16(PartsEncoder, name="bf16"):
+    """Brain float: sends every element as bf16, which has the range of fp32 and 8 bits of mantissa.
+
+    The relative rounding error is at most 2^-9, and no value is out of range. Collective `native` adds in that type;
+    the others add in fp32 and round once per hop.
+
+    Bytes: 16 + 2 m for a bucket of m elements.
     """
 
-    granularity: ClassVar[Granularity] = "bucket"
-    dtype: ClassVar[torch.dtype]
-
     @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Dense:
-        return self._rounded([x], [layer], step)
-
-    @override
-    def encode_bucket(
-        self,
-        gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor | None,
-        left: torch.Tensor | None,
-        layers: Sequence[Layer],
-        step: Step,
-        *,
-        screen: bool = False,
-    ) -> Payload:
-        if left is not None:
-            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
-        return self._rounded([*summed(gradients, None, None, layers, screen=screen)], layers, step)
-
-    def _rounded(self, xs: Sequence[torch.Tensor], layers: Sequence[Layer], step: Step) -> Dense:
-        values = Dense.room(sum(layer.numel for layer in layers), self.dtype, xs[0].device)
-        for x, out in zip(xs, split(values, layers), strict=True):
-            to_value_dtype(x, self.dtype, step.world_size, out=out)
-        return Dense(values)
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Dense:
+        return _rounded(x, torch.bfloat16, step)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
-        return float(torch.finfo(self.dtype).eps / 2) ** 2  # half a unit in the last place
+        return roundoff("bf16") ** 2  # half a unit in the last place
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
@@ -106,19 +94,7 @@ class SixteenBitFloats(LossyCompressor):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Bf16(SixteenBitFloats, name="bf16"):
-    """Brain float: sends every element as bf16, which has the range of fp32 and 8 bits of mantissa.
-
-    The relative rounding error is at most 2^-9, and no value is out of range.
-
-    Bytes: 16 + 2 m for a bucket of m elements.
-    """
-
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
-
-
-@dataclasses.dataclass(kw_only=True)
-class Fp16(SixteenBitFloats, name="fp16"):
+class Fp16(PartsEncoder, name="fp16"):
     """Half precision: sends every element as IEEE fp16, saturated so that no sum over ranks overflows.
 
     fp16 has 11 bits of mantissa and a range of 6e-8 to 65504. PyTorch's own hook divides by the number of ranks before
@@ -128,4 +104,14 @@ class Fp16(SixteenBitFloats, name="fp16"):
     Bytes: 16 + 2 m for a bucket of m elements.
     """
 
-    dtype: ClassVar[torch.dtype] = torch.float16
+    @override
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Dense:
+        return _rounded(x, torch.float16, step)
+
+    @override
+    def contraction_bound(self, layer: Layer) -> float:
+        return roundoff("fp16") ** 2  # half a unit in the last place
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return HEADER_BYTES + 2 * layer.numel

@@ -15,14 +15,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from typing_extensions import Doc, override
 
-from collectives.options import Count, PresetOptions, value_text
+from collectives.options import Count, value_text
 from collectives.payloads import GroupSparse, Payload, SparseCodes
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import Granularity, Traits
-from compressors.kernels.selection import add_and_select_groups, select_groups, send_groups
-from compressors.layer import Layer, Step, end_to_end
+from compressors.base import Granularity, PerLayer, Traits
+from compressors.kernels.selection import select_groups, send_groups, sends_groups
+from compressors.layer import Layer, Step
 from compressors.parts.buckets import NonFinite
-from compressors.topk import TORCH_DTYPES, CodingSparsifier, Values, num_kept
+from compressors.parts.values import TORCH_DTYPES, Codes, ValueDtypeOption, Values
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
 
 Preset = Literal["none", "patent", "recommended"]
 
@@ -47,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class GroupTopK(PresetOptions, CodingSparsifier):
+class GroupTopK(Sparsifier):
     """Group-TopK: sends the entries of largest magnitude of every group of `group_size` elements.
 
     A group sends k = ratio * group_size entries, rounded half up, at least 1; of equal magnitudes the first. This
@@ -77,6 +78,9 @@ class GroupTopK(PresetOptions, CodingSparsifier):
     sends: ClassVar[type[Payload]] = GroupSparse
     granularity: ClassVar[Granularity] = "bucket"
 
+    value_dtype: ValueDtypeOption = "fp16"
+    ratio: Ratio = 0.01
+    warmup_epochs: WarmupEpochs = 4
     values: Annotated[
         Values,
         Doc(
@@ -97,7 +101,7 @@ class GroupTopK(PresetOptions, CodingSparsifier):
         if "value_dtype" in self.given and "values" not in self.given:
             self.values = "floats"
             self.given |= {"values"}
-        elif "values" in self.given and self.coding:
+        elif "values" in self.given and self.values != "floats":
             self.given |= {"value_dtype"}
         super().__post_init__()
 
@@ -131,10 +135,10 @@ class GroupTopK(PresetOptions, CodingSparsifier):
 
     @override
     def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Payload:
-        k, last_k = self._kept(self.density_for(layer, step), x.numel())
+        k, last_k = self._kept(self.density.at(step), x.numel())
         positions = select_groups(x, self.group_size, k, last_k)
-        if self.coding:
-            return self._codes(x.numel(), self.group_size, k, positions, x.index_select(0, positions))
+        if isinstance(self.form, Codes):
+            return self.form.of_groups(x.numel(), self.group_size, k, positions, x.index_select(0, positions))
         values = to_value_dtype(x.index_select(0, positions), TORCH_DTYPES[self.value_dtype], step.world_size)
         return GroupSparse(x.numel(), self.group_size, k, values, positions.remainder(self.group_size))
 
@@ -149,20 +153,23 @@ class GroupTopK(PresetOptions, CodingSparsifier):
         *,
         screen: bool = False,
     ) -> Payload:
-        by_steps = functools.partial(super().encode_bucket, gradients, residual, left, layers, step, screen=screen)
-        if residual is None or left is None:
+        by_steps = functools.partial(
+            PerLayer.encode_bucket, self, gradients, residual, left, layers, step, screen=screen
+        )
+        if residual is None or left is None or not sends_groups(self.group_size, left):
             return by_steps()
-        k, last_k = self._kept(self.density_for(end_to_end(layers), step), left.numel())
-        groups, dtype = (self.group_size, k, last_k), TORCH_DTYPES[self.value_dtype]
-        if self.coding:
-            values, positions, is_finite = add_and_select_groups(gradients, residual, left, groups)
+        groups, numel = (self.group_size, *self._kept(self.density.at(step), left.numel())), left.numel()
+        if isinstance(self.form, Codes):
+            values, _, positions, is_finite = send_groups(gradients, residual, left, groups, None, step.world_size)
             if is_finite:
-                return self._codes(left.numel(), self.group_size, k, positions, values, left)
+                return self.form.of_groups(numel, *groups[:2], positions, values, left)
         else:
-            sent = send_groups(gradients, residual, left, groups, dtype, step.world_size)
-            values, indices, positions, is_finite = sent
+            dtype = TORCH_DTYPES[self.value_dtype]
+            values, indices, positions, is_finite = send_groups(
+                gradients, residual, left, groups, dtype, step.world_size
+            )
             if is_finite:
-                return GroupSparse(left.numel(), self.group_size, k, values, indices).knowing(positions)
+                return GroupSparse(numel, *groups[:2], values, indices).knowing(positions)
         if screen:
             raise NonFinite
         return by_steps()
@@ -173,14 +180,14 @@ class GroupTopK(PresetOptions, CodingSparsifier):
         k, last_k = self._kept(self.ratio, layer.numel)
         num_whole, rest = divmod(layer.numel, self.group_size)
         shares = [k / self.group_size] * (num_whole > 0) + [last_k / max(rest, 1)] * (rest > 0)
-        return self._bound_for(min(shares))
+        return self.form.bound_for(min(shares))
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:
         k, last_k = self._kept(self.ratio, layer.numel)
         num_entries = k * (layer.numel // self.group_size) + last_k
-        if self.coding:
-            return SparseCodes.packed_nbytes(layer.numel, self.group_size, num_entries, self.coding)
+        if isinstance(self.form, Codes):
+            return SparseCodes.packed_nbytes(layer.numel, self.group_size, num_entries, self.form.coding)
         return GroupSparse.packed_nbytes(layer.numel, self.group_size, num_entries, TORCH_DTYPES[self.value_dtype])
 
     def _kept(self, density: float, numel: int) -> tuple[int, int]:

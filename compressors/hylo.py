@@ -26,13 +26,14 @@ from collectives.payloads import Codes, Dense, Payload, RowSparse
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.philox import random_words, uniform
 from collectives.payloads.codec.values import to_value_dtype
-from compressors.base import SharedScale, Traits
+from compressors.base import ErrorFeedback, MinNumel, SharedScale, Traits
 from compressors.kernels.quantisation import CODES, LEVELS, level_dtype, ternary, ternary_and_mean
 from compressors.kernels.residuals import add_and_measure
 from compressors.kernels.selection import magnitudes_and_largest, top_k
 from compressors.layer import Layer, Step, seed_for
 from compressors.parts.buckets import each_layer
-from compressors.topk import TORCH_DTYPES, ValueDtype, num_kept, roundoff
+from compressors.parts.values import TORCH_DTYPES, ValueDtype, roundoff
+from compressors.sparse import num_kept
 
 Importance = Literal["l1", "l2", "taylor", "random"]
 
@@ -57,8 +58,8 @@ class Hylo(SharedScale):
 
     combine: ClassVar[Literal["max", "mean"]] = "mean"
 
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
-    min_numel: Annotated[CountOrZero, Doc("layers of at most this many elements are sent in fp32")] = 16384
+    error_feedback: ErrorFeedback = True
+    min_numel: MinNumel = 16384
     exponent: Annotated[float, Ge(0), Le(4), Doc("how fast a convolution's rate falls with its size")] = 0.5
     min_rate: Annotated[float, Gt(0), Le(1), Doc("smallest share of a convolution's filters to send")] = 0.05
     importance: Annotated[Importance, Doc("score of a filter; taylor is sum|weight * gradient|")] = "l1"

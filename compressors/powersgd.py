@@ -19,14 +19,14 @@ from typing_extensions import Doc, override
 from collectives.options import Count, CountOrZero, OptionError, Positive
 from collectives.payloads.base import HEADER_BYTES
 from collectives.payloads.codec.philox import random_words, uniform
-from compressors.base import FP32_BYTES, Average, Given, LayerPolicy, MultiRound
+from compressors.base import FP32_BYTES, Average, ErrorFeedback, Given, MultiRound
 from compressors.layer import Layer, Step, seed_for
 
 Factor = Literal["last_p", "last_q"]
 
 
 @dataclasses.dataclass(kw_only=True)
-class PowerSgd(LayerPolicy, MultiRound):
+class PowerSgd(MultiRound):
     """PowerSGD: sends a gradient [n, m] as P [n, r] and Q [m, r], where r is `rank`.
 
     A bucket takes two messages: all P and the layers that are not compressed, then all Q. Both are plain sums, so any
@@ -46,7 +46,7 @@ class PowerSgd(LayerPolicy, MultiRound):
     warm_start: Annotated[bool, Doc("start from the last step's Q; false: start from a random one")] = True
     alternate: Annotated[bool, Doc("send P and Q at alternate steps, instead of both at every step")] = False
     dense_steps: Annotated[CountOrZero, Doc("first optimizer steps in which everything is sent")] = 0
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    error_feedback: ErrorFeedback = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,5 @@
 """Quantisers: `qsgd`, `natural` and `int8` with a scale per block, `terngrad` with one per layer."""
 
-import abc
 import dataclasses
 import functools
 import math
@@ -15,7 +14,7 @@ from collectives.kernels.loop import Parts
 from collectives.options import OptionError, PositiveOrZero
 from collectives.payloads import Codes, Dense, Payload
 from collectives.payloads.base import HEADER_BYTES
-from compressors.base import Granularity, LossyCompressor, SharedScale, Traits
+from compressors.base import PartsEncoder, SharedScale, Traits
 from compressors.kernels import batches
 from compressors.kernels.quantisation import (
     CODES,
@@ -28,85 +27,28 @@ from compressors.kernels.quantisation import (
     random_ternary,
 )
 from compressors.kernels.selection import squares_and_largest, sum_of_magnitudes, sum_of_squares
-from compressors.layer import Layer, Step, end_to_end, seed_for
-from compressors.parts.buckets import NonFinite, is_finite, summed
+from compressors.layer import Layer, Step, seed_for
+from compressors.parts.buckets import NonFinite, is_finite
+
+BlockNumel = Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale")]
 
 
-@dataclasses.dataclass(kw_only=True)
-class BlockQuantizer(LossyCompressor):
-    """Base of the methods that encode a bucket's gradients in blocks, where they lie."""
-
-    sends: ClassVar[type[Payload]] = Codes
-    granularity: ClassVar[Granularity] = "bucket"
-
-    @abc.abstractmethod
-    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
-        """Return the payload of the concatenation of several tensors, fp32 [layer.numel]."""
-
-    @override
-    def encode(self, x: torch.Tensor, layer: Layer, step: Step) -> Codes:
-        return self.codes_of(Parts([x]), layer, step)
-
-    @override
-    def encode_bucket(
-        self,
-        gradients: Sequence[torch.Tensor],
-        residual: torch.Tensor | None,
-        left: torch.Tensor | None,
-        layers: Sequence[Layer],
-        step: Step,
-        *,
-        screen: bool = False,
-    ) -> Payload:
-        if left is not None:
-            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
-        return self.codes_of(Parts([*summed(gradients, None, None, layers, screen=screen)]), end_to_end(layers), step)
-
-
-@dataclasses.dataclass(kw_only=True)
-class StochasticQuantizer(BlockQuantizer):
-    """Base of the quantisers that round at random, without bias, with one scale per block of a bucket.
-
-    Source: Karimireddy et al. 2019 (arXiv:1901.09847), remark 7; Horvath et al. 2019 (arXiv:1905.10988) for the
-    scaling.
+def shrinkage(variance_bound: float, *, error_feedback: bool) -> float:
+    """Return the factor of all scales of a quantiser that rounds at random, without bias.
 
     Error feedback needs a contraction. An unbiased quantiser with E|Q(x) - x|^2 <= w |x|^2 is none, but Q(x) / (1 + w)
-    is one. So the scales are divided by 1 + w if error feedback is on.
+    is one (Karimireddy et al. 2019, arXiv:1901.09847, remark 7; scaling: Horvath et al. 2019, arXiv:1905.10988).
     """
+    return 1 / (1 + variance_bound) if error_feedback else 1.0
 
-    sends: ClassVar[type[Payload]] = Codes
-    biased: ClassVar[bool] = False
 
-    block_numel: Annotated[int, Ge(8), Le(1 << 20), Doc("elements per scale")] = 512
-
-    bits: Annotated[Literal[2, 4, 8], Doc("bits per element")] = 8
-
-    @property
-    @abc.abstractmethod
-    def variance_bound(self) -> float:
-        """Return the w in E|Q(x) - x|^2 <= w |x|^2."""
-
-    @property
-    def num_magnitudes(self) -> int:
-        """Return the number of magnitudes above zero that one sign bit and `bits` - 1 other bits can express."""
-        return (1 << (self.bits - 1)) - 1
-
-    @property
-    def shrinkage(self) -> float:
-        """Return the factor of all scales: 1, or 1 / (1 + `variance_bound`) with error feedback."""
-        return 1 / (1 + self.variance_bound) if self.error_feedback else 1.0
-
-    @override
-    def contraction_bound(self, layer: Layer) -> float:
-        return self.variance_bound * self.shrinkage  # w, or w / (1 + w) with error feedback; both in expectation
-
-    @override
-    def expected_nbytes(self, layer: Layer) -> int:
-        return Codes.packed_nbytes(layer.numel, self.bits, block_numel=self.block_numel)
+def num_magnitudes(bits: int) -> int:
+    """Return the number of magnitudes above zero that one sign bit and `bits` - 1 other bits can express."""
+    return (1 << (bits - 1)) - 1
 
 
 @dataclasses.dataclass(kw_only=True)
-class Qsgd(StochasticQuantizer, name="qsgd"):
+class Qsgd(PartsEncoder, name="qsgd"):
     """QSGD: rounds every element at random, without bias, to one of a few levels of its block's norm.
 
     Source: Alistarh et al. 2017 (arXiv:1610.02132), section 3.1, with buckets as in section 4.
@@ -117,28 +59,47 @@ class Qsgd(StochasticQuantizer, name="qsgd"):
     Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 if all are zero.
     """
 
+    sends: ClassVar[type[Payload]] = Codes
+    biased: ClassVar[bool] = False
+
+    block_numel: BlockNumel = 512
     bits: Annotated[Literal[2, 4, 8], Doc("bits per element, sign included")] = 4
     norm: Annotated[Literal["l2", "max"], Doc("scale of a block; max has the smaller error in small blocks")] = "l2"
 
     @property
-    @override
     def variance_bound(self) -> float:
-        # min(n / (4 s^2), sqrt(n) / s) for blocks of n elements and s levels per sign: the variance of a level is at
-        # most 1/4, and at most its expectation.
-        return min(self.block_numel / (4 * self.num_magnitudes**2), math.sqrt(self.block_numel) / self.num_magnitudes)
+        """Return the w in E|Q(x) - x|^2 <= w |x|^2: min(n / (4 s^2), sqrt(n) / s) for blocks of n elements, s levels.
+
+        The variance of a level is at most 1/4, and at most its expectation.
+        """
+        num_levels = num_magnitudes(self.bits)
+        return min(self.block_numel / (4 * num_levels**2), math.sqrt(self.block_numel) / num_levels)
 
     @override
-    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
+    def contraction_bound(self, layer: Layer) -> float:
+        # w, or w / (1 + w) with error feedback; both in expectation
+        return self.variance_bound * shrinkage(self.variance_bound, error_feedback=self.error_feedback)
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return Codes.packed_nbytes(layer.numel, self.bits, block_numel=self.block_numel)
+
+    @override
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Codes:
         norms = block_norms(x, self.block_numel) if self.norm == "l2" else block_maxima(x, self.block_numel)
         key = seed_for(layer, step, per_rank=True)
         packed = Codes.room_for_codes(x.numel, self.bits, x.device, block_numel=self.block_numel)
-        pack_levels(x, norms, self.block_numel, bits=self.bits, multiplier=self.num_magnitudes, key=key, out=packed)
-        scales = norms.mul_(self.shrinkage / self.num_magnitudes)
+        pack_levels(
+            x, norms, self.block_numel, bits=self.bits, multiplier=num_magnitudes(self.bits), key=key, out=packed
+        )
+        scales = norms.mul_(
+            shrinkage(self.variance_bound, error_feedback=self.error_feedback) / num_magnitudes(self.bits)
+        )
         return Codes(x.numel, "levels", self.bits, packed, scales, self.block_numel)
 
 
 @dataclasses.dataclass(kw_only=True)
-class Natural(StochasticQuantizer, name="natural"):
+class Natural(PartsEncoder, name="natural"):
     """Natural compression: rounds every element at random, without bias, to one of the nearest powers of two.
 
     Source: Horvath et al. 2019 (arXiv:1905.10988), section 2.
@@ -151,30 +112,49 @@ class Natural(StochasticQuantizer, name="natural"):
     Bytes: 24 + 4 ceil(m / block_numel) + ceil(m bits / 8) for a bucket of m elements; 24 if all are zero.
     """
 
+    sends: ClassVar[type[Payload]] = Codes
+    biased: ClassVar[bool] = False
+
+    block_numel: BlockNumel = 512
     bits: Annotated[Literal[4, 8], Doc("bits per element: sign and 3 or 7 bits of exponent")] = 8
 
     @property
-    @override
     def variance_bound(self) -> float:
-        # 1/8 from rounding between powers, plus 2 sqrt(n) times the smallest power from elements below it
-        return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - self.num_magnitudes)
+        """Return 1/8 from rounding between powers, plus 2 sqrt(n) times the smallest power from elements below it."""
+        return 1 / 8 + 2 * math.sqrt(self.block_numel) * 2.0 ** (1 - num_magnitudes(self.bits))
 
     @override
-    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
+    def contraction_bound(self, layer: Layer) -> float:
+        # w, or w / (1 + w) with error feedback; both in expectation
+        return self.variance_bound * shrinkage(self.variance_bound, error_feedback=self.error_feedback)
+
+    @override
+    def expected_nbytes(self, layer: Layer) -> int:
+        return Codes.packed_nbytes(layer.numel, self.bits, block_numel=self.block_numel)
+
+    @override
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Codes:
         maxima = block_maxima(x, self.block_numel)
         # maximum = mantissa * 2^exponent, so maximum / mantissa is exactly a power of two.
         mantissas, _ = torch.frexp(maxima)
         scales = torch.where(maxima > 0, maxima / mantissas, 0).clamp_(max=2.0**127)
         packed = Codes.room_for_codes(x.numel, self.bits, x.device, block_numel=self.block_numel)
         pack_powers(x, scales, self.block_numel, bits=self.bits, key=seed_for(layer, step, per_rank=True), out=packed)
-        return Codes(x.numel, "natural", self.bits, packed, scales.mul_(self.shrinkage), self.block_numel)
+        return Codes(
+            x.numel,
+            "natural",
+            self.bits,
+            packed,
+            scales.mul_(shrinkage(self.variance_bound, error_feedback=self.error_feedback)),
+            self.block_numel,
+        )
 
 
 INT8_LEVELS = 127  # per sign
 
 
 @dataclasses.dataclass(kw_only=True)
-class Int8(BlockQuantizer, name="int8"):
+class Int8(PartsEncoder, name="int8"):
     """Eight bits: sends every element as an integer in -127..127 times the scale of its block.
 
     Source: block-wise linear quantisation as in Dettmers 2016 (arXiv:1511.04561).
@@ -192,7 +172,7 @@ class Int8(BlockQuantizer, name="int8"):
     )
 
     @override
-    def codes_of(self, x: Parts, layer: Layer, step: Step) -> Codes:
+    def encode_parts(self, x: Parts, layer: Layer, step: Step) -> Codes:
         scales = block_maxima(x, self.block_numel).div_(INT8_LEVELS)
         key = seed_for(layer, step, per_rank=True) if self.rounding == "stochastic" else None
         packed = Codes.room_for_codes(x.numel, 8, x.device, block_numel=self.block_numel)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Gt, Le
 from typing_extensions import Doc, override
 
 from collectives.kernels.loop import Float, FloatArray, Int, LongArray, Loop, array
@@ -13,10 +12,12 @@ from collectives.options import OptionError, value_text
 from collectives.payloads import Payload, Seeded
 from collectives.payloads.codec.philox import check_numel, marks_for, seeded_positions
 from collectives.payloads.codec.values import to_value_dtype, value_limit
+from compressors.base import PerLayer
 from compressors.kernels.selection import TYPES
 from compressors.layer import Layer, Step, seed_for
 from compressors.parts.buckets import each_layer
-from compressors.topk import TORCH_DTYPES, DensitySparsifier, num_kept, roundoff
+from compressors.parts.values import TORCH_DTYPES, ValueDtypeOption, roundoff
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
 
 _SEND_AT = Loop(
     "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*TYPES), FloatArray, returns=Int
@@ -36,6 +37,8 @@ def send_drawn(
 ) -> torch.Tensor:
     """Select entries of x = gradient + residual at random positions; return the positions, int64 [count], ascending.
 
+    All tensors lie on the CPU.
+
     Args:
         gradient: fp32 [numel], contiguous.
         residual: fp32 [numel].
@@ -44,56 +47,20 @@ def send_drawn(
         world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
         values: [count], contiguous, overwritten with the selected entries; fp32, fp16 or bf16.
     """
-    numel, count = gradient.numel(), values.numel()
+    numel, count, dtype = gradient.numel(), values.numel(), values.dtype
     check_numel(numel)
-    marks = marks_for(numel, count) if _SEND_DRAWN.serves(gradient) else None
-    if marks is None:
-        positions = seeded_positions(numel, count, seed).to(gradient.device)
-        send_at([gradient], residual, left, positions, world_size, values)
-        return positions
-    positions, dtype = torch.empty(count, dtype=torch.int64), values.dtype
     kind, limit = TYPES.index(dtype), value_limit(dtype, world_size)
+    if (marks := marks_for(numel, count)) is None:
+        positions = seeded_positions(numel, count, seed)
+        _SEND_AT(gradient, residual, 0, numel, positions, 0, count, kind, limit, values, left)
+        return positions
+    positions = torch.empty(count, dtype=torch.int64)
     _SEND_DRAWN(gradient, residual, numel, count, seed, marks, positions, kind, limit, values, left)
     return positions
 
 
-def send_at(
-    gradients: Sequence[torch.Tensor],
-    residual: torch.Tensor,
-    left: torch.Tensor,
-    positions: torch.Tensor,
-    world_size: int,
-    values: torch.Tensor,
-) -> None:
-    """Write to `values` the entries of x = gradients + residual at given positions, and to `left` the rest of x.
-
-    Args:
-        gradients: fp32, contiguous; concatenated they are [numel].
-        residual: fp32 [numel].
-        left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
-        positions: int64 [count], strictly ascending within 0..numel-1.
-        world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
-        values: [count], contiguous, overwritten; fp32, fp16 or bf16.
-    """
-    dtype = values.dtype
-    if _SEND_AT.serves(left, *gradients):
-        kind, limit = TYPES.index(dtype), value_limit(dtype, world_size)
-        start = following = 0
-        for gradient in gradients:
-            stop = start + gradient.numel()
-            following = _SEND_AT(
-                gradient, residual[start:stop], start, gradient.numel(), positions, following, positions.numel(),
-                kind, limit, values, left[start:stop],
-            )  # fmt: skip
-            start = stop
-        return
-    torch.add(torch.cat(list(gradients)), residual, out=left)
-    values.copy_(to_value_dtype(left.index_select(0, positions), dtype, world_size))
-    left.scatter_add_(0, positions, values.float().neg())
-
-
 @dataclasses.dataclass(kw_only=True)
-class RandomK(DensitySparsifier):
+class RandomK(Sparsifier):
     """Random-k: sends entries at random positions that all ranks share, so no index is sent.
 
     Source: Stich, Cordonnier, Jaggi 2018 (arXiv:1809.07599), with error feedback; scaled and unbiased: Wangni et al.
@@ -112,8 +79,9 @@ class RandomK(DensitySparsifier):
 
     sends: ClassVar[type[Payload]] = Seeded
 
-    ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")] = 0.25
-
+    value_dtype: ValueDtypeOption = "fp16"
+    ratio: Ratio = 0.25
+    warmup_epochs: WarmupEpochs = 4
     scaled: Annotated[bool, Doc("multiply by m / k, which makes it unbiased")] = False
 
     def __post_init__(self) -> None:
@@ -149,8 +117,8 @@ class RandomK(DensitySparsifier):
         *,
         screen: bool = False,
     ) -> Payload:
-        if residual is None or left is None:
-            return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
+        if residual is None or left is None or not _SEND_DRAWN.serves(left):
+            return PerLayer.encode_bucket(self, gradients, residual, left, layers, step, screen=screen)
 
         def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Seeded:
             seed, count = self._seed_and_count(layer, step)
@@ -172,7 +140,7 @@ class RandomK(DensitySparsifier):
 
     def _seed_and_count(self, layer: Layer, step: Step) -> tuple[int, int]:
         # of this step's positions, which all ranks share
-        return seed_for(layer, step, per_rank=False), num_kept(self.density_for(layer, step), layer.numel)
+        return seed_for(layer, step, per_rank=False), self.num_kept(layer, step)
 
     @override
     def contraction_bound(self, layer: Layer) -> float:
@@ -180,7 +148,7 @@ class RandomK(DensitySparsifier):
         share = num_kept(self.ratio, layer.numel) / layer.numel
         if self.scaled:
             return share * ((1 + roundoff(self.value_dtype)) / share - 1) ** 2 + 1 - share
-        return self._bound_for(share)
+        return self.form.bound_for(share)
 
     @override
     def expected_nbytes(self, layer: Layer) -> int:

@@ -15,7 +15,7 @@ from collectives.payloads import Dense, Payload, RowSparse
 from collectives.payloads.codec.values import to_value_dtype
 from compressors.base import PerLayer, Traits
 from compressors.layer import Layer, Step
-from compressors.topk import TORCH_DTYPES, ValueDtype, roundoff
+from compressors.parts.values import TORCH_DTYPES, ValueDtype, roundoff
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from typing_extensions import Doc, override
 from collectives.options import OptionError, Positive
 from collectives.payloads import Codes, Payload, TwoMeans
 from collectives.payloads.codec.bits import packed_nbytes
-from compressors.base import LossyCompressor, Traits
+from compressors.base import ErrorFeedback, LossyCompressor, Traits
 from compressors.kernels import batches
 from compressors.kernels.quantisation import (
     CODES,
@@ -47,7 +47,7 @@ class Sign(LossyCompressor, name="sign"):
     averages: ClassVar[bool] = False  # a vote does not
 
     mode: Annotated[Literal["scaled", "vote"], Doc("scaled by the mean magnitude, or a majority vote")] = "scaled"
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    error_feedback: ErrorFeedback = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class OneBit(LossyCompressor, name="onebit"):
 
     sends: ClassVar[type[Payload]] = TwoMeans
 
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    error_feedback: ErrorFeedback = True
 
     @override
     def warnings(self) -> list[str]:
@@ -192,7 +192,7 @@ class TwoBit(LossyCompressor, name="twobit"):
     sends: ClassVar[type[Payload]] = Codes
 
     threshold: Annotated[Positive, Doc("t, in units of the gradient")] = 0.015625
-    error_feedback: Annotated[bool, Doc("add what was not sent to the next gradient")] = True
+    error_feedback: ErrorFeedback = True
 
     @override
     def warnings(self) -> list[str]:
@@ -218,7 +218,7 @@ class TwoBit(LossyCompressor, name="twobit"):
         *,
         screen: bool = False,
     ) -> Payload:
-        if residual is None or left is None:
+        if residual is None or left is None or not batches.serves(left):
             return super().encode_bucket(gradients, residual, left, layers, step, screen=screen)
 
         def encode(gradient: torch.Tensor, residual: torch.Tensor, left: torch.Tensor, layer: Layer) -> Codes:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from typing_extensions import Doc, override
 
 from bench.models.base import TextModel
-from collectives.options import Count, OptionError, PresetOptions
+from collectives.options import Count, OptionError
 
 PRESETS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -28,7 +28,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(kw_only=True)
-class Gpt(PresetOptions, TextModel):
+class Gpt(TextModel):
     """A transformer that predicts the next byte of a text: 836 736 parameters with the default options.
 
     A preset changes the defaults of other options; options that you give take precedence. preset=nanogpt has 10.8

@@ -26,7 +26,7 @@ class TorchOptimizer(Optimizer):
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        options: dict[str, Any] = dict(vars(self))
+        options: dict[str, Any] = {name: getattr(self, name) for name in self.option_names()}
         if "beta1" in options:
             options["betas"] = options.pop("beta1"), options.pop("beta2")
         return self.torch_class(parameters, lr=lr, **options, **self.implementation)
@@ -61,7 +61,11 @@ class Sgd(TorchOptimizer, name="sgd"):
 
     @override
     def hand_over_momentum(self) -> tuple[Optimizer, float, bool]:
-        return SgdAfterMomentum(**vars(self)), self.momentum, self.nesterov
+        return (
+            SgdAfterMomentum(**{name: getattr(self, name) for name in self.option_names()}),
+            self.momentum,
+            self.nesterov,
+        )
 
 
 @dataclasses.dataclass(kw_only=True)

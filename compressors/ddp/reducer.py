@@ -28,7 +28,7 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor, PerLayer, SharedScale
 from compressors.ddp.encode_group import EncodeGroup, LayerStore, group_layers
 from compressors.ddp.report import Bucket, EncodedLayer
-from compressors.kernels.residuals import accelerate, accelerate_parts
+from compressors.kernels.residuals import accelerate
 from compressors.layer import Layer, Memory, Step, copies, memory_nbytes
 from compressors.parts.buckets import NonFinite, bundled, split, summed
 
@@ -53,6 +53,8 @@ class PendingReduction:
 
 DONE = PendingReduction(wait=lambda: None, finish=lambda: None)
 
+# a group of layers, its payload, and the seconds in which it was encoded
+Encoded = tuple[EncodeGroup, Payload, float]
 # what `encode_bucket` gets: the gradients, the residual to add, and the memory for what is not sent
 Inputs = tuple[Sequence[torch.Tensor], torch.Tensor | None, torch.Tensor | None]
 
@@ -184,7 +186,9 @@ class Reducer(abc.ABC):
         if self.compressor.traits.owns_momentum:
             dtype = traits.dtype_for(group.updates[0])
             x = torch.empty(group.layer.numel, dtype=dtype, device=group.device) if left is None else left
-            self._accelerate(group, gradients, residual, x)
+            velocity, following = self._velocities.accepted(group), self._velocities.propose(group)
+            momentum, nesterov = self._momentum, self._nesterov
+            accelerate(gradients, velocity, residual, momentum, nesterov=nesterov, now=following, out=x)
             return split(x, layers), None, left
         if left is None:
             takes_all = group.is_plain or traits.keeps_fp64
@@ -199,36 +203,10 @@ class Reducer(abc.ABC):
                 torch.add(gradient, unsent, out=out)
         return parts, None, left
 
-    def _accelerate(
-        self, group: EncodeGroup, gradients: Sequence[torch.Tensor], residual: torch.Tensor | None, x: torch.Tensor
-    ) -> None:
-        """Propose the next momentum buffers, and write them plus the residual to `x`, fp32 [numel of the group]."""
-        velocity, following = self._velocities.accepted(group), self._velocities.propose(group)
-        momentum, nesterov = self._momentum, self._nesterov
-        if (
-            velocity is not None
-            and residual is not None
-            and group.is_plain
-            and accelerate_parts(gradients, velocity, residual, momentum, nesterov=nesterov, now=following, out=x)
-        ):
-            return
-        parts = (split(flat, group.layers) for flat in (velocity, residual, following, x))
-        for gradient, old, unsent, now, out in zip(gradients, *parts, strict=True):
-            accelerate(gradient, old, unsent, momentum, nesterov=nesterov, now=now, out=out)
-
 
 def _clipped(gradient: torch.Tensor, limit: float) -> torch.Tensor:
     norm = float(gradient.float().norm())
     return gradient * (limit / norm) if norm > limit else gradient
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Encoded:
-    """A group of layers, its payload, and the seconds in which it was encoded."""
-
-    group: EncodeGroup
-    payload: Payload
-    seconds: float
 
 
 class PerLayerReducer(Reducer):
@@ -241,12 +219,12 @@ class PerLayerReducer(Reducer):
         encoded = self._encode_screened(bucket, transport)
         if not encoded:
             return DONE
-        groups = [each.group for each in encoded]
+        groups = [group for group, _, _ in encoded]
         # Collectives that keep state per layer need the ids in the order in which the layers lie in the message.
-        pending = start_sum(bundled([each.payload for each in encoded]), sum((group.key for group in groups), ()))
+        pending = start_sum(bundled([payload for _, payload, _ in encoded]), sum((group.key for group in groups), ()))
         bucket.gradients = bucket.updates  # backward can reuse their memory while the message travels
-        for each in encoded:
-            each.group.gradients.clear()
+        for group in groups:
+            group.gradients.clear()
         self._report(encoded, bucket)
 
         def finish() -> None:
@@ -265,7 +243,7 @@ class PerLayerReducer(Reducer):
             raise TypeError(f"{self.compressor.component_name} needs all ranks while it encodes; call reduce")
         encoded = self._encode(bucket, transport)
         self._report(encoded, bucket)
-        return bundled([each.payload for each in encoded]) if encoded else None
+        return bundled([payload for _, payload, _ in encoded]) if encoded else None
 
     def free_buffers(self) -> None:
         """Free the memory of messages that `message` returned; call it once they were sent."""
@@ -311,14 +289,13 @@ class PerLayerReducer(Reducer):
                 payload.clear_selected_in_(self._velocities.propose(group))
             if payload.num_entries < payload.numel:
                 self._encoded[group.key] = payload
-            encoded.append(Encoded(group=group, payload=payload, seconds=time.perf_counter() - started))
-        bucket.encode_s += sum(each.seconds for each in encoded)
+            encoded.append((group, payload, time.perf_counter() - started))
+        bucket.encode_s += sum(seconds for _, _, seconds in encoded)
         return encoded
 
     def _report(self, encoded: Sequence[Encoded], bucket: Bucket) -> None:
         """Report each layer's entries and bytes, and its part of the seconds by its size."""
-        for each in encoded:
-            group, step = each.group, bucket.step
+        for group, payload, seconds in encoded:
             compressor, numels = cast(PerLayer, group.compressor), [layer.numel for layer in group.layers]
             has_aims = compressor.granularity == "layer"
             bucket.encoded += [
@@ -327,10 +304,10 @@ class PerLayerReducer(Reducer):
                     payload=share.kind,
                     nbytes=share.nbytes,
                     num_entries=share.num_entries,
-                    seconds=each.seconds * layer.numel / group.layer.numel,
-                    density_wanted=compressor.density_for(layer, step) if has_aims else None,
+                    seconds=seconds * layer.numel / group.layer.numel,
+                    density_wanted=compressor.density_for(layer, bucket.step) if has_aims else None,
                 )
-                for layer, share in zip(group.layers, each.payload.shares(numels), strict=True)
+                for layer, share in zip(group.layers, payload.shares(numels), strict=True)
             ]
 
     def _finish(self, groups: Sequence[EncodeGroup], total: Payload, bucket: Bucket) -> None:

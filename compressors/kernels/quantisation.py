@@ -257,14 +257,9 @@ def ternary_of_sum(
         threshold: > 0, exact in fp32; the decoded value of a code of +1.
         left: fp32 [numel], overwritten; shares no memory with the others.
     """
-    if _OF_SUM.serves(gradient, residual):
-        out = output_of(left, CODES)
-        _OF_SUM(gradient, residual, left.numel(), threshold, out, left)
-        return out
-    torch.add(gradient, residual, out=left)
-    levels = ternary(left, threshold, LEVELS)
-    left.sub_((levels.float() * threshold).masked_fill_(levels == 0, 0.0))
-    return _codes_of(levels)
+    out = output_of(left, CODES)
+    _OF_SUM(gradient, residual, left.numel(), threshold, out, left)
+    return out
 
 
 def ternary_and_mean(x: torch.Tensor, threshold: float) -> tuple[torch.Tensor, float]:

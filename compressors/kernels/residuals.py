@@ -30,7 +30,6 @@ _ADD_SCALED = Loop("add_scaled", FloatArray, Float, FloatArray, Int, FloatArray)
 _ACCELERATE_PARTS = Loop(
     "accelerate_parts", Longs, Longs, Int, FloatArray, FloatArray, Float, Int, FloatArray, FloatArray
 )
-_ACCELERATE = Loop("accelerate", FloatArray, FloatArray, FloatArray, Float, Int, Int, FloatArray, FloatArray)
 
 
 def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Tensor) -> None:
@@ -49,7 +48,7 @@ def add(a: torch.Tensor, b: torch.Tensor, *, factor: float = 1.0, out: torch.Ten
 
 
 def accelerate(
-    gradient: torch.Tensor,
+    gradients: Sequence[torch.Tensor],
     velocity: torch.Tensor | None,
     residual: torch.Tensor | None,
     momentum: float,
@@ -63,52 +62,35 @@ def accelerate(
     With nesterov the momentum buffer is m (u + g), and the tensor to encode is now + residual + g.
 
     Args:
-        gradient: g, floating [numel].
+        gradients: g, floating, 1-D; they lie end to end in the other tensors.
         velocity: u, the momentum buffer of the step before, fp32 [numel]; None for zeros.
         residual: fp32 [numel]; None for zeros.
         momentum: m, rounded to fp32.
         nesterov: use Nesterov momentum.
         now: fp32 [numel], overwritten; must not share memory with the others.
-        out: fp32 [numel], overwritten; must not share memory with the others.
+        out: floating [numel], overwritten; must not share memory with the others.
     """
     has_both = velocity is not None and residual is not None
-    if has_both and _is_plain(gradient) and _ACCELERATE.serves(gradient, now, out):
-        _ACCELERATE(gradient, velocity, residual, momentum, nesterov, len(out), now, out)
+    numels = [gradient.numel() for gradient in gradients]
+    if has_both and all(map(_is_plain, gradients)) and _ACCELERATE_PARTS.serves(out, *gradients):
+        borders, starts = longs([0, *itertools.accumulate(numels)]), addresses(gradients)
+        _ACCELERATE_PARTS(starts, borders, len(gradients), velocity, residual, momentum, nesterov, now, out)
         return
-    if velocity is None:
-        now.copy_(gradient)
-    else:
-        add(gradient, velocity, factor=1.0 if nesterov else momentum, out=now)
-    if nesterov:
-        now.mul_(momentum)
-    if residual is None:
-        out.copy_(now)
-    else:
-        add(now, residual, out=out)
-    if nesterov:
-        add(gradient, out, out=out)
-
-
-def accelerate_parts(
-    gradients: Sequence[torch.Tensor],
-    velocity: torch.Tensor,
-    residual: torch.Tensor,
-    momentum: float,
-    *,
-    nesterov: bool,
-    now: torch.Tensor,
-    out: torch.Tensor,
-) -> bool:
-    """Do the work of `accelerate` for several gradients, fp32 and contiguous, that lie end to end in all other tensors.
-
-    Return False, with nothing written, if there is no native loop for them.
-    """
-    if not _ACCELERATE_PARTS.serves(out, *gradients):
-        return False
-    borders = longs([0, *itertools.accumulate(gradient.numel() for gradient in gradients)])
-    starts = addresses(gradients)
-    _ACCELERATE_PARTS(starts, borders, len(gradients), velocity, residual, momentum, nesterov, now, out)
-    return True
+    flat = (velocity, residual, now, out)
+    parts = (tensor.split(numels) if tensor is not None else [None] * len(numels) for tensor in flat)
+    for gradient, old, unsent, following, x in zip(gradients, *parts, strict=True):
+        if old is None:
+            following.copy_(gradient)
+        else:
+            add(gradient, old, factor=1.0 if nesterov else momentum, out=following)
+        if nesterov:
+            following.mul_(momentum)
+        if unsent is None:
+            x.copy_(following)
+        else:
+            add(following, unsent, out=x)
+        if nesterov:
+            add(gradient, x, out=x)
 
 
 def _is_plain(x: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from collectives.kernels.loop import (
     also_on_gpus,
     array,
 )
-from collectives.payloads.codec.values import to_value_dtype, value_limit
+from collectives.payloads.codec.values import value_limit
 
 STRETCH = 1024  # terms that `folded_sum` sums as a unit
 
@@ -190,12 +190,17 @@ def select_short_groups(x: torch.Tensor, group_size: int, k: int, k_last: int) -
     return torch.cat(parts) if parts else x.new_empty(0, dtype=torch.int64)
 
 
+def sends_groups(group_size: int, left: torch.Tensor) -> bool:
+    """Return True if `send_groups` can be called."""
+    return group_size <= LONGEST_GROUP and _SEND_GROUPS[torch.float32].serves(left)
+
+
 def send_groups(
     gradients: Sequence[torch.Tensor],
     residual: torch.Tensor,
     left: torch.Tensor,
     groups: tuple[int, int, int],
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     world_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
     """Select the k entries of largest magnitude per group of x = gradients + residual; write the rest of x to `left`.
@@ -205,57 +210,15 @@ def send_groups(
         residual: fp32 [numel].
         left: fp32 [numel], overwritten with x minus the values; shares no memory with the others.
         groups: group_size, k and k_last of `select_groups`.
-        dtype: type of the values: fp32, fp16 or bf16.
+        dtype: type of the values: fp32, fp16 or bf16; None for fp32, and to leave all of x in `left`.
         world_size: number of ranks over which the values are summed; fp16 values are limited so that no sum overflows.
 
     Returns:
         The values, in the order of `select_groups`, with +0.0 for -0.0; their indices within their groups, int64; their
-        positions, int64; and True if all of x is finite.
+        positions, int64; and True if all of x is finite. If it is not, the other results are invalid.
     """
-    if groups[0] <= LONGEST_GROUP and _SEND_GROUPS[dtype].serves(left):
-        limit = value_limit(dtype, world_size)
-        return _sent_by_loop(gradients, residual, left, groups, dtype, TYPES.index(dtype), limit)
-    torch.add(torch.cat(list(gradients)), residual, out=left)
-    positions = select_groups(left, *groups)
-    largest = left.index_select(0, positions)
-    values = to_value_dtype(largest, dtype, world_size) + 0
-    left.scatter_add_(0, positions, values.float().neg())
-    return values, positions.remainder(groups[0]), positions, bool(largest.isfinite().all())
-
-
-def add_and_select_groups(
-    gradients: Sequence[torch.Tensor], residual: torch.Tensor, left: torch.Tensor, groups: tuple[int, int, int]
-) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Write x = gradients + residual to `left`; select the k entries of largest magnitude per group.
-
-    Arguments are as in `send_groups`.
-
-    Returns:
-        The entries, fp32, in the order of `select_groups`, with +0.0 for -0.0; their positions, int64; and True if all
-        of x is finite.
-    """
-    if groups[0] <= LONGEST_GROUP and _SEND_GROUPS[torch.float32].serves(left):
-        values, _, positions, is_finite = _sent_by_loop(
-            gradients, residual, left, groups, torch.float32, KEPT, math.inf
-        )
-        return values, positions, is_finite
-    torch.add(torch.cat(list(gradients)), residual, out=left)
-    positions = select_groups(left, *groups)
-    values = left.index_select(0, positions) + 0
-    return values, positions, bool(values.isfinite().all())
-
-
-def _sent_by_loop(
-    gradients: Sequence[torch.Tensor],
-    residual: torch.Tensor,
-    left: torch.Tensor,
-    groups: tuple[int, int, int],
-    dtype: torch.dtype,
-    kind: int,
-    limit: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, bool]:
-    """Run the native loop of `send_groups`; `kind` is the number of `dtype` in `TYPES`, or KEPT."""
-    group_size, k, k_last = groups
+    (group_size, k, k_last), kind = groups, KEPT if dtype is None else TYPES.index(dtype)
+    limit, dtype = math.inf if dtype is None else value_limit(dtype, world_size), dtype or torch.float32
     x, (num_groups, rest) = Parts(gradients), divmod(len(left), group_size)
     num_sent = num_groups * k + (k_last if rest else 0)
     values = torch.empty(num_sent, dtype=dtype)

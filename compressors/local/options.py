@@ -10,7 +10,7 @@ from collectives.allreduce import Native
 from collectives.base import Collective, without_residuals
 from collectives.direct import Direct
 from collectives.hierarchical import Hierarchical
-from collectives.options import Count, CountOrZero, Incompatible, OptionError, PresetOptions, incompatibility
+from collectives.options import Count, CountOrZero, Incompatible, OptionError, Options, incompatibility
 from collectives.pool import Pool
 from compressors.base import Compressor, PerLayer, TorchHook
 from compressors.ddp.hook import OwnHook
@@ -35,7 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
-class LocalOptions(PresetOptions, name="local"):
+class LocalOptions(Options, name="local"):
     """Options of `compressors.local.exchange.LocalSteps`; the defaults average the parameters every 30 steps.
 
     Raises:

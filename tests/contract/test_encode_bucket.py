@@ -236,6 +236,8 @@ def test_a_class_cannot_define_an_encode_that_nobody_calls(base: type[LossyCompr
 
     with pytest.raises(TypeError, match="Doubled defines encode, which the encode_bucket that it inherits does not"):
         type("Doubled", (base,), {"encode": doubled})
+    with pytest.raises(TypeError, match=r"select_all = Sparsifier\.select_each"):
+        type("Odd", (TopK,), {"select": lambda self, x, layer, step: torch.arange(1, len(x), 2)})
     both = {"encode": doubled, "encode_bucket": PerLayer.encode_bucket}
     reducer = PerLayerReducer(cast(PerLayer, type("Doubled", (base,), both)()))
     message = reducer.message(Bucket(layers=LAYERS, gradients=usual_gradients(1), step=step_at(1)))

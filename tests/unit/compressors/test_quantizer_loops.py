@@ -10,9 +10,10 @@ import torch
 from collectives.kernels.library import serving
 from collectives.kernels.loop import Parts
 from collectives.payloads.codec.philox import seeded_positions
+from collectives.payloads.codec.values import to_value_dtype
 from collectives.payloads.sparse import SparseLevels
 from compressors import randomk
-from compressors.kernels import quantisation, selection
+from compressors.kernels import batches, quantisation, selection
 from compressors.kernels.quantisation import pack_nearest_levels
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops
 
@@ -72,26 +73,26 @@ def randomly_ternary(x: torch.Tensor, seed: int) -> Result:
     return [quantisation.random_ternary(x, level_of(x, seed), seed, bits, limit=limit)]
 
 
-def sent(x: torch.Tensor, seed: int) -> Result:
-    border, left = seed * 31 % (x.numel() + 1), torch.empty_like(x)
-    gradients, residual = [x[:border], x[border:]], x.flip(0)
-    positions = seeded_positions(x.numel(), x.numel() // 7, seed).to(x.device)
-    values = torch.empty(len(positions), dtype=selection.TYPES[seed % 3], device=x.device)
-    randomk.send_at(gradients, residual, left, positions, 1 + seed % 4, values)
-    return [values, left]
-
-
 def drawn(x: torch.Tensor, seed: int) -> Result:
     """Draw between a 300th of the elements, for which no bitmap of marks is used, and all of them."""
     count, left = [x.numel() // 300, x.numel() // 9, x.numel() * 2 // 3, x.numel()][seed % 4], torch.empty_like(x)
     values = torch.empty(count, dtype=selection.TYPES[seed % 3], device=x.device)
-    positions = randomk.send_drawn(x, x.flip(0), left, seed, 1 + seed % 4, values)
+    if batches.serves(x):
+        positions = randomk.send_drawn(x, x.flip(0), left, seed, 1 + seed % 4, values)
+    else:
+        positions = seeded_positions(x.numel(), count, seed).to(x.device)
+        values = to_value_dtype(torch.add(x, x.flip(0), out=left)[positions], values.dtype, 1 + seed % 4)
+        left.scatter_add_(0, positions, values.float().neg())
     return [positions, values, left]
 
 
 def ternary_of_sum(x: torch.Tensor, seed: int) -> Result:
     left, level = torch.empty_like(x), float(torch.tensor(level_of(x, seed)))
-    return [quantisation.ternary_of_sum(x, x.flip(0), level, left), left]
+    if batches.serves(x):
+        return [quantisation.ternary_of_sum(x, x.flip(0), level, left), left]
+    codes = quantisation.ternary(torch.add(x, x.flip(0), out=left), level, quantisation.CODES)
+    levels = quantisation.ternary(left, level, quantisation.LEVELS)
+    return [codes, left.sub_((levels.float() * level).masked_fill_(levels == 0, 0.0))]
 
 
 def nearest_levels(x: torch.Tensor, seed: int) -> Result:
@@ -110,7 +111,6 @@ LOOPS: dict[str, Callable[[torch.Tensor, int], Result]] = {
     "pack_levels": packed_levels,
     "pack_powers": packed_powers,
     "nearest_levels": nearest_levels,
-    "send_at": sent,
     "send_drawn": drawn,
     "ternary": lambda x, seed: [
         quantisation.ternary(x, level_of(x, seed), (quantisation.LEVELS, quantisation.CODES)[seed % 2])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressors.kernels.selection import LONGEST_GROUP, kth_largest, reaching, select_groups, top_k
-from compressors.topk import num_kept
+from compressors.sparse import num_kept
 
 
 def reference(x: torch.Tensor, group_size: int, k: int, k_last: int) -> list[int]:

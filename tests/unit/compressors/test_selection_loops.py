@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from collectives.kernels.library import serving
+from collectives.payloads.codec.values import to_value_dtype
 from compressors.kernels import batches, selection
 from compressors.kernels.residuals import accelerate, add, add_and_find, add_and_measure
-from compressors.topk import num_kept
+from compressors.sparse import num_kept
 from tests.testing.hard_numbers import hard_numbers
 from tests.testing.loops import assert_gives_what_the_reference_gives, needs_loops, same
 
@@ -42,9 +43,15 @@ def sent(x: torch.Tensor, seed: int) -> torch.Tensor:
     gradients = x.tensor_split(borders)
     size = [1, 2, 7, 64, 100, 256, 1024, 4096][seed % 8]
     groups = size, num_kept(0.01 if seed % 3 else 0.25, size), num_kept(0.01 if seed % 3 else 0.25, numel % size)
-    values, indices, positions, is_finite = selection.send_groups(
-        gradients, residual, left, groups, selection.TYPES[seed % 3], 1 + seed % 5
-    )
+    dtype, world_size = selection.TYPES[seed % 3], 1 + seed % 5
+    if selection.sends_groups(size, left):
+        sent = selection.send_groups(gradients, residual, left, groups, dtype, world_size)
+        values, indices, positions, is_finite = sent
+    else:
+        positions = selection.select_groups(torch.add(x, residual, out=left), *groups)
+        values = to_value_dtype(left[positions], dtype, world_size) + 0
+        indices, is_finite = positions.remainder(size), bool(left[positions].isfinite().all())
+        left.scatter_add_(0, positions, values.float().neg())
     found = values, indices, positions, left, torch.tensor([is_finite], device=x.device)
     return torch.cat([part.double() for part in found])
 
@@ -60,7 +67,8 @@ def accelerated(x: torch.Tensor, seed: int) -> torch.Tensor:
     now, out = (
         torch.empty(x.numel() + 16, device=x.device)[first : first + x.numel()] for first in (start, start + seed % 3)
     )
-    accelerate(x, x.flip(0), x.roll(1), [0.9, 0.5, 0.0][seed % 3], nesterov=seed % 2 == 1, now=now, out=out)
+    gradients = x.tensor_split([seed * 7919 % (x.numel() + 1)])
+    accelerate(gradients, x.flip(0), x.roll(1), [0.9, 0.5, 0.0][seed % 3], nesterov=seed % 2 == 1, now=now, out=out)
     return torch.cat([now, out])
 
 

@@ -13,7 +13,7 @@ import pytest
 from bench.core import registry, spec
 from bench.core.errors import UsageError
 from bench.core.registry import KINDS
-from collectives.options import Options, PresetOptions
+from collectives.options import Options
 
 KNOWN = {
     "compressors": {"none", "fp16", "bf16", "topk", "group_topk"},
@@ -113,7 +113,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
 def test_a_preset_is_no_component_and_its_name_is_explained(kind: str) -> None:
     for name in registry.entries(kind):
         component = registry.load(kind, name)
-        presets = component.presets.keys() - {"none"} if issubclass(component, PresetOptions) else set()
+        presets = component.presets.keys() - {"none"}
         assert registry.entries(kind)[name].presets == presets
         for preset in presets:
             with pytest.raises(UsageError, match=rf"{preset} is a preset of .*: {name}:preset={preset}\)"):
