@@ -14,7 +14,7 @@ from compressors.base import PerLayer
 from compressors.kernels.selection import sum_of_squares, top_k
 from compressors.layer import Layer, Step, Tensors
 from compressors.parts.values import ValueDtypeOption, ValuesOption
-from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num_kept
 
 FACTORS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # grid of a layer's ratio, as multiples of the common ratio
 COMMON = FACTORS.index(1.0)
@@ -40,6 +40,7 @@ class AdaptiveTopK(Sparsifier):
     value_dtype: ValueDtypeOption = "fp16"
     ratio: Ratio = 0.01
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
     values: ValuesOption = "floats"
     refresh: Annotated[Count, Doc("steps after which the layers' errors are measured again")] = 100
 

@@ -28,7 +28,7 @@ from compressors.kernels.selection import magnitudes, reaching, top_k
 from compressors.layer import Layer, Memory, Step
 from compressors.parts.buckets import NonFinite, each_layer
 from compressors.parts.values import TORCH_DTYPES, ValueDtypeOption
-from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num_kept
 
 DEFAULT_MIN_NUMEL = 8192
 CONTROL = "control"  # state per layer: threshold, moving average of the root mean square, number of elements
@@ -57,6 +57,7 @@ class Algc(Sparsifier):
     value_dtype: ValueDtypeOption = "fp16"
     ratio: Ratio = 0.01
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
     min_numel: MinNumel = DEFAULT_MIN_NUMEL
     min_numel_of: Annotated[
         tuple[str, ...],

@@ -23,7 +23,7 @@ from compressors.kernels.selection import select_groups, send_groups, sends_grou
 from compressors.layer import Layer, Step
 from compressors.parts.buckets import NonFinite
 from compressors.parts.values import TORCH_DTYPES, Codes, ValueDtypeOption, Values
-from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num_kept
 
 Preset = Literal["none", "patent", "recommended"]
 
@@ -81,6 +81,7 @@ class GroupTopK(Sparsifier):
     value_dtype: ValueDtypeOption = "fp16"
     ratio: Ratio = 0.01
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
     values: Annotated[
         Values,
         Doc(

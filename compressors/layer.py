@@ -185,16 +185,16 @@ class Step:
 
     Attributes:
         index: optimizer step, from 0.
-        epoch: number of finished epochs.
+        epoch: number of finished epochs; None if it is not known, and then warm-up epochs are skipped.
         rank: this rank in the group that averages gradients.
         world_size: size of that group.
         seed: seed of the run, from which the compressors' random numbers derive.
-        warmup: True if compressors may send more in the first epochs; False if they send as little as later.
+        warmup: True if compressors may send more in a warm-up; False if they send as little as later.
         memory: the compressor's state on this rank; empty if the compressor keeps none.
     """
 
     index: int
-    epoch: int
+    epoch: int | None
     rank: int
     world_size: int
     seed: int

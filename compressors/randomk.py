@@ -17,7 +17,7 @@ from compressors.kernels.selection import TYPES
 from compressors.layer import Layer, Step, seed_for
 from compressors.parts.buckets import each_layer
 from compressors.parts.values import TORCH_DTYPES, ValueDtypeOption, roundoff
-from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, num_kept
+from compressors.sparse import Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num_kept
 
 _SEND_AT = Loop(
     "send_at", FloatArray, FloatArray, Int, Int, LongArray, Int, Int, Int, Float, array(*TYPES), FloatArray, returns=Int
@@ -82,6 +82,7 @@ class RandomK(Sparsifier):
     value_dtype: ValueDtypeOption = "fp16"
     ratio: Ratio = 0.25
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
     scaled: Annotated[bool, Doc("multiply by m / k, which makes it unbiased")] = False
 
     def __post_init__(self) -> None:

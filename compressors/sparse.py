@@ -24,6 +24,10 @@ from compressors.parts.values import Codes, Floats, ValueForm
 
 Ratio = Annotated[float, Gt(0), Le(1), Doc("kept entries / entries")]
 WarmupEpochs = Annotated[CountOrZero, Doc("epochs in which the density falls as 0.25^(epoch+1) down to ratio")]
+WarmupSteps = Annotated[
+    CountOrZero, Doc("for loops without epochs, optimizer steps in which the density falls so, in four stages")
+]
+STAGES = 4  # of a warm-up that is counted in steps
 
 
 def num_kept(density: float, numel: int) -> int:
@@ -33,15 +37,17 @@ def num_kept(density: float, numel: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Density:
-    """The share of the entries to send; in the first epochs it falls to `ratio`.
+    """The share of the entries to send; in the first epochs, or optimizer steps, it falls to `ratio`.
 
     Attributes:
         ratio: the share after the warm-up, in (0, 1].
         warmup_epochs: number of epochs in which the share is larger.
+        warmup_steps: number of optimizer steps that count as four such epochs; 0 to count epochs.
     """
 
     ratio: float
     warmup_epochs: int
+    warmup_steps: int
 
     @property
     def denser_epochs(self) -> int:
@@ -50,9 +56,12 @@ class Density:
 
     def at(self, step: Step) -> float:
         """Return the share of the entries to send in this step, in (0, 1]."""
-        if step.warmup and step.epoch < self.warmup_epochs:
-            return max(self.ratio, 0.25 ** (step.epoch + 1))
-        return self.ratio
+        passed, whole = step.epoch, self.warmup_epochs
+        if self.warmup_steps:
+            passed, whole = STAGES * step.index // self.warmup_steps, STAGES
+        if not step.warmup or passed is None or passed >= whole:
+            return self.ratio
+        return max(self.ratio, 0.25 ** (passed + 1))
 
 
 MomentumCorrection = Annotated[
@@ -64,11 +73,12 @@ MomentumCorrection = Annotated[
 class Sparsifier(PerLayer):
     """Base of the methods that send some entries and keep the others in the residual.
 
-    A subclass declares those of the options `value_dtype`, `values`, `ratio` and `warmup_epochs` that it has. The
-    entries of largest magnitude are sent; to send others, override `select` and `select_all`.
+    A subclass declares those of the options `value_dtype`, `values`, `ratio`, `warmup_epochs`, `warmup_steps` that it
+    has. The entries of largest magnitude are sent; to send others, override `select` and `select_all`.
 
     Raises:
-        OptionError: momentum_correction without error_feedback, or a value_dtype for values that are codes.
+        OptionError: momentum_correction without error_feedback, a value_dtype for values that are codes, or two
+            warm-ups.
     """
 
     error_feedback: ErrorFeedback = True
@@ -88,6 +98,13 @@ class Sparsifier(PerLayer):
         if self.momentum_correction and not self.error_feedback:
             raise OptionError(f"{self.component_name}: momentum_correction=true needs error_feedback=true")
         options = vars(self)
+        if options.get("warmup_steps"):
+            if "warmup_epochs" in self.given and options["warmup_epochs"]:
+                raise OptionError(
+                    f"{self.component_name}: warmup_steps={options['warmup_steps']} and warmup_epochs="
+                    f"{options['warmup_epochs']} are two warm-ups of the density; leave one of them out"
+                )
+            options["warmup_epochs"] = 0
         if isinstance(self.form, Codes):
             if options["value_dtype"] != "fp16":
                 raise OptionError(
@@ -107,7 +124,8 @@ class Sparsifier(PerLayer):
     def density(self) -> Density:
         """Return how many entries are sent, as `ratio` and the options of the warm-up say."""
         options = vars(self)
-        return Density(ratio=options.get("ratio", 1.0), warmup_epochs=options.get("warmup_epochs", 0))
+        names = ("warmup_epochs", "warmup_steps")
+        return Density(ratio=options.get("ratio", 1.0), **{name: options.get(name, 0) for name in names})
 
     @functools.cached_property
     @override

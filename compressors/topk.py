@@ -23,7 +23,7 @@ from compressors.parts.values import (
     ValueForm,
     ValuesOption,
 )
-from compressors.sparse import MomentumCorrection, Ratio, Sparsifier, WarmupEpochs, num_kept
+from compressors.sparse import MomentumCorrection, Ratio, Sparsifier, WarmupEpochs, WarmupSteps, num_kept
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -49,6 +49,7 @@ class TopK(Sparsifier, name="topk"):
     value_dtype: ValueDtypeOption = "fp16"
     ratio: Ratio = 0.01
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
     values: ValuesOption = "floats"
 
     @override
@@ -152,6 +153,7 @@ class Dgc(Sparsifier, name="dgc"):
     value_dtype: ValueDtypeOption = "fp16"
     ratio: Annotated[float, Gt(0), Le(1), Doc("kept entries / entries, at most")] = 0.001
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
     momentum_correction: MomentumCorrection = True
     sample_ratio: Annotated[float, Gt(0), Le(1), Doc("share of a layer that the threshold is estimated from")] = 0.01
     clip_norm: Annotated[
@@ -225,6 +227,7 @@ class QSparse(Sparsifier, name="qsparse"):
 
     ratio: Ratio = 0.01
     warmup_epochs: WarmupEpochs = 4
+    warmup_steps: WarmupSteps = 0
 
     @functools.cached_property
     @override

@@ -377,7 +377,7 @@ class AsyncWorker:
         else:
             self.reducer.commit()
         answer = self._server.end_clock(
-            ClockEnd(index=self._step.index, epoch=self._step.epoch, lr=self._lr, dropped=self._saw_nonfinite)
+            ClockEnd(index=self._step.index, epoch=self._step.epoch or 0, lr=self._lr, dropped=self._saw_nonfinite)
         )
         self._exchange_s += time.perf_counter() - started
         return answer

@@ -244,11 +244,10 @@ class Trainer:
             y=y,
             step=Step(
                 index=self.own_steps,
-                epoch=self.step // self.steps_per_epoch,
+                epoch=self.step // self.steps_per_epoch if config.steps is None else None,
                 rank=own_rank(),
                 world_size=config.replicas,
                 seed=config.seed,
-                warmup=config.steps is None,
             ),
             lr=learning_rate(config, self.step, self.total_steps, self.steps_per_epoch),
             task=self.dataset.task,

@@ -60,10 +60,7 @@ class CompressedCommunicator:
 
     def step_of(self, index: int, epoch: int | None, seed: int) -> Step:
         """Return this rank's training step; the compressor's warm-up epochs are skipped if the epoch is not known."""
-        rank, world_size = self.transport.rank, self.transport.world_size
-        return Step(
-            index=index, epoch=epoch or 0, rank=rank, world_size=world_size, seed=seed, warmup=epoch is not None
-        )
+        return Step(index=index, epoch=epoch, rank=self.transport.rank, world_size=self.transport.world_size, seed=seed)
 
     def start_step(self, step: Step) -> None:
         """Begin a training step; call it before anything is sent in this step."""

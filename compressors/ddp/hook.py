@@ -521,7 +521,7 @@ def warn_of_missing_epoch(compressor: Compressor) -> None:
     """Warn that the warm-up epochs of a compressor are skipped; call it in `finish_step`."""
     warnings.warn(
         f"{compressor.component_name} sends more in its first {compressor.traits.denser_epochs} epochs only if "
-        "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0",
+        "hook.set_epoch(epoch) is called before each; call it, or set warmup_epochs=0 or warmup_steps=N",
         stacklevel=4,
     )
 

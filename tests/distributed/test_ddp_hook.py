@@ -114,11 +114,11 @@ def momentum_moved(rank: int) -> torch.Tensor:
 
 
 def warm_up(rank: int) -> list[int]:
-    """Return the bytes sent after set_epoch(0), after set_epoch(9), and without set_epoch."""
+    """Return the bytes sent after set_epoch(0), after set_epoch(9), and without it: by epochs, and by steps."""
     sent = []
-    for epoch in (0, 9, None):
+    for epoch, steps in ((0, 0), (9, 0), (None, 0), (None, 8)):
         ddp = wrapped()
-        hook = attach(ddp, TopK(ratio=0.01), Allgather())
+        hook = attach(ddp, TopK(ratio=0.01, warmup_steps=steps), Allgather())
         if epoch is not None:
             hook.set_epoch(epoch)
         train(ddp, hook, range(1))
@@ -346,9 +346,10 @@ def test_momentum_is_handed_over(played: list[dict[str, Any]]) -> None:
 
 
 def test_the_warm_up_follows_the_epoch_where_it_is_told(played: list[dict[str, Any]]) -> None:
-    early, late, untold = played[0]["warm_up"]
+    early, late, untold, by_steps = played[0]["warm_up"]
     assert early > 3 * late
     assert untold == late
+    assert by_steps == early
 
 
 def test_gradients_accumulate_under_no_sync(played: list[dict[str, Any]]) -> None:

@@ -133,10 +133,12 @@ def _add_time_to_target(row: dict[str, Any], known: Calibration, checked: Predic
     if needed.steps is None:
         return needed.said
     compressor = cast(Compressor, spec.build("compressors", checked.compressor))
-    if (needed.of_epochs and compressor.traits.denser_epochs) or getattr(compressor, "dense_steps", 0):
+    denser_steps = any(getattr(compressor, name, 0) for name in ("dense_steps", "warmup_steps"))
+    if (needed.of_epochs and compressor.traits.denser_epochs) or denser_steps:
         return (
             f"{needed.said}; {checked.compressor} sends more in the first steps than in the predicted step, so the "
-            "time to the target is unknown: give runs with --steps, or warmup_epochs=0, and without dense_steps"
+            "time to the target is unknown: give runs with --steps, or warmup_epochs=0, and without dense_steps or "
+            "warmup_steps"
         )
     row["time_to_target_s"] = needed.steps * row["step_time_s"]
     return needed.said

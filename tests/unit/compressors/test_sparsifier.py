@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from collectives.base import Collective
-from collectives.options import OptionError
+from collectives.options import OptionError, build
 from collectives.payloads import Dense, Sparse
 from compressors.adaptive_topk import AdaptiveTopK
 from compressors.base import Compressor
@@ -19,6 +19,7 @@ from compressors.group_topk import GroupTopK
 from compressors.hylo import Hylo
 from compressors.layer import Step
 from compressors.randomk import RandomK
+from compressors.sparse import Sparsifier
 from compressors.topk import Dgc, Threshold, TopK
 from tests.testing.compressor_cases import LAYERS, alone, gradient, layers_of_shapes, on_ranks, reduce_once, step_at
 from tests.testing.memory_transport import MemoryTransport
@@ -256,3 +257,18 @@ def test_velocity_goes_on_where_the_value_became_zero_on_the_wire(made: Any) -> 
     state = reducer.state_dict()
     assert state["velocities"][0].tolist() == pytest.approx([0, 1.5e-10, 0, 1.5e-10])
     assert state["residuals"][0].tolist() == pytest.approx([0, 2.5e-10, 0, 2.5e-10])
+
+
+@pytest.mark.parametrize("name", ["topk", "group_topk", "dgc", "qsparse", "randomk", "adaptive_topk", "algc"])
+def test_a_warm_up_counted_in_steps_needs_no_epochs(name: str) -> None:
+    made = build("compressors", Sparsifier, f"{name}:ratio=0.01,warmup_steps=8")
+    step = Step(index=0, epoch=None, rank=0, world_size=1, seed=0)
+    densities = [made.density_for(LAYERS[0], dataclasses.replace(step, index=index)) for index in range(10)]
+    assert densities == [0.25, 0.25, 0.0625, 0.0625, 0.015625, 0.015625, 0.01, 0.01, 0.01, 0.01]
+    assert made.density_for(LAYERS[0], dataclasses.replace(step, index=1, epoch=99)) == 0.25
+    assert made.density_for(LAYERS[0], dataclasses.replace(step, warmup=False)) == 0.01
+    assert made.traits.denser_epochs == 0  # so no hook misses set_epoch
+    assert build("compressors", Sparsifier, f"{name}:warmup_steps=8,warmup_epochs=0") == type(made)(warmup_steps=8)
+    with pytest.raises(OptionError, match="warmup_steps=8 and warmup_epochs=4 are two warm-ups of the density"):
+        build("compressors", Sparsifier, f"{name}:warmup_steps=8,warmup_epochs=4")
+    assert build("compressors", Sparsifier, f"{name}:warmup_epochs=4") == build("compressors", Sparsifier, name)
