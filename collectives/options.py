@@ -174,7 +174,7 @@ class Options:
 
     given: frozenset[str] = dataclasses.field(init=False, repr=False, compare=False)
 
-    def __new__(cls, **given: Any) -> Self:
+    def __new__(cls, *_: Any, **given: Any) -> Self:
         """Record which options were given."""
         component = super().__new__(cls)
         component.given = frozenset(given)

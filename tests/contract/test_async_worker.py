@@ -133,6 +133,6 @@ def test_zeroing_goes_on_without_what_is_not_finite() -> None:
 
 def test_a_failure_in_the_thread_reaches_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     with training("topk") as run:
-        monkeypatch.setattr(run.compressor, "encode", lambda *_: 1 / 0)
+        monkeypatch.setattr(run.compressor, "encode_bucket", lambda *_, screen: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.step()

@@ -373,7 +373,7 @@ def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: lis
 def test_a_density_that_waits_for_its_epoch_warns_once_and_on_one_rank(played: list[dict[str, Any]]) -> None:
     warning = (
         "topk sends more in its first 3 epochs only if hook.set_epoch(epoch) is called before each; "
-        "call it, or set warmup_epochs=0"
+        "call it, or set warmup_epochs=0 or warmup_steps=N"
     )
     assert played[0]["warned"] == [[warning], [], [], [], []]
     assert played[1]["warned"] == [[]] * 5
