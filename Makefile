@@ -69,8 +69,8 @@ format: $(READY) ## rewrite the sources in the common style
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format .
 
-docs: $(READY) ## build the documentation into build/site, which needs no web server and no network; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+docs: $(READY) ## build the documentation into build/site, which needs no web server and no network; a broken link or anchor, or a page outside the navigation, fails
+	@log=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$log" >&2; exit 1; }
 
 clean: ## remove the environment, caches and build outputs; results and data stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
