@@ -41,11 +41,11 @@ triton: $(READY) ## hold the kernels for GPUs against the reference path: on a G
 	@$(BIN)/python -m pytest -q -m triton --cases 4000 --timeout 0 --numprocesses 2 tests/unit/compressors/test_triton.py
 	@$(BIN)/python -m tests.compile_kernels
 
-bench-ci: $(READY) ## a few short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (20 s)
-	@$(BIN)/python benchmarks/ci.py
+bench-ci: $(READY) ## short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (under a minute)
+	@$(BIN)/python -m benchmarks.ci
 
 bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
-	@$(BIN)/python benchmarks/ci.py --bless
+	@$(BIN)/python -m benchmarks.ci --bless
 
 published: $(READY) ## the four published systems, claim by claim: sweeps and pages, some hours (ONLY=system for one)
 	@$(BIN)/python -m benchmarks.published $(if $(ONLY),--only $(ONLY))
