@@ -41,7 +41,7 @@ triton: $(READY) ## hold the kernels for GPUs against the reference path: on a G
 	@$(BIN)/python -m pytest -q -m triton --cases 4000 --timeout 0 --numprocesses 2 tests/unit/compressors/test_triton.py
 	@$(BIN)/python -m tests.compile_kernels
 
-bench-ci: $(READY) ## short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (under a minute)
+bench-ci: $(READY) ## short runs, compared with results/reference/ci.csv: bytes and accuracy must repeat (30 s)
 	@$(BIN)/python -m benchmarks.ci
 
 bless: $(READY) ## what these runs measure now becomes results/reference/ci.csv
