@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bench.api.progress import Display, print_notes
 from bench.core.config.run import RunConfig
@@ -210,8 +210,10 @@ def check_resuming(others: Sequence[str], residuals: Residuals | None, *, is_res
         is_resumed: True if the user gave --resume.
 
     Raises:
-        UsageError: an option is for the other case.
+        UsageError: an option is for the other case, or there is no such handling of residuals.
     """
+    if residuals not in (None, *get_args(Residuals)):
+        raise UsageError(f"--resume-residuals {residuals} is not possible: give {' or '.join(get_args(Residuals))}")
     if is_resumed and others:
         raise UsageError(
             f"--resume takes all other options from the run's own configuration; leave out {', '.join(others)}"
