@@ -17,7 +17,7 @@ from bench.api.batch import (
     plan,
     resume_run,
     seeds_to_run,
-    warn_of_other_work,
+    warn_of_runs,
 )
 from bench.api.frames import load
 from bench.api.keywords import by_option_name, takes_options
@@ -97,7 +97,7 @@ def run(
             configs = plan(config, numbers, server)
             make_each_ready(configs, server, quiet=quiet)
             batch = execute_all(configs, folder, server, quiet=quiet)
-    warn_of_other_work(batch.results)
+    warn_of_runs(batch.results)
     batch.raise_failures()
     folders = [result.folder.path for result in batch.results]
     return Runs(folders=folders, rows=load(folders))
