@@ -237,9 +237,10 @@ def warn_of_runs(results: Sequence[Result]) -> None:
     """
     from bench.report import comparison, store, verdict  # takes 20 ms, so only if it is needed
 
-    if not (ended_well := [result.folder.path for result in results if result.status == "ok"]):
+    files = [result.folder.metrics for result in results if result.status == "ok"]
+    if not (files := [file for file in files if file.exists()]):
         return
-    rows = store.read(ended_well)
+    rows = store.read(files)
     for sentence in verdict.of_runs(comparison.compare(rows, metric=quality_of(rows).column)):
         print(f"warning: {sentence}", file=sys.stderr)
     if (share := max((row["other_cpu_share"] or 0.0 for row in rows), default=0.0)) > NOTEWORTHY_SHARE:
