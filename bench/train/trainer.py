@@ -13,7 +13,7 @@ from bench.core.config.syntax import LrScaling
 from bench.core.processes import own_rank
 from bench.datasets.base import Dataset, Samples
 from bench.strategies.base import Batch, BoundStrategy, SaveState
-from bench.train.data import Batches, Quality, RankData, evaluate
+from bench.train.data import Batches, Quality, RankData, check_inputs, evaluate
 from bench.train.record import Recorder
 from compressors.ddp.hook import NonFiniteGradient
 from compressors.ddp.report import StepReport
@@ -103,6 +103,9 @@ class Diverged(RuntimeError):
     """The loss, or the gradients of too many steps in a row, are infinite or NaN; the message is one sentence."""
 
 
+_NO_UPDATE = "before any update; check the model, its initial weights and the scale of the inputs"
+
+
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
     """Trains the model on one rank.
@@ -149,6 +152,7 @@ class Trainer:
 
         Raises:
             Diverged: the loss, or the gradients of too many steps in a row, are infinite or NaN.
+            DatasetError: the data hold NaN or infinite values.
             TransportError: a rank was lost.
         """
         while self.step < self.total_steps:
@@ -239,6 +243,7 @@ class Trainer:
         started, cpu_started = time.perf_counter(), time.process_time()
         parts = zip(*(next(batches) for batches in self._batches), strict=True)
         x, y = (torch.cat(tensors) if len(tensors) > 1 else tensors[0] for tensors in parts)
+        self._inputs = x
         batch = Batch(
             x=x,
             y=y,
@@ -297,10 +302,10 @@ class Trainer:
         if report.skipped and self.config.nonfinite == "raise":
             raise NonFiniteGradient(f"a gradient was not finite at step {self.step}")
         if self._skips_in_a_row >= MAX_SKIPS_IN_A_ROW:
-            raise Diverged(
-                f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient, the last one step {self.step}; "
-                "training has diverged: try a lower --lr"
-            )
+            found = f"{MAX_SKIPS_IN_A_ROW} steps in a row had a non-finite gradient"
+            if self.skipped_steps > self.own_steps:
+                raise Diverged(f"{found}, {_NO_UPDATE}")
+            raise Diverged(f"{found}, the last one step {self.step}; training has diverged: try a lower --lr")
 
     def _remember_loss(self, loss: torch.Tensor) -> None:
         self._losses.append(loss)
@@ -314,15 +319,20 @@ class Trainer:
 
         Raises:
             Diverged: a loss is infinite or NaN.
+            DatasetError: so are the inputs.
         """
         recent = self._losses[len(self._losses) - self._unchecked :]
         finite = torch.isfinite(torch.stack(recent)).tolist() if recent else []
         if not all(finite):
             first = finite.index(False)
             step = self._num_losses - self._unchecked + first
-            raise Diverged(
-                f"the loss is {float(recent[first])} at step {step}; training has diverged: try a lower --lr"
-            )
+            found = f"the loss is {float(recent[first])} at step {step}"
+            check_inputs(self._inputs, found)
+            if self.device.type != "cpu" and isinstance(self.data.train.inputs, torch.Tensor):
+                check_inputs(self.data.train.inputs, found)  # the step's own batch is gone
+            if step <= self.skipped_steps:
+                raise Diverged(f"{found}, {_NO_UPDATE}")
+            raise Diverged(f"{found}; training has diverged: try a lower --lr")
         self._unchecked = 0
 
     def _evaluate(self) -> str:

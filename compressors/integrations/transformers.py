@@ -54,6 +54,21 @@ class GradwireCallback(TrainerCallback):
         trainer.accelerator.ddp_handler.gradient_as_bucket_view = True
         self._trainer = trainer  # callbacks see the model without DDP around it
         self._attach_arguments = compressor, collective, attach_options
+        self._forget_evaluation()
+
+    def _forget_evaluation(self) -> None:
+        # An evaluation before `train` marks the model as prepared, and Accelerate would then not put it into DDP.
+        vars(self._trainer.model).pop("_is_accelerate_prepared", None)
+
+    @override
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._forget_evaluation()
+
+    @override
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> None:
+        self._forget_evaluation()
 
     @override
     def on_train_begin(

@@ -234,6 +234,34 @@ def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
     assert rows(only_run(tmp_path / "out"))[-1]["status"] == "failed"
 
 
+UNUSED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int = 10):
+        super().__init__()
+        self.used, self.unused = nn.Linear(3072, num_classes), nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("compressor", ["none", "topk"])
+def test_layers_without_a_gradient_are_named(compressor: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(UNUSED)
+    answer = execute(
+        *SMALL, "--model", f"{tmp_path}/net.py:Net", "--steps", "1", "--world-size", "1", "--compressor", compressor,
+        "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert answer.code == 3
+    assert (
+        "rank 0: the loss does not depend on unused.weight, unused.bias, so backward() gave no gradient there; use it "
+        "in every forward(), remove it, or freeze it with requires_grad_(False); rows" in answer.error
+    )
+
+
 def test_a_users_own_modules_are_not_taken_for_the_packages(tmp_path: Path) -> None:
     answer = execute(*SMALL, "--steps", "2", "--out", "out", cwd=decoys(tmp_path))
     assert answer.code == 0, answer.error

@@ -206,8 +206,11 @@ def with_transformers(rank: int, folder: Path) -> Iterator[Any]:
             ddp_find_unused_parameters=False,
         )
         trainer = Trainer(model, arguments, train_dataset=data, optimizers=(descent(model), None))
+        trainer.evaluate(data[:2])
         callback = GradwireCallback(trainer, *PAIR)
         trainer.add_callback(callback)
+        trainer.evaluate(data[:2])  # before training, and after: neither changes it
+        trainer.predict(data[:2])
         trainer.train(resume_from_checkpoint=checkpoint)
         return result(model.network, callback.hook)
 
