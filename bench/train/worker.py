@@ -28,7 +28,7 @@ from bench.core.rows import RowWriter
 from bench.core.run_folder import RunFolder, write_json
 from bench.core.schema import PARTITION
 from bench.datasets.base import Dataset, DatasetError, Samples
-from bench.models.base import weights_hash
+from bench.models.base import seeded_network, weights_hash
 from bench.strategies.base import BoundStrategy, CommandedRank, Setup, Strategy
 from bench.train import partition
 from bench.train.checkpoint import Checkpointer, Restored, resized
@@ -84,12 +84,9 @@ def run(config: RunConfig, folder: RunFolder) -> None:
                 "with the same files and the same Python, and add --threads and --device if their cores or GPUs differ"
             )
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
-        torch.manual_seed(config.seed)  # every rank draws the same weights
-        model: nn.Module = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
-        if len(set(gather_json(weights_hash(model.parameters())))) > 1:
-            raise RunFailed(
-                "ranks drew different initial weights from one seed; use the same torch version on every machine"
-            )
+        model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
+        if len(set(gather_json(weights_hash((*model.parameters(), *model.buffers()))))) > 1:
+            raise RunFailed(_different_weights(config))
         strategy = options.bind(
             Setup(
                 config=config,
@@ -114,6 +111,20 @@ def run(config: RunConfig, folder: RunFolder) -> None:
             recorder = Recorder(config, folder, strategy, started_at, after=restored.step if restored else 0)
             _train(config, folder, strategy, recorder, dataset, device, checkpointer, restored)
         strategy.close()
+
+
+def _different_weights(config: RunConfig) -> str:
+    """Return why ranks have different initial weights, and what to do, in one sentence."""
+    name = spec.parse(config.model)
+    causes = []
+    if name.is_function:
+        causes.append(
+            f"draw the weights of {name.name} from torch, numpy.random or random, which are seeded, and not from the "
+            "clock, os.urandom or numpy.random.default_rng() without a seed"
+        )
+    if config.nnodes > 1:
+        causes.append("use the same versions of torch and numpy on every machine")
+    return f"ranks drew different initial weights from one seed; {', and '.join(causes) or 'this is an error in bench'}"
 
 
 def _train(
