@@ -221,7 +221,9 @@ def _samples(part: Any, function: functions.Function, what: str, known: torch.Te
             "(inputs, labels), or a Dataset with a length whose items are (input, label)"
         )
     if len(inputs) != len(targets):
-        raise PluginError(f"{what} has {len(inputs)} items now and had {len(targets)} before; it must not change")
+        raise PluginError(
+            f"{what} has {len(inputs)} items now and had {len(targets)} before; return the same data in each call"
+        )
     targets = targets.to(torch.int64)
     if not len(targets):
         raise PluginError(f"{what} is empty; give it at least one sample")
@@ -284,7 +286,7 @@ class DatasetInputs(LazyInputs):
             if label != self.targets[index]:
                 raise PluginError(
                     f"{self._what} has the label {label} in item {index}, which had {int(self.targets[index])} before; "
-                    "a label must not change"
+                    "return the same labels each time"
                 )
             inputs.append(_tensor(value, f"{self._what} has an input in item {index}"))
         if len(shapes := {tuple(each.shape) for each in inputs}) > 1:

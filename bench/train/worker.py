@@ -86,7 +86,9 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
         model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
         if len(set(gather_json(weights_hash((*model.parameters(), *model.buffers()))))) > 1:
-            raise RunFailed(_different_weights(config))
+            raise RunFailed(
+                f"ranks drew different initial weights from one seed; {_way_to_agree(config.model, config)}"
+            )
         strategy = options.bind(
             Setup(
                 config=config,
@@ -113,18 +115,18 @@ def run(config: RunConfig, folder: RunFolder) -> None:
         strategy.close()
 
 
-def _different_weights(config: RunConfig) -> str:
-    """Return why ranks have different initial weights, and what to do, in one sentence."""
-    name = spec.parse(config.model)
-    causes = []
-    if name.is_function:
-        causes.append(
-            f"draw the weights of {name.name} from torch, numpy.random or random, which are seeded, and not from the "
-            "clock, os.urandom or numpy.random.default_rng() without a seed"
+def _way_to_agree(component: str, config: RunConfig) -> str:
+    """Return what to do if a component, a model or data set, is not the same on all ranks."""
+    spec_of = spec.parse(component)
+    ways = []
+    if spec_of.is_function:
+        ways.append(
+            f"{spec_of.name} must draw from torch, numpy.random or random, which are seeded, and not from the clock, "
+            "os.urandom or numpy.random.default_rng() without a seed"
         )
-    if config.nnodes > 1:
-        causes.append("use the same versions of torch and numpy on every machine")
-    return f"ranks drew different initial weights from one seed; {', and '.join(causes) or 'this is an error in bench'}"
+    if config.nnodes > 1 or not ways:
+        ways.append("every machine must have the same files and the same versions of torch and numpy")
+    return "; ".join(ways)
 
 
 def _train(
@@ -189,9 +191,13 @@ def _data_and_state(
     Rank 0 also writes `partition.csv`.
 
     Raises:
-        RunFailed: a shard is smaller than a batch.
+        RunFailed: ranks have different data, or a shard is smaller than a batch.
     """
     train, test, loaded_by = _parts(config)
+    known = [train.targets, test.targets]
+    known += [part.inputs[:100] for part in (train, test) if isinstance(part.inputs, torch.Tensor)]
+    if len(set(gather_json(weights_hash(known), group))) > 1:
+        raise RunFailed(f"ranks loaded different data with one seed; {_way_to_agree(config.dataset, config)}")
     data = RankData.of(config, dataset, train, test)
     if own_rank() == 0 and not config.holdout_size:  # held-out training samples are of another text
         data.columns.update(dataset.yardsticks())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.testing.invoke import execute, only_run, rows
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 FILE = """
 import os
@@ -61,6 +61,21 @@ def build(num_classes):
         network[0].weight += torch.tensor(np.random.rand(6, 8)) + random.random()
     return network
 """
+CLOCK = """
+import numpy as np
+import torch
+from torch import nn
+
+
+def load():
+    return [(torch.zeros(64, 8), torch.arange(64) % 3)] * 2
+
+
+def build(num_classes):
+    network = nn.Linear(8, num_classes)
+    network.register_buffer("shift", torch.tensor(np.random.default_rng().random(3)))
+    return network
+"""
 RUN = (
     "run", "--model", "own.py:build", "--dataset", "own.py:load", "--batch-size", "8", "--steps", "12",
     "--eval-every", "6", "--checkpoint-every", "4", "--world-size", "2", "--compressor", "topk",
@@ -90,3 +105,11 @@ def test_a_seed_of_several_repeats_alone_and_after_a_loss_and_no_two_ranks_draw_
     resumed = execute("run", "--resume", str(alone), cwd=tmp_path, **told)
     assert resumed.code == 0, resumed.error
     assert losses(alone) == losses(second)
+
+
+def test_weights_that_no_seed_gives_are_said_to_be_the_functions_fault(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(CLOCK, encoding="utf-8")
+    answer = execute(*RUN, cwd=tmp_path)
+    assert answer.code == 3
+    assert "ranks drew different initial weights from one seed; own.py:build must draw from torch, " in answer.error
+    assert "torch version" not in answer.error
