@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bench.core import functions
 from bench.core.config.run import RunConfig
 from bench.core.config.syntax import LrScaling
 from bench.core.processes import own_rank
@@ -197,6 +198,8 @@ class Trainer:
         self.times = [StepTime(**seconds) for seconds in state["times"]]
         self.recorder.train_time_s = state["train_time_s"]
         self._resumed_at = self.step
+        if state["users_generators"] is not None:
+            functions.restore_generators(state["users_generators"])
         torch.set_rng_state(state["generator"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["device_generator"], self.device)
@@ -215,6 +218,7 @@ class Trainer:
                 "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
                 "times": [vars(seconds) for seconds in self.times],
                 "train_time_s": self.recorder.train_time_s,
+                "users_generators": functions.generator_states(),
                 "generator": torch.get_rng_state(),
                 "device_generator": torch.cuda.get_rng_state(self.device) if on_cuda else None,
             },

@@ -55,6 +55,23 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert [sum(samples for rank, samples in counts if rank == own) for own in range(4)] == [64] * 4
 
 
+@pytest.mark.timeout(240)
+def test_machines_whose_data_differ_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n\n\ndef load():\n"
+        "    return [(np.random.default_rng().random((64, 3, 32, 32)), np.arange(64) % 3)] * 2\n",
+        encoding="utf-8",
+    )
+    command = (
+        "run", "--world-size", "2", "--threads", "1", "--model", "linear", "--dataset", "own.py:load", "--steps", "2",
+        "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--timeout", "30",
+    )  # fmt: skip
+    machines = [start(*command, "--node-rank", str(node), "--out", str(node), cwd=tmp_path) for node in range(2)]
+    said = [machine.communicate(timeout=200)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [3, 3], said
+    assert "ranks loaded different data with one seed; own.py:load must draw from torch, numpy.random or" in said[0]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_machine_that_is_lost_returns_by_the_same_command(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from bench.core.errors import BenchError
 from bench.core.run_folder import RunFolder, append_json_line
 from bench.datasets.base import Dataset
 from bench.extensions.decide.step_times import PRECISION, StepTimesConfig
+from bench.models.base import seeded_network
 from bench.optimizers.base import HasPhases
 from bench.report.statistics import estimate
 from bench.strategies.base import BoundStrategy, Setup
@@ -51,8 +52,7 @@ class TimedMethod:
 
     def __init__(self, config: RunConfig, folder: RunFolder, starts: list[int], device: torch.device) -> None:
         dataset: Dataset = spec.build("datasets", config.filled["dataset"])
-        torch.manual_seed(config.seed)
-        model = spec.build("models", config.filled["model"]).build(dataset.num_classes).to(device)
+        model = seeded_network(config.filled["model"], dataset, config.seed).to(device)
         kinds = ("compressor", "collective", "optimizer")
         parts = {kind: spec.build(f"{kind}s", config.filled[kind]) for kind in kinds}
         parts["collective"] = on_links(parts["collective"], link_rates(config))
