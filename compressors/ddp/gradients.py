@@ -1,6 +1,8 @@
 """Find the parameters whose gradients a DistributedDataParallel model reduces, and take large gradients uncopied."""
 
 import functools
+import operator
+import sys
 from typing import Any
 
 import torch
@@ -50,7 +52,8 @@ class ZeroCopyGradients:
     """Take large gradients on CPUs directly from backward, so that DDP does not copy them into its buckets.
 
     On GPUs gradients are not taken, because a copy is cheap and memory is scarce. Neither are gradients that DDP does
-    not exchange (inside `no_sync`), that are added to an existing `grad`, or whose parameter has a hook from
+    not exchange (inside `no_sync`), that are added to an existing `grad`, whose memory anybody else holds (an autograd
+    function may write its next gradient there), or whose parameter has a hook from
     `register_post_accumulate_grad_hook`. Any other hook that reads the `grad` of a parameter whose gradient was taken
     sees its old contents.
 
@@ -65,6 +68,7 @@ class ZeroCopyGradients:
         self._taken: dict[nn.Parameter, torch.Tensor] = {}
         self._places: dict[nn.Parameter, torch.Tensor] = {}
         self._is_expected = False
+        self._sole_owners = _sole_owners() if enabled else set()
         self._handles = [ddp.register_forward_pre_hook(self._expect)] if enabled else []
         for parameter in ddp.module.parameters() if enabled else ():
             if parameter.requires_grad and parameter.numel() >= WORTH_TAKING and parameter.device.type == "cpu":
@@ -112,7 +116,40 @@ class ZeroCopyGradients:
             or gradient.dtype != place.dtype
             # DDP's views have the strides of the parameters
             or not (gradient.is_contiguous() and parameter.is_contiguous())
+            or _owners(gradient) not in self._sole_owners
         ):
             return None
         self._taken[parameter] = gradient
         return (place.detach(),)  # a new view, because autograd would copy one that is referenced elsewhere
+
+
+def _owners(gradient: torch.Tensor) -> tuple[int, ...]:
+    """Return how many references there are to a gradient, its memory and the tensor of which it is a view."""
+    memory, base = gradient.untyped_storage(), gradient._base
+    if not memory.resizable():
+        return ()  # it belongs to NumPy or another library
+    counts = sys.getrefcount(gradient), _use_count(gradient), torch._C._storage_Use_Count(memory._cdata)
+    return counts if base is None else (*counts, sys.getrefcount(base), _use_count(base))
+
+
+# the references that C++ holds, one of them for Python's object; not in torch's type hints
+_use_count = operator.methodcaller("_use_count")
+
+
+@functools.cache
+def _sole_owners() -> set[tuple[int, ...]]:
+    """Return `_owners` of gradients that nobody but autograd holds: one is a view, the other is not."""
+    found = set()
+
+    def take(gradients: tuple[torch.Tensor | None]) -> None:
+        (gradient,) = gradients
+        assert gradient is not None
+        found.add(_owners(gradient))
+
+    for use in (torch.t, torch.neg):
+        weight = nn.Parameter(torch.zeros(2, 2))
+        accumulator = get_gradient_edge(weight).node  # lives as long as this reference
+        accumulator.register_prehook(take)
+        with torch.enable_grad():
+            (use(weight) * torch.ones(2, 2)).sum().backward()
+    return found
