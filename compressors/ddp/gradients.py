@@ -11,37 +11,39 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from compressors.ddp.attached import Kind, changed_parameter, kind_of
 from compressors.layer import Layer, layers_of
 
 
 def reduced_layers(ddp: DistributedDataParallel) -> list[Layer]:
     """Return the trainable parameters whose gradients DDP reduces, with the ids that `layers_of` gives them."""
-    reduced = _buffers(ddp)
+    reduced = _kinds(ddp)
     return [layer for layer in layers_of(ddp.module) if id(layer.weight) in reduced]
 
 
-def _buffers(ddp: DistributedDataParallel) -> dict[int, torch.Tensor]:
+def _kinds(ddp: DistributedDataParallel) -> dict[int, Kind]:
     return {
-        id(parameter): bucket.buffer()
+        id(parameter): kind_of(gradient)
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()
-        for parameter in bucket.parameters()
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
     }
 
 
-def change_since_wrapping(ddp: DistributedDataParallel) -> str | None:
-    """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was."""
-    buffer_of = _buffers(ddp)
-    for name, parameter in ddp.module.named_parameters():
-        buffer = buffer_of.get(id(parameter))
-        if buffer is None:
-            if parameter.requires_grad and name not in ddp.parameters_to_ignore:
-                return f"{name} was added or unfrozen after the model was wrapped; do that first, then wrap it in DDP"
-        elif not parameter.requires_grad:
-            return f"{name} was frozen after it was wrapped; freeze first, then wrap the model in DDP"
-        elif (parameter.dtype.to_real(), parameter.device) != (buffer.dtype, buffer.device):
-            was, now = (f"{tensor.dtype} on {tensor.device}" for tensor in (buffer, parameter))
-            return f"{name} was {was} when it was wrapped and is {now}; convert first, then wrap the model in DDP"
-    return None
+def change_since_wrapping(ddp: DistributedDataParallel, *, may_freeze: bool = False) -> str | None:
+    """Return a message if a parameter was changed after wrapping, so that DDP misses its gradient; None if none was.
+
+    Args:
+        ddp: the model.
+        may_freeze: True if a frozen parameter is no harm, because DDP has reduced its zeros.
+    """
+    return changed_parameter(
+        ddp.module,
+        _kinds(ddp),
+        since="the model was wrapped",
+        advice="do that first, then wrap the model in DDP",
+        ignored=ddp.parameters_to_ignore,
+        may_freeze=may_freeze,
+    )
 
 
 # Smallest number of elements for which avoiding a copy saves time.
