@@ -5,11 +5,18 @@ exchanged, and ranks would differ without a word.
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from compressors.ddp.communicator import CompressedCommunicator
+from compressors.layer import Layer
+
+OPEN: "weakref.WeakSet[CompressedCommunicator]" = weakref.WeakSet()
+"""The hooks of models of the user's own; closed ones may be among them."""
 
 Kind = tuple[torch.dtype, torch.device, torch.Size]
 
@@ -17,7 +24,7 @@ Kind = tuple[torch.dtype, torch.device, torch.Size]
 class Attached:
     """Compare a model and its optimizers with what they were at the last comparison.
 
-    As long as nothing changes, a comparison takes about 25 µs for ResNet-18 (62 parameters) and 70 µs for ResNet-50
+    As long as nothing changes, a comparison takes about 40 µs for ResNet-18 (62 parameters) and 90 µs for ResNet-50
     (161 parameters).
 
     Args:
@@ -56,6 +63,18 @@ class Attached:
     def _members(self) -> Iterator[object]:
         groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
         return itertools.chain(*map(dict.values, self._tables), *groups)
+
+
+def close_earlier_hooks(layers: Iterable[Layer]) -> None:
+    """Close the hooks that exchange any of these parameters; an exception may have ended their training.
+
+    Every rank must call this function. Otherwise two hooks would exchange the gradients of one backward.
+    """
+    ids = {id(layer.weight) for layer in layers}
+    for hook in list(OPEN):
+        if not ids.isdisjoint(id(layer.weight) for layer in hook.layers):
+            OPEN.discard(hook)
+            hook.close()
 
 
 def kind_of(tensor: torch.Tensor) -> Kind:

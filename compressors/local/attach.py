@@ -29,9 +29,11 @@ from collectives.transport.base import Transport
 from compressors.base import Compressor
 from compressors.ddp.attach import check_types
 from compressors.ddp.attached import (
+    OPEN,
     Attached,
     changed_parameter,
     check_optimizers,
+    close_earlier_hooks,
     kind_of,
     parameters_of,
     unknown_parameter,
@@ -95,8 +97,7 @@ def attach_local(
     compressor.check_compatible(collective, layers)
     check_types(layers, compressor)
     _check(model, optimizers)
-    for earlier in [hook for hook in _OPEN if not hook.exchanged.isdisjoint(map(id, model.parameters()))]:
-        earlier.close()
+    close_earlier_hooks(layers)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             first = tensor.contiguous()
@@ -132,9 +133,6 @@ def _check(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Non
         raise ValueError(reason)
 
 
-_OPEN: "weakref.WeakSet[LocalHook]" = weakref.WeakSet()
-
-
 class LocalHook(LocalSteps):
     """Count the steps of a model's optimizers and exchange what is due; `attach_local` creates it."""
 
@@ -164,12 +162,7 @@ class LocalHook(LocalSteps):
         self._handles = [each.register_step_pre_hook(self._before_update) for each in optimizers]
         self._handles += [each.register_step_post_hook(self._after_update) for each in optimizers]
         self._handles.append(_watch_other_optimizers(self))
-        _OPEN.add(self)
-
-    @property
-    def exchanged(self) -> set[int]:
-        """Return the ids of the parameters that are exchanged."""
-        return set(self._kinds)
+        OPEN.add(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of finished epochs, which controls the density during the warm-up epochs.
@@ -245,7 +238,7 @@ class LocalHook(LocalSteps):
             return
         for handle in self._handles:
             handle.remove()
-        _OPEN.discard(self)
+        OPEN.discard(self)
         self._closed = True
         try:
             for layer in self.layers:
@@ -268,8 +261,10 @@ class LocalHook(LocalSteps):
         since = "attach_local was called"
         if reason := changed_parameter(model, self._kinds, since=since, advice=advice, may_freeze=True):
             return reason
-        of_hooks = [hook.exchanged for hook in _OPEN]  # an optimizer may serve several models
-        unknown = unknown_parameter(self._attached.optimizers, set().union(*of_hooks))
+        exchanged = {
+            id(layer.weight) for hook in OPEN for layer in hook.layers
+        }  # an optimizer may serve several models
+        unknown = unknown_parameter(self._attached.optimizers, exchanged)
         if unknown is None:
             return None
         return (

@@ -118,6 +118,23 @@ def wrapped_again(rank: int) -> list[str]:
     return said
 
 
+def wrapped_while_open(rank: int) -> list[Any]:
+    """Return what is said of a new DDP around the network of an open hook, as after an exception, and its weights."""
+    first = wrapped()
+    attach(first, TopK(ratio=0.05), Allgather())
+    loss_of(first, rank, 0).backward()  # no step follows
+    first.zero_grad()
+    second = DistributedDataParallel(first.module)
+    hook = attach(second, TopK(ratio=0.05), Allgather())
+    after = train(second, hook, range(3))
+    hook.close()
+    alone = wrapped()
+    hook = attach(alone, TopK(ratio=0.05), Allgather())
+    equal = torch.equal(train(alone, hook, range(3)), after)
+    hook.close()
+    return [equal, message_of(loss_of(first, rank, 5).backward)]
+
+
 def missed(rank: int) -> dict[str, str]:
     """Return the messages of `step_ok` after steps whose gradients DDP did not hand over, and after legitimate ones."""
 
@@ -385,6 +402,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         forgotten,
         closed,
         wrapped_again,
+        wrapped_while_open,
         missed,
         warned,
         joined,
@@ -420,6 +438,13 @@ def test_a_closed_hook_leaves_the_network_to_a_new_ddp(played: list[dict[str, An
     for rank in played:
         assert [message.partition(":")[0] for message in rank["wrapped_again"]] == ["RuntimeError"] * 2
         assert all("is closed; wrap the model in DDP again" in message for message in rank["wrapped_again"])
+
+
+def test_attach_closes_the_open_hook_of_the_same_network(played: list[dict[str, Any]]) -> None:
+    for rank in played:
+        equal, said = rank["wrapped_while_open"]
+        assert equal
+        assert "is closed; wrap the model in DDP again" in said
 
 
 def test_a_step_without_gradients_from_ddp_is_an_error_that_says_why(played: list[dict[str, Any]]) -> None:
