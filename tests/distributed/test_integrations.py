@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -384,13 +385,18 @@ def transformers_again(rank: int, folder: Path) -> Iterator[torch.Tensor]:
     trainer.train()
     assert trainer._train_batch_size < BATCH
     failing.error = None
-    trainer.add_callback(GradwireCallback(trainer, *PAIR))
+    second = GradwireCallback(trainer, *PAIR)
+    trainer.add_callback(second)
     assert "two GradwireCallbacks; remove one with trainer.remove_callback" in message_of(trainer.train)
+    trainer.remove_callback(second)
+    trainer.train()
 
 
 def played_again(rank: int, scene: Callable[[int, Path], Iterator[torch.Tensor]], folder: str) -> list[torch.Tensor]:
     meet(rank)
-    return [each.tolist() for each in scene(rank, Path(folder))]
+    after = [each.tolist() for each in scene(rank, Path(folder))]
+    assert "exchange" not in [thread.name for thread in threading.enumerate()]  # all hooks are closed
+    return after
 
 
 @pytest.mark.parametrize("scene", [lightning_again, accelerate_again, transformers_again])
