@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=30, help="steps between two records")
     parser.add_argument("--out", type=Path, help="CSV file for the rows")
     asked = parser.parse_args()
+    torch.set_num_threads(1)  # so that the trainings repeat
     rows = []
     table = Table("training", "tensors", "selection", *CODINGS)
     for (model, data, batch), _ in TRAININGS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,25 +19,35 @@ Parts = Iterator[tuple[Any, ...]]
 
 def demo() -> Parts:
     """What `make demo` prints."""
+    yield from (_as_template(line) for line in _demo_lines())
+
+
+def _demo_lines() -> Iterator[str]:
     content, own = decision("demo/decision"), rows("demo/decision")
-    yield from ((sentence,) for sentence in content["answer"])
+    yield from content["answer"]
     decided = {each["method"]: each for each in content["decisions"]}
+    table = []
     for method, each in own.groupby("method", sort=False):
-        row = f" {method} {each.reached.sum()}/{len(each)} "
-        seconds = format_seconds(each.time_to_target_s.mean())
-        if method not in decided:
-            yield row + "{} - baseline - ", seconds
-            continue
-        found = decided[method]
-        yield (
-            row + "{} {}x [{}, {}] {} {} {} ",
-            seconds, *(format_factor(found[name]) for name in ("factor", "low", "high")), found["verdict"],
-            format_points(found["accuracy"]), found["accuracy_verdict"],
-        )  # fmt: skip
+        cells = [f" {method}", f"{each.reached.sum()}/{len(each)}", format_seconds(each.time_to_target_s.mean())]
+        if method in decided:
+            found = decided[method]
+            factor, low, high = (format_factor(found[name]) for name in ("factor", "low", "high"))
+            cells += [f"{factor}x [{low}, {high}]", found["verdict"]]
+            cells += [format_points(found["accuracy"]), found["accuracy_verdict"]]
+        else:
+            cells += ["-", "baseline", "-"]
+        table.append(" ".join(cells))
+    yield "".join(table) + " "
     highest = format_rate(max(content["rates_tried_bps"]))
     limits = content["faster_up_to_bps"].items()
     shown = (f"{method} {format_rate(bps) if bps else f'>{highest}'}" for method, bps in sorted(limits))
-    yield (f"faster up to: {', '.join(shown)}",)
+    yield f"faster up to: {', '.join(shown)}"
+
+
+def _as_template(line: str) -> tuple[str, ...]:
+    """Return a printed line as a template, with its figures."""
+    figure = r"[-+]?\d+(?:\.\d+)?"
+    return re.sub(figure, "{}", line), *re.findall(figure, line)
 
 
 def training_images() -> Parts:

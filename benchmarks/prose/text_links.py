@@ -123,6 +123,10 @@ def times() -> Parts:
         cells = [_verdict(decided[link][method]) for link in LINKS]
         figures = [figure for _, several in cells for figure in several]
         yield " | ".join((f"| `{method}`", *(cell for cell, _ in cells), "")), *figures
+    yield "there a whole run of `bf16` takes {:.0f} and {:.0f} minutes", seconds[1] / 60, seconds[0] / 60
+    checks = sorted(decision("text-links-1gbit")["checks"], key=lambda each: each["method"])
+    longer = (per_cent(each["measured_s"] / each["composed_s"]) for each in checks)
+    yield "whole runs on the link took {:.1f} and {:.1f} % longer than the composed times of `bf16` and of", *longer
     demo = rows("text-links-10mbit").query("method.str.startswith('demo')")
     yield "at {:.0f} times fewer bytes, and reached the target with {} of {} seeds.", *(
         methods("text-links")[DEMO].compression_ratio.mean(), *(_NUMBERS[n] for n in (demo.reached.sum(), len(demo)))
