@@ -120,6 +120,15 @@ def machines() -> Parts:
     )  # fmt: skip
 
 
+def optimizers() -> Parts:
+    own = runs("muon-dion")
+    for (optimizer, compressor), each in own.groupby(["optimizer", "compressor"]):
+        yield (
+            f"| `{optimizer}` | {{:g}} | `{compressor}` | {{:.0f}} | {{:.1f}} % |",
+            each.lr.iloc[0], each.payload_bytes_per_step.mean() / 1000, 100 * each.test_accuracy.mean(),
+        )  # fmt: skip
+
+
 def predict() -> Parts:
     errors = 100 * rows("predict-validation").error.abs()
     yield (

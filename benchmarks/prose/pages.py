@@ -18,6 +18,7 @@ PAGES: Mapping[str, tuple[Callable[[], Iterator[tuple[Any, ...]]], ...]] = {
     "docs/machines.md": (docs.machines,),
     "docs/measure-parts.md": (docs.measure_parts,),
     "docs/measuring.md": (docs.measuring,),
+    "docs/optimizers.md": (docs.optimizers,),
     "docs/predict.md": (docs.predict,),
     "docs/quickstart.md": (docs.demo,),
     "docs/strategies.md": (docs.strategies,),
