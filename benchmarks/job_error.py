@@ -21,6 +21,7 @@ import pandas as pd
 
 from bench.core.counters import OtherWork
 from bench.core.environment import origin_columns
+from bench.extensions.decide.search import LONGEST_TIMING_S
 from bench.extensions.decide.step_times import DensityLevel, measure_step_times
 from bench.extensions.decide.study import Study, parse_method, read_methods
 from bench.launch.jobs.fork_server import TRAIN, ForkServer
@@ -52,7 +53,7 @@ def measure(max_s: float) -> list[dict[str, Any]]:
     origin = origin_columns(planned[0].on_link.device)
     rows = []
     for name in names:
-        pairs = zip(times[baseline].seconds, times[name].seconds, strict=True)
+        pairs = zip(times[baseline].seconds[0], times[name].seconds[0], strict=True)
         ratios = [math.log(theirs / own) for (theirs,), (own,) in pairs]
         rows.append(
             {
@@ -65,16 +66,11 @@ def measure(max_s: float) -> list[dict[str, Any]]:
                 "blocks": len(ratios),
                 "mean_log_ratio": statistics.fmean(ratios),
                 "block_deviation": statistics.stdev(ratios) if len(ratios) > 1 else None,
-                "job_log_ratio": math.log(mean(times[baseline].seconds) / mean(times[name].seconds)),
+                "job_log_ratio": math.log(times[baseline].training_s({0.0: 1}) / times[name].training_s({0.0: 1})),
             }
             | {key: origin[key] for key in ORIGIN}
         )
     return rows
-
-
-def mean(blocks: list[list[float]]) -> float:
-    """Return the mean seconds of a step over a job's blocks."""
-    return statistics.fmean(seconds for (seconds,) in blocks)
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="CSV file; the rows of a job are appended")
     parser.add_argument("--summary", type=Path, metavar="CSV", help="summarise the jobs in this file instead")
-    parser.add_argument("--max-s", type=float, default=2.0, help="seconds of timing in the job")
+    parser.add_argument("--max-s", type=float, default=LONGEST_TIMING_S, help="seconds of timing in the job")
     options = parser.parse_args()
     if options.summary:
         rows = summarise(pd.read_csv(options.summary))
