@@ -7,6 +7,7 @@ affect all methods equally. Times are means, because means add up to the time of
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -118,8 +119,14 @@ class StepTimes:
 
 def joined(measurements: Sequence[Mapping[str, StepTimes]]) -> dict[str, StepTimes]:
     """Return the step times of several measurements of the same methods on the same link together."""
-    jobs = {name: [job for each in measurements for job in each[name].seconds] for name in measurements[0]}
-    return {name: StepTimes(nbytes=measurements[0][name].nbytes, seconds=jobs[name]) for name in jobs}
+    of_methods = {name: [each[name] for each in measurements] for name in measurements[0]}
+    return {
+        name: StepTimes(
+            nbytes=[statistics.fmean(sent) for sent in zip(*(each.nbytes for each in found), strict=True)],
+            seconds=[job for each in found for job in each.seconds],
+        )
+        for name, found in of_methods.items()
+    }
 
 
 def measure_step_times(
