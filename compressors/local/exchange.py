@@ -177,6 +177,15 @@ class LocalSteps(CompressedCommunicator):
                 "before, and attach_local after such a change"
             )
 
+    def begin_interval(self) -> None:
+        """Go on as right after an exchange, to measure times; drop the exchange that is under way.
+
+        Every rank must call this method, between two steps. Parameters are then no longer those of a training.
+        """
+        self._settle()
+        self._under_way = None
+        self._steps = self.options.start_after
+
     @torch.no_grad()
     def show_outer(self) -> None:
         """Let the model hold the outer copy and the buffers of the last exchange, until `show_inner` or a new step."""
