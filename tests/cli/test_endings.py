@@ -41,7 +41,6 @@ def shell(line: str, folder: Path, **variables: str) -> Answer:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=60,
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)

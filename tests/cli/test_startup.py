@@ -36,7 +36,6 @@ def probed(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
 

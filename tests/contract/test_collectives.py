@@ -111,7 +111,7 @@ def test_group_calls_in_step(name: str, kind: str, world_size: int) -> None:
         collective.close()
         return total.to_dense(), transport.traffic["gradient"].nbytes
 
-    check(name, payloads, run_threads(rank, world_size, timeout_s=5.0))
+    check(name, payloads, run_threads(rank, world_size))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -77,7 +77,7 @@ def late_then_killed(rank: int) -> list[tuple[str, int | None]]:
 
 def test_ranks_name_the_one_that_is_late_and_the_one_that_was_killed(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
-    by_rank = run_ranks(late_then_killed, 4, tmp_path, timeout_s=100.0, may_die=[KILLED])
+    by_rank = run_ranks(late_then_killed, 4, tmp_path, may_die=[KILLED])
     for rank in (0, 3):
         message, lost = by_rank[rank][0]
         assert lost == LATE
@@ -97,7 +97,7 @@ def stop_rank_1(rank: int) -> tuple[str, int | None]:
 
 
 def test_ranks_name_the_one_that_was_stopped(tmp_path: Path) -> None:
-    by_rank = run_ranks(stop_rank_1, 3, tmp_path, timeout_s=60.0, may_die=[1])
+    by_rank = run_ranks(stop_rank_1, 3, tmp_path, may_die=[1])
     assert [by_rank[rank][1] for rank in (0, 2)] == [1, 1]
 
 
@@ -113,7 +113,7 @@ def meet_one_that_was_killed(rank: int) -> tuple[str, int | None] | None:
 
 
 def test_ranks_that_make_a_group_name_the_one_that_does_not_join(tmp_path: Path) -> None:
-    by_rank = run_ranks(meet_one_that_was_killed, 3, tmp_path, timeout_s=60.0, may_die=[KILLED])
+    by_rank = run_ranks(meet_one_that_was_killed, 3, tmp_path, may_die=[KILLED])
     assert [by_rank[rank] for rank in (0, 1)] == [
         (f"rank {rank} lost rank 2, which does not answer any more", KILLED) for rank in (0, 1)
     ]
@@ -125,8 +125,7 @@ def join_twice(_: int) -> int:
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     failure_detector.failure_detector()
-    deadline = time.monotonic() + 5
-    while threading.active_count() > num_threads and time.monotonic() < deadline:
+    while threading.active_count() > num_threads:
         time.sleep(0.01)  # the old thread notices that its server is closed
     return [thread.name for thread in threading.enumerate()].count("ping_server")
 
