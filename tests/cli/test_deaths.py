@@ -71,7 +71,10 @@ def test_a_signal_before_anything_is_imported_is_one_sentence(number: signal.Sig
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(other, marks=pytest.mark.long) for other in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_a_signal_while_the_ranks_start_is_an_interrupted_run_with_its_row(
     number: signal.Signals, tmp_path: Path
 ) -> None:

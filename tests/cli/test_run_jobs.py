@@ -13,12 +13,14 @@ import pytest
 
 from bench.core.schema import METRICS
 from bench.launch.jobs.fork_server import KEEP_MEMORY
-from tests.testing import invoke
-from tests.testing.invoke import decoys, execute, only_run, processes_of, rows, status
+from tests.testing import invoke as programs
+from tests.testing.invoke import decoys, execute, invoke, only_run, processes_of, rows, status
 from tests.testing.plugins import install
 
 Starter = Callable[..., subprocess.Popen[str]]
 SMALL = ("run", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--lr", "0.005")
+
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def start() -> Iterator[Starter]:
     started: list[subprocess.Popen[str]] = []
 
     def start_one(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-        started.append(invoke.start(*arguments, **variables))
+        started.append(programs.start(*arguments, **variables))
         return started[-1]
 
     yield start_one
@@ -67,6 +69,7 @@ test-size = 64
 batch-size = 16
 lr = 0.005
 epochs = 3
+threads = 1
 """ + "".join(
     f"""
 [[include]]
@@ -80,21 +83,16 @@ world-size = {world_size}
 )
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run all pairs in one process, and return their folders."""
-    folder = tmp_path_factory.mktemp("pairs")
-    (folder / "pairs.toml").write_text(SWEEP, encoding="utf-8")
-    answer = execute("sweep", str(folder / "pairs.toml"), "--out", str(folder / "out"))
+def test_runs_train_and_record(tmp_path: Path) -> None:
+    (tmp_path / "pairs.toml").write_text(SWEEP, encoding="utf-8")
+    answer = invoke("sweep", str(tmp_path / "pairs.toml"), "--out", str(tmp_path / "out"))
     assert answer.code == 0, answer.error
-    return folder / "out"
+    for name, (compressor, _, _, world_size) in PAIRS.items():
+        (folder,) = (tmp_path / "out").glob(f"*-{name}-s1-*")
+        check(folder, compressor, world_size)
 
 
-@pytest.mark.xdist_group("pairs")
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_run_trains_and_records(name: str, trained: Path) -> None:
-    compressor, _, _, world_size = PAIRS[name]
-    (folder,) = trained.glob(f"*-{name}-s1-*")
+def check(folder: Path, compressor: str, world_size: int) -> None:
     first, _, last = rows(folder)
     assert list(first) == [column.name for column in METRICS]
     assert (first["status"], last["status"]) == ("running", "ok")
@@ -113,9 +111,9 @@ def test_a_run_trains_and_records(name: str, trained: Path) -> None:
 
 def test_the_density_window_of_algc_is_seen_in_training(tmp_path: Path) -> None:
     """Checks every compressed layer at every step, warm-up included."""
-    answer = execute(
+    answer = invoke(
         *SMALL, "--model", "small_cnn", "--epochs", "5", "--compressor", "algc:min_numel=1000", "--collective",
-        "server", "--out", str(tmp_path / "out"),
+        "server", "--threads", "1", "--out", str(tmp_path / "out"),
     )  # fmt: skip
     assert answer.code == 0, answer.error
     layers = rows(only_run(tmp_path / "out"), "layers.csv")
@@ -172,7 +170,10 @@ def test_a_killed_rank_is_named(start: Starter, tmp_path: Path) -> None:
     assert not processes_of(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(other, marks=pytest.mark.long) for other in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_an_interrupted_run_keeps_its_rows_and_leaves_nothing(
     number: signal.Signals, start: Starter, tmp_path: Path
 ) -> None:
@@ -217,9 +218,9 @@ def test_a_hang_ends_at_the_timeout_and_the_rank_is_named(tmp_path: Path) -> Non
 
 
 def test_divergence_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
-    answer = execute(
+    answer = invoke(
         *SMALL, "--epochs", "5", "--lr", "1e12", "--optimizer", "sgd:weight_decay=1", "--out", str(tmp_path / "out"),
-        "--seeds", "1-3",
+        "--seeds", "1-3", "--threads", "1",
     )  # fmt: skip
     assert answer.code == 3
     assert answer.error.strip().endswith("not run: --seeds 2,3")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.invoke import decoys, only_run, processes_of, rows, start, status
+from tests.testing.invoke import decoys, invoke, only_run, processes_of, rows, start, status
 from tests.testing.plugins import install
+
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 def free_port() -> int:
@@ -24,7 +26,7 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     """Each rank keeps only its own samples there, and trains as ranks that share one copy do."""
     command = (
         "run", "--world-size", "4", "--threads", "1", "--model", "linear", "--train-size", "256", "--test-size", "64",
-        "--batch-size", "8", "--steps", "20", "--compressor", "topk", "--collective", "ring", "--timeout", "30",
+        "--batch-size", "8", "--steps", "20", "--compressor", "topk", "--collective", "ring",
         "--partition", "dirichlet:alpha=0.5",
     )  # fmt: skip
     place = decoys(tmp_path)
@@ -43,9 +45,8 @@ def test_two_launchers_train_one_model_and_machine_0_holds_the_results(tmp_path:
     assert (row["status"], row["step"], row["samples"], row["replicas_in_sync"]) == ("ok", "20", "640", "true")
     assert (row["hosts"], row["ranks_per_host"], row["world_size"]) == ("2", "2", "4")
     assert not (folders[1] / "metrics.csv").exists()
-    here = start(*command, "--out", "here", cwd=place)
-    here.communicate()
-    assert here.returncode == 0
+    here = invoke(*command, "--out", str(tmp_path / "here"))
+    assert here.code == 0, here.error
     expected = rows(only_run(tmp_path / "here"))[-1]
     same = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "payload_bytes_per_step", "label_skew")
     assert {name: row[name] for name in same} == {name: expected[name] for name in same}

@@ -19,10 +19,12 @@ SMALL = (
     "--threads", "1", "--save-model",
 )  # fmt: skip
 
+pytestmark = pytest.mark.usefixtures("forked_here")
+
 
 def train(out: Path, *options: str) -> list[dict[str, str]]:
     """Run a job, and return its rows."""
-    answer = execute("run", *SMALL, *options, "--out", str(out))
+    answer = invoke("run", *SMALL, *options, "--out", str(out))
     assert answer.code == 0, answer.error
     return rows(only_run(out))
 
@@ -125,7 +127,7 @@ def test_replicas_on_devices_train_as_ranks_on_the_pool_do(tmp_path: Path) -> No
 def test_a_killed_device_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     process = start(
         "run", "--model", "linear", "--train-size", "320", "--test-size", "64", "--batch-size", "8", "--epochs", "5000",
-        "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}", "--timeout", "20",
+        "--strategy", f"placed:by=data,devices={device_file(tmp_path, gpu=2)}",
         "--out", str(tmp_path / "out"),
     )  # fmt: skip
     while not (list(tmp_path.glob("out/*/metrics.csv")) and len(rows(only_run(tmp_path / "out"))) > 1):
@@ -146,7 +148,6 @@ def has_open(process: psutil.Process, part: str) -> bool:
     return any(part in file.path for file in process.open_files())
 
 
-@pytest.mark.usefixtures("planned_here")
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
