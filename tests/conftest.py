@@ -40,6 +40,9 @@ from collectives.kernels import library
 if TYPE_CHECKING:
     from bench.launch.jobs.fork_server import ForkServer
 
+# Folders whose tests are short.
+SHORT = ("contract", "extensions", "unit")
+
 # A busy machine must not turn a slow example into a failure.
 hypothesis.settings.register_profile("bench", deadline=None)
 hypothesis.settings.load_profile("bench")
@@ -55,6 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
         other = library.load(folder)
         assert other.handle is not None, other.finding
         library.found = lambda: other
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hand out short tests to parallel processes by the module; one by one, thousands would be waited for."""
+    for item in items:
+        module = item.path.relative_to(Path(__file__).parent)
+        if module.parts[0] in SHORT and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(module)))
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_ci_makes_the_tests_the_figures_and_the_documentation(tmp_path: Path) ->
         (tmp_path / name).chmod(0o755)
     path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable}
     made = subprocess.run([ROOT / ".ci/run"], env=os.environ | path, capture_output=True, text=True, check=True).stdout
-    assert made.split() == ["test", "bench-ci", "docs", f"PYTHON={sys.executable}"]
+    assert made.split() == ["-j2", "test", "bench-ci", "docs", f"PYTHON={sys.executable}"]
     assert "- run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
 
 
