@@ -5,7 +5,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -298,7 +297,7 @@ def test_help_shows_examples_and_panels() -> None:
         assert expected in text
 
 
-def test_help_is_quick_and_needs_neither_torch_nor_pandas() -> None:
+def test_help_needs_neither_torch_nor_pandas() -> None:
     program = (
         "import sys, typer\n"
         "from bench.cli.compare import compare\n"
@@ -308,9 +307,7 @@ def test_help_is_quick_and_needs_neither_torch_nor_pandas() -> None:
         "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
     )
-    started = time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
-    assert time.perf_counter() - started < 5.0  # far below a second on an idle machine
 
 
 def test_comparing_needs_no_torch_and_no_data_frames(runs: Path) -> None:

@@ -230,7 +230,7 @@ def test_ctrl_c_raises_and_python_goes_on(tmp_path: Path) -> None:
         lines = iter(process.stderr.readline, "")
         assert any("accuracy" in line for line in lines)  # wait for the first evaluation
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate()
     assert process.returncode == 0
     assert out.startswith("raised: stopped by the user; the rows so far are kept in ")
     assert bench.load(tmp_path)["status"].iloc[-1] == "interrupted"
@@ -248,7 +248,7 @@ assert not hasattr(bench, "jump")
 
 def test_the_functions_are_imported_without_torch_and_pandas() -> None:
     with python(STARTED) as process:
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate()
     assert process.returncode == 0, error
 
 

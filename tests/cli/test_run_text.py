@@ -14,16 +14,16 @@ from tests.testing.checkpoints import add_checkpoint
 from tests.testing.configs import COMPONENTS, make_config
 from tests.testing.invoke import Answer, execute, invoke, only_run, rows
 
-pytestmark = pytest.mark.timeout(300)
-
 FILES = Path(sysconfig.get_path("stdlib")) / "json"
+
+pytestmark = pytest.mark.usefixtures("forked_here")
 
 
 def run(folder: Path, out: Path, *arguments: str) -> Answer:
-    return execute(
+    return invoke(
         "run", "--dataset", f"text:path={folder},context=32", "--model", "gpt:layers=1,width=16,heads=2",
         "--optimizer", "adamw", "--batch-size", "4", "--steps", "4", "--eval-every", "2", "--compressor", "topk",
-        "--out", str(out), *arguments,
+        "--threads", "1", "--out", str(out), *arguments,
     )  # fmt: skip
 
 

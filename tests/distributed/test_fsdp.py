@@ -430,7 +430,7 @@ def play(rank: int, scenes: list[Scene]) -> bytes:
 
 
 def played(scenes: list[Scene], folder: Path) -> Results:
-    return [loaded(result) for result in run_ranks(play, RANKS, folder, timeout_s=110, args=(scenes,))]
+    return [loaded(result) for result in run_ranks(play, RANKS, folder, args=(scenes,))]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from compressors.ddp import CompressionHook, attach
 from tests.testing.ddp_scenes import batch, loaded, message_of, network, saved, weights
 from tests.testing.ranks import run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 PAIR = ("group_topk:ratio=0.05,group_size=100,warmup_epochs=1", "ring")
 EPOCH = 30
@@ -432,7 +432,7 @@ def ranks_of(package: str, scene: Callable[[int, Path], Iterator[Any]], tmp_path
     """Hold the scene's runs against the plain loop, and return what it said of wrong use."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    for rank, raw in enumerate(run_ranks(played, 2, tmp_path, timeout_s=590, args=(scene, str(tmp_path)))):
+    for rank, raw in enumerate(run_ranks(played, 2, tmp_path, args=(scene, str(tmp_path)))):
         by_hand, second_half, whole, resumed, incomplete, refusals = loaded(raw)
         assert whole["nbytes"] == by_hand["nbytes"]
         assert resumed["nbytes"] == second_half

@@ -20,7 +20,6 @@ from compressors.local import exchange
 from tests.testing.configs import COMPONENTS, make_config
 
 
-@pytest.mark.timeout(120)
 def test_steps_are_timed_at_each_density_of_the_training() -> None:
     config = resolve(RunConfig(model="linear", compressor="topk:ratio=0.01", epochs=6, threads=1))
     dense = resolve(RunConfig(model="linear", compressor="none", epochs=6, threads=1))
@@ -48,7 +47,6 @@ def test_steps_are_timed_at_each_density_of_the_training() -> None:
     assert all(seconds > 0.0 for each in times.values() for (block,) in each.seconds for seconds in block)
 
 
-@pytest.mark.timeout(120)
 def test_timed_steps_contain_as_many_exchanges_as_the_training() -> None:
     strategy = "local:steps=40,delay=3"  # more steps than a block has otherwise
     config = resolve(RunConfig(model="linear", strategy=strategy, epochs=6, threads=1))

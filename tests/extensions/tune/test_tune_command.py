@@ -10,8 +10,6 @@ import pytest
 from tests.cli.test_startup import refused_where_torch_is_broken
 from tests.testing.invoke import execute, invoke, rows
 
-pytestmark = pytest.mark.timeout(300)
-
 TUNE = (
     "tune", "--model", "linear", "--train-size", "256", "--test-size", "64", "--batch-size", "16", "--epochs", "1",
     "--holdout-size", "64", "--compressors", "none,topk:ratio=0.1", "--rates", "0.1,0.01,0.0001", "--seeds", "1-2",
