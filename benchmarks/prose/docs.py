@@ -10,6 +10,7 @@ import pandas as pd
 
 from bench.core.units import format_bytes, format_rate, format_seconds
 from bench.report.columns import format_factor, format_points
+from benchmarks.job_error import summarise
 from benchmarks.prose.reference import auto_lost, auto_near_best, auto_on_traces, harder_errors, link_deviation
 from benchmarks.prose.rows import decision, per_cent, points, rows, runs
 from benchmarks.prose.text_links import windows_of_400
@@ -48,6 +49,25 @@ def _as_template(line: str) -> tuple[str, ...]:
     """Return a printed line as a template, with its figures."""
     figure = r"[-+]?\d+(?:\.\d+)?"
     return re.sub(figure, "{}", line), *re.findall(figure, line)
+
+
+def deciding() -> Parts:
+    alike = rows("stopping_rule").query("effect == 0")
+    yield "gave at most {:.1f} % at 5 %", 100 * (alike.above + alike.below).max()
+    jobs = summarise(rows("job-error")).set_index("pair").loc[["bf16 / topk", "bf16 / group_topk", "bf16 / powersgd"]]
+    between, within = (100 * jobs[f"deviation_{name}"] for name in ("of_jobs", "expected_from_blocks"))
+    yield "deviated by {:.0f} % (`topk`), {:.0f} % (`group_topk`) and {:.0f} % (`powersgd`) in their ratio", *between
+    yield "the spread of blocks within a job suggests ({:.0f}, {:.0f} and {:.0f} %)", *within
+    yield "Other work took at most {:.0f} % of the cores", 100 * jobs.largest_other_cpu_share.max()
+    found = rows("decision-error")
+    yield "at most {:.1f} % of {} decisions were wrong", 100 * found.wrong.max(), found.decisions.iloc[0]
+    faster = found.query("factor == 1.5 and job_error == 0.02")
+    yield (
+        "found by the sixth seed in at least {:.0f} % of decisions if jobs deviate by 2 % and seeds by 5 %, and in "
+        "{:.0f} % with three methods and seeds that deviate by 10 %",
+        100 * faster[faster.spread <= 0.05].by_sixth.min(),
+        100 * faster.query("candidates == 3 and spread == 0.1").by_sixth.min(),
+    )
 
 
 def training_images() -> Parts:

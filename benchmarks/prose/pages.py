@@ -13,7 +13,7 @@ PAGES: Mapping[str, tuple[Callable[[], Iterator[tuple[Any, ...]]], ...]] = {
     "README.md": (docs.demo, docs.training_images),
     "docs/auto.md": (docs.auto,),
     "docs/concepts.md": (docs.concepts,),
-    "docs/decide.md": (docs.demo,),
+    "docs/decide.md": (docs.demo, docs.deciding),
     "docs/index.md": (docs.demo,),
     "docs/machines.md": (docs.machines,),
     "docs/measure-parts.md": (docs.measure_parts,),
