@@ -64,6 +64,12 @@ json.dump(told, sys.stdout)
 """
 
 
+def assert_refused_where_torch_is_broken(sentences: dict[str, str], folder: Path) -> None:
+    """Run commands while neither they nor their processes can import torch; see `assert_refused_without_torch`."""
+    (folder / "torch.py").write_text("raise ImportError('torch was imported')", encoding="utf-8")
+    assert_refused_without_torch(sentences, PYTHONPATH=f"{folder}:{REPOSITORY}")
+
+
 def assert_refused_without_torch(sentences: dict[str, str], **variables: str) -> None:
     """Run commands in one process; each must be refused with its sentence, and before any heavy import."""
     done = subprocess.run(
@@ -129,13 +135,11 @@ def test_what_numbers_alone_show_is_refused_without_torch() -> None:
 
 
 def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the commands nor their processes can import torch."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')", encoding="utf-8")
     (tmp_path / "wrong.toml").write_text(
         "[base]\ncompressor = 'topk'\n[matrix]\ncollective = ['ring', 'native']", encoding="utf-8"
     )
-    assert_refused_without_torch({
+    assert_refused_where_torch_is_broken({
         "run --compressor topk:ratoi=0.1": "topk has no option 'ratoi' (did you mean 'ratio'?)",
         "run --compressor nope": "there is no compressor 'nope'",
         "run --dry-run --collective nope": "there is no collective 'nope'",
@@ -148,7 +152,7 @@ def test_a_wrong_component_is_refused_without_torch(tmp_path: Path, monkeypatch:
         "run --strategy async_server --compressor powersgd": "use --strategy ddp or another compressor",
         "run --batch-size 5000": "is larger than a rank's shard",
         "sweep wrong.toml": "collective = native: topk sends Sparse payloads",
-    }, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")  # fmt: skip
+    }, tmp_path)  # fmt: skip
 
 
 WITH_AND_WITHOUT = """

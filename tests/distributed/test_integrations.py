@@ -409,7 +409,7 @@ def test_a_training_after_one_that_failed_is_like_any_other(
     package = scene.__name__.partition("_")[0]
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    one, two = run_ranks(played_again, 2, tmp_path, timeout_s=590, args=(scene, str(tmp_path)))
+    one, two = run_ranks(played_again, 2, tmp_path, args=(scene, str(tmp_path)))
     assert one == two
     assert len(one) >= 3
     assert all(each == one[0] for each in one)
